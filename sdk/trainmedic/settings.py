@@ -26,6 +26,7 @@ _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 ATTEMPT = "TRAINMEDIC_ATTEMPT"
 LOG_DIR = "TRAINMEDIC_LOG_DIR"
 _JOB = re.compile(r"^[^\s\x00-\x1f\x7f]{1,253}$")
+_NOT_UTF_8 = re.compile("[\ud800-\udfff]")
 URL_FILE = "redis.url"
 
 
@@ -111,6 +112,9 @@ def resolve(
             "a job needs a name, the one that its alerts carry as job_name, without spaces: "
             'connect(job="llm-1"), or the variable TRAINMEDIC_JOB'
         )
+    for variable, value in (("TRAINMEDIC_JOB", name), ("TRAINMEDIC_NODE", env.get("TRAINMEDIC_NODE", ""))):
+        if _NOT_UTF_8.search(value):  # as Python reads such bytes of the environment
+            raise ConfigurationError(f"{variable} is not UTF-8; no message could name it")
     url = redis_url or env.get("TRAINMEDIC_REDIS_URL") or None
     url_origin = "redis_url" if redis_url else "TRAINMEDIC_REDIS_URL"
     launched_rank, launched_size = _ranks(env)
@@ -179,7 +183,8 @@ def _key(variable: str, argument: str | bytes | None, env: Mapping[str, str]) ->
         return None
     if not isinstance(key, (str, bytes)):
         raise ConfigurationError(f"the signing key is text or bytes, and was given as {type(key).__name__}")
-    raw = (key.encode() if isinstance(key, str) else key).strip()
+    # A variable holds bytes, which need not be UTF-8.
+    raw = (key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key).strip()
     if not raw:
         raise ConfigurationError("the signing key is empty; leave it out altogether to go without")
     return raw

@@ -22,6 +22,7 @@ from structlog.testing import capture_logs
 from tests.contract.run_store_values import at, closed, event, gpu, heard, run
 from tests.support.programs import PYTHON_PATH
 from trainmedic_server import errors
+from trainmedic_server.adapters import gzip_archive
 from trainmedic_server.adapters.gzip_archive import GzipArchive
 from trainmedic_server.adapters.sql_store import old_runs, prune
 from trainmedic_server.adapters.sql_store.store import SqlStore
@@ -232,6 +233,91 @@ async def test_an_archive_that_only_cannot_be_used_now_keeps_no_server_from_star
     assert [entry["error"] for entry in logs] == ["no answer within 0.05 s"]
 
 
+LINE = json.dumps({"run": {"id": "r", "created_at": "2020-01-01T00:00:00+00:00"}, "events": []})
+WHOLE = gzip.compress(f"{LINE}\n".encode() * 50)
+DAMAGED = WHOLE[:20] + bytes(byte ^ 0x55 for byte in WHOLE[20:26]) + WHOLE[26:]
+OTHER_LINES = [
+    *(b"[]", b"{}", b"null", b"x", b"\xff", b"[" * 5000, b'{"run":null}', b'{"run":{"id":"r"}}'),
+    b'{"run":{"id":"r","created_at":5},"events":[]}',
+    b'{"run":{"id":[],"created_at":"2020-01-01T00:00:00+00:00"},"events":[]}',
+    b'{"run":{"id":"r","created_at":"2020-01-01T00:00:00+00:00"},"events":[{}]}',
+]
+
+
+def archived(run_id: str) -> ArchivedRun:
+    return ArchivedRun.of(run_id, json.loads(LINE), LINE.replace('"r"', json.dumps(run_id)))
+
+
+@pytest.mark.parametrize("raw", [WHOLE[:-10], DAMAGED, b"x", *map(gzip.compress, OTHER_LINES)])
+def test_a_newest_file_that_was_damaged_or_replaced_is_told_as_that(tmp_path: Path, raw: bytes) -> None:
+    """Nothing is deleted by what it says, and no other error ends the round that deletes old runs."""
+    archive = archive_in(tmp_path)
+    (tmp_path / "runs-00000001-2020-01-01.ndjson.gz").write_bytes(raw)
+    with pytest.raises(errors.ArchiveUnavailable, match=f"the archive {tmp_path}: "):
+        archive.last(0)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
+def test_nothing_is_written_through_what_lies_in_the_archive(tmp_path: Path, kind: str) -> None:
+    """A link leads to somebody's file, and a pipe holds up who opens it."""
+    victim, directory = tmp_path / "victim", tmp_path / "archive"
+    victim.write_text("theirs")
+    archive = archive_in(directory)
+    part = directory / "runs.part"
+    make = {"link": lambda: part.symlink_to(victim), "fifo": lambda: os.mkfifo(part), "directory": part.mkdir}
+    make[kind]()
+    assert archive.write([archived("r")], 0) == 1
+    assert victim.read_text() == "theirs"
+    assert [document["run"]["id"] for document in documents(directory)] == ["r"]
+
+
+def test_of_two_servers_that_write_at_once_neither_replaces_the_other_s_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose place another has taken may not have noticed: the runs of both files are about to be deleted."""
+    first, second = archive_in(tmp_path), GzipArchive(tmp_path)
+    lines, others = gzip_archive._lines, iter(["second"])
+
+    def reads_back_late(path: Path) -> list[str]:
+        for run_id in others:
+            assert second.write([archived(run_id)], 0) == 1
+        return lines(path)
+
+    monkeypatch.setattr(gzip_archive, "_lines", reads_back_late)
+    with pytest.raises(errors.ArchiveUnavailable, match="File exists"):
+        first.write([archived("first")], 0)
+    assert [document["run"]["id"] for document in documents(tmp_path)] == ["second"]
+    assert first.write([archived("first")], 0) == 2
+    assert [document["run"]["id"] for document in documents(tmp_path)] == ["second", "first"]
+    assert not [*tmp_path.glob("*.part")]
+
+
+def test_without_hard_links_no_file_is_replaced_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems of objects and shares have none."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    archive = archive_in(tmp_path)
+    monkeypatch.setattr(os, "link", refuse)
+    assert archive.write([archived("a")], 0) == 1
+    assert [document["run"]["id"] for document in documents(tmp_path)] == ["a"]
+    monkeypatch.setattr(GzipArchive, "_files", lambda _: [(0, tmp_path)])  # as one sees it that has just looked
+    with pytest.raises(errors.ArchiveUnavailable, match="File exists"):
+        archive.write([archived("b")], 0)
+
+
+def test_a_start_removes_what_a_killed_writer_has_left(tmp_path: Path) -> None:
+    """A day later: what is younger may still be written by another server."""
+    archive = archive_in(tmp_path)
+    old, young = tmp_path / "old.part", tmp_path / "young.part"
+    for part in (old, young):
+        part.write_bytes(b"half of a fi")
+    os.utime(old, (0, 0))
+    archive.prepare()
+    assert (old.exists(), young.exists()) == (False, True)
+
+
 @pytest.mark.parametrize("unnamed", [False, True])
 async def test_a_kill_at_any_place_leaves_each_run_once(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool
@@ -279,6 +365,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from tests.contract.run_store_values import at
+from trainmedic_server.adapters import gzip_archive
 from trainmedic_server.adapters.gzip_archive import GzipArchive
 from trainmedic_server.adapters.sql_store import old_runs
 from trainmedic_server.adapters.sql_store.store import SqlStore

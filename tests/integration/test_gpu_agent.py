@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -51,6 +52,17 @@ def test_a_lease_that_ran_out_while_the_agent_was_dead_ends_when_it_starts(node:
     assert node.driver.watts(0) == 560
     node.start()
     assert node.driver.watts(0) == 700
+
+
+def test_an_agent_whose_state_directory_was_removed_takes_no_command_and_ends_its_caps(node: GpuNode) -> None:
+    """What it cannot write down durably it does not do; what it has done it gives back in time."""
+    node.final(node.send(node.cap("0", percent=80, lease_seconds=5)))
+    shutil.rmtree(node.state)
+    refused = node.final(node.send(node.cap("1", percent=80, lease_seconds=300)), within=60)
+    assert refused.status == envelope.FAILED
+    assert "was moved or removed" in refused.output["reason"]
+    eventually(lambda: node.driver.watts(0) == 700, 60, "the limit from before")
+    assert [call.gpu for call in node.driver.sets()] == [0, 0]
 
 
 def test_the_presence_names_the_gpus_and_their_limits(node: GpuNode) -> None:

@@ -297,11 +297,14 @@ def test_forged_presses_decide_nothing_and_end_nothing(door: Door) -> None:
         json.dumps(["../pause", "sure", 1]), json.dumps([run_id[-8:], "sure", 1]), json.dumps(["x" * 100_000, "s", 1]),
         "[" * 100_000,
     ]  # fmt: skip
+    value = json.dumps([run_id, "sure", 1])
     envelopes = [door.slack.press(ANN, ts, "approve", value) for value in forged]
     payloads: list[Any] = [
         None, [], "x", {}, {"type": "block_actions"}, {"type": "block_actions", "actions": [None]},
         {"type": "block_actions", "user": "U0ANN", "actions": [{"action_id": "approve"}]},
         {"type": "block_actions", "user": {"id": ["U0ANN"]}, "actions": [{"action_id": "approve", "value": forged[5]}]},
+        {"type": "block_actions", "user": {"id": "\ud800"}, "container": {"channel_id": CHANNEL, "message_ts": ts},
+         "actions": [{"action_id": "reject", "value": value}]},
         {"type": "view_submission", "user": {"id": ANN}, "view": {"callback_id": "reject"}},
         {"type": "view_submission", "user": {"id": ANN},
          "view": {"callback_id": "reject", "private_metadata": json.dumps(["[]", CHANNEL, ts])}},
@@ -315,6 +318,7 @@ def test_forged_presses_decide_nothing_and_end_nothing(door: Door) -> None:
     for envelope_id in envelopes:
         door.acknowledged(envelope_id)
     assert door.decisions(run_id) == []
+    assert "a press in Slack failed" not in door.log()
     door.slack.press(ANN, ts, "approve")
     door.shows(ts, "Approved by ann")
 

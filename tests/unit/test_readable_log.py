@@ -5,7 +5,29 @@ from __future__ import annotations
 import io
 import logging
 
+import pytest
+
 from trainmedic_server import telemetry
+
+
+@pytest.mark.parametrize("readable", [False, True])
+@pytest.mark.parametrize("user", ["half \ud800", "\0", "\u202e", "😀", float("nan"), 2**80, {"a": ["\udfff"]}])
+def test_no_value_ends_who_logs_it(user: object, readable: bool) -> None:
+    """Presses, labels and names come from outside, and JSON can hold half a surrogate pair."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    telemetry.configure_logging("INFO", stream, readable=readable)
+    try:
+        telemetry.logger("test").warning("somebody unknown has pressed", user=user)
+        logging.getLogger("library").warning("of %s", user)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    stream.seek(0)
+    lines = stream.read().splitlines()
+    assert len(lines) == 2
+    assert "somebody unknown has pressed" in lines[0]
 
 
 def test_a_line_for_a_terminal_is_readable_and_cannot_steer_it() -> None:

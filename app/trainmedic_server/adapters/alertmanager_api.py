@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
 from trainmedic_server.domain.alert import Alert, Identity
 from trainmedic_server.errors import (
@@ -135,7 +136,7 @@ class AlertmanagerApi:
         _require_success(reply, "the silence was not made")
         try:
             return str(json.loads(reply.body)["silenceID"])
-        except (KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise OutcomeUnknown("the Alertmanager did not say which silence it made") from error
 
     async def find_silence(self, comment: str) -> str | None:
@@ -144,7 +145,7 @@ class AlertmanagerApi:
             for silence in silences:
                 if silence["comment"] == comment and silence["status"]["state"] != "expired":
                     return str(silence["id"])
-        except (KeyError, TypeError) as error:
+        except UNREADABLE as error:
             raise TemporaryFailure("the Alertmanager's list of silences cannot be read") from error
         return None
 
@@ -192,7 +193,7 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
     _require_success(reply, "the Alertmanager did not answer the question")
     try:
         listed = json.loads(reply.body)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise TemporaryFailure("the Alertmanager's answer is not JSON") from error
     if not isinstance(listed, list):
         raise TemporaryFailure("the Alertmanager's answer is not a list")
@@ -204,7 +205,7 @@ def _reading(subject: str) -> Iterator[None]:
     """Make every failure within temporary, because a read can always be repeated."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise TemporaryFailure(f"the Alertmanager's {subject} cannot be read") from error
     except ActionFailure as error:
         raise TemporaryFailure(str(error)) from error

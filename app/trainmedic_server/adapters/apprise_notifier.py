@@ -1,16 +1,19 @@
 """Messages to people by Apprise; implements `ports.outside.Notifier`.
 
 A channel is a name and the notification URLs behind it, which hold secrets: none is ever logged or
-part of an error. Apprise blocks, so it works in a thread; its services wait some 4 seconds to
-connect and 4 for an answer.
+part of an error. Apprise blocks, so it works in threads; its services wait some 4 seconds to
+connect and 4 for each part of an answer. A service that always sends another part keeps its thread for good:
+so these threads are daemons, few for each service, and no others wait for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from trainmedic_server.domain.message import NO_CHANNEL, Severity
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
 """Apprise's words, which its services show as colours or signs."""
+_SENDS_WITHIN = 60.0
+"""Seconds for one message to one service, its turn included."""
+_AT_ONCE = 4
+"""Messages that are on their way to one service."""
 
 
 class AppriseNotifier:
@@ -38,7 +45,7 @@ class AppriseNotifier:
                 raise ConfigurationError(f"notification channel {name!r} has no URL")
         self._channels = {name: tuple(urls) for name, urls in channels.items()}
         self._loading = threading.Lock()
-        self._loaded: dict[str, tuple[Apprise, ...]] = {}
+        self._loaded: dict[str, tuple[_Service, ...]] = {}
 
     async def notify(
         self, title: str, message: str, to: str | Sequence[str] | None, severity: Severity = Severity.INFO
@@ -49,42 +56,89 @@ class AppriseNotifier:
         missing = [name for name in names if name not in self._channels]
         if missing:
             raise ChannelMissing(f"there is no channel {missing[0]!r}; there are: {', '.join(sorted(self._channels))}")
-        await asyncio.to_thread(self._send, title, message, names, _TYPES[severity])
+        services = await asyncio.to_thread(lambda: [service for each in names for service in self._load(each)])
+        outcomes = await asyncio.gather(*(service.send(title, message, _TYPES[severity]) for service in services))
+        missed = {service.channel for service, sent in zip(services, outcomes, strict=True) if sent is _Sent.NO}
+        unknown = {service.channel for service, sent in zip(services, outcomes, strict=True) if sent is _Sent.UNKNOWN}
+        reasons = [f"could not be sent to {', '.join(sorted(missed))}"] if missed else []
+        if unknown:
+            reasons.append(f"no answer of {', '.join(sorted(unknown))} within {_SENDS_WITHIN:g} s, which may have it")
+        if missed and set(outcomes) == {_Sent.NO}:
+            raise TemporaryFailure(reasons[0])
+        if _Sent.YES in outcomes:
+            reasons.append("the others have it")
+        if missed or unknown:
+            raise PermanentFailure(f"{'; '.join(reasons)}, so it is not sent again")
 
-    def _send(self, title: str, message: str, names: Sequence[str], notify_type: str) -> None:
-        services = [(name, service) for name in names for service in self._load(name)]
-        # As text: what an alert says must not become a service's markup, a mention of everyone for example.
-        missed = [
-            name
-            for name, service in services
-            if not service.notify(body=message, title=title, notify_type=notify_type, body_format="text")
-        ]
-        if not missed:
-            return
-        reason = f"could not be sent to {', '.join(sorted(set(missed)))}"
-        if len(missed) == len(services):
-            raise TemporaryFailure(reason)
-        raise PermanentFailure(f"{reason}; the others have it, so it is not sent again")
-
-    def _load(self, name: str) -> tuple[Apprise, ...]:
+    def _load(self, name: str) -> tuple[_Service, ...]:
         """Return the services behind a channel, each by itself, so that each one's outcome is known."""
         with self._loading:
             if name not in self._loaded:
                 self._loaded[name] = tuple(
-                    _service(url, f"URL {number} of channel {name!r}")
+                    _Service(name, _opened(url, f"URL {number} of channel {name!r}"))
                     for number, url in enumerate(self._channels[name], 1)
                 )
             return self._loaded[name]
 
 
-def _service(url: str, label: str) -> Apprise:
+class _Sent(Enum):
+    """Whether a service has a message."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+    """It was called, and has not answered in time."""
+
+
+class _Service:
+    """One URL of a channel."""
+
+    def __init__(self, channel: str, sender: Apprise) -> None:
+        self.channel = channel
+        self._sender = sender
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def send(self, title: str, message: str, notify_type: str) -> _Sent:
+        """Send a message, in its turn."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[bool] = loop.create_future()
+
+        def work() -> None:
+            sent = False
+            try:
+                # As text: what an alert says must not become a service's markup, a mention of everyone for example.
+                sent = bool(self._sender.notify(message, title, notify_type, body_format="text"))
+            finally:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(done, sent)
+
+        def done(sent: bool) -> None:
+            self._turns.release()
+            if not answered.done():
+                answered.set_result(sent)
+
+        is_called = False
+        try:
+            async with asyncio.timeout(_SENDS_WITHIN):
+                await self._turns.acquire()
+                is_called = True
+                threading.Thread(target=work, name=f"message to {self.channel}", daemon=True).start()
+                return _Sent.YES if await answered else _Sent.NO
+        except TimeoutError:
+            return _Sent.UNKNOWN if is_called else _Sent.NO
+
+
+def _opened(url: str, label: str) -> Apprise:
     # Imported here because it takes 0.1 s, and 0.2 s more to load its plugins: a server is to be
     # ready within a second, and most never send a message.
     import apprise
 
     # Its log lines contain URLs, whole ones where it cannot read them.
     logging.getLogger("apprise").disabled = True
-    service = apprise.Apprise(asset=apprise.AppriseAsset(app_id="Trainmedic", async_mode=False))
+    # A redirect of a POST is followed by a GET, without the message, and its answer counts as that to the message. It
+    # also leads to where no setting sends anything.
+    asset = apprise.AppriseAsset(app_id="Trainmedic", async_mode=False, http_redirects=False)
+    service = apprise.Apprise(asset=asset)
     if not service.add(url):
         raise PermanentFailure(f"{label} is not one that Apprise can use")
     return service

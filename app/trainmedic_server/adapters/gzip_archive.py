@@ -1,7 +1,9 @@
 """The archive of deleted runs: gzipped NDJSON in a directory, which other programs read. `ports.archive.RunArchive`.
 
 A file is written whole under another name, forced to the disk, read back, and only then gets its name, so what has one
-is complete. A kill in between leaves a file with the ending ``.part``, which the next one overwrites.
+is complete. A kill in between leaves a file with the ending ``.part``, which a start removes a day later. Two servers,
+one of which has not noticed yet that the other has taken its place, never write into one file, and none replaces the
+other's.
 
 There is always a newest file, since a start puts one without runs, numbered 0, into an empty directory. A directory
 that has none, or not the newest that is known, is not the archive: its volume is away, or it was made anew.
@@ -9,23 +11,33 @@ that has none, or not the newest that is known, is not the archive: its volume i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import json
 import os
 import re
 import tempfile
+import time
 import uuid
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainmedic_server import errors
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.ports.archive import ArchivedRun
 
-_NAME = re.compile(r"runs-(\d{8})(-\d{4}-\d{2}-\d{2})?\.ndjson\.gz")
+_NAME = re.compile(r"runs-([0-9]{8,18})(-\d{4}-\d{2}-\d{2})?\.ndjson\.gz")
 _FIRST = "runs-00000000.ndjson.gz"
 _LEVEL = 6
+_LEFT_AFTER = 86400.0
+"""Seconds after which a file without its name is that of a writer which was killed."""
+_FAULTS = (OSError, EOFError, zlib.error, *UNREADABLE)
+"""What writing and reading raise; the last ones where a file was damaged, or its content is none of ours."""
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+"""Of file systems without hard links."""
 _MISTAKES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
     *(errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
@@ -53,9 +65,10 @@ class GzipArchive:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self._directory):
                 pass  # it can be written
+            self._remove_left()
             if not self._files():
-                # Under a name of its own: several servers that share the directory may begin it at once.
-                _write(self._directory / _FIRST, self._directory / f"{uuid.uuid4().hex}.part", [])
+                with contextlib.suppress(FileExistsError):  # several servers that share it may begin it at once
+                    _write(self._directory / _FIRST, [])
         except ValueError as error:
             raise _unusable(self._directory, error) from error
         except OSError as error:
@@ -68,7 +81,7 @@ class GzipArchive:
         try:
             number, path = self._newest(at_least)
             return number, [_of_line(line) for line in _lines(path)]
-        except (OSError, ValueError, EOFError) as error:
+        except _FAULTS as error:
             raise _unavailable(self._directory, error) from error
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
@@ -78,8 +91,8 @@ class GzipArchive:
             number = self._newest(at_least)[0] + 1
             day = min(run.created_at for run in archived).date()
             path = self._directory / f"runs-{number:08}-{day}.ndjson.gz"
-            _write(path, self._directory / "runs.part", [run.line for run in archived])
-        except (OSError, ValueError, EOFError) as error:
+            _write(path, [run.line for run in archived])
+        except _FAULTS as error:
             raise _unavailable(self._directory, error) from error
         return number
 
@@ -94,26 +107,52 @@ class GzipArchive:
             )
         return number, path
 
+    def _remove_left(self) -> None:
+        for part in self._directory.glob("*.part"):
+            with contextlib.suppress(OSError):
+                if time.time() - part.lstat().st_mtime > _LEFT_AFTER:
+                    part.unlink()
+
     def _files(self) -> list[tuple[int, Path]]:
         named = ((_NAME.fullmatch(path.name), path) for path in self._directory.iterdir())
         return [(int(match[1]), path) for match, path in named if match]
 
 
-def _write(path: Path, part: Path, content: Sequence[str]) -> None:
-    with open(part, "wb", opener=_for_its_owner) as file:
-        with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_LEVEL, filename="") as written:
-            written.writelines(line.encode() + b"\n" for line in content)
-        file.flush()
-        os.fsync(file.fileno())
-    if _lines(part) != list(content):
-        raise OSError("what was written reads back differently")
-    part.rename(path)
-    _sync(path.parent)
+def _write(path: Path, content: Sequence[str]) -> None:
+    """Write the file. Raises FileExistsError where another server has just written one of that name."""
+    part = path.parent / f"{uuid.uuid4().hex}.part"
+    try:
+        with open(part, "xb", opener=_for_its_owner) as file:
+            with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=_LEVEL, filename="") as written:
+                written.writelines(line.encode() + b"\n" for line in content)
+            file.flush()
+            os.fsync(file.fileno())
+        if _lines(part) != list(content):
+            raise OSError("what was written reads back differently")
+        _name(part, path)
+        _sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _name(part: Path, path: Path) -> None:
+    """Give a file its name, unless there is one of that name."""
+    try:
+        os.link(part, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        part.rename(path)
 
 
 def _of_line(line: str) -> ArchivedRun:
     document: dict[str, Any] = json.loads(line)
-    return ArchivedRun.of(document["run"]["id"], document, line)
+    run_id = document["run"]["id"]
+    if not isinstance(run_id, str):
+        raise ValueError("the id of a run is none")
+    return ArchivedRun.of(run_id, document, line)
 
 
 def _lines(path: Path) -> list[str]:
@@ -144,4 +183,6 @@ def _unavailable(directory: Path, error: Exception) -> errors.ArchiveUnavailable
 
 
 def _words(error: Exception) -> str:
+    if isinstance(error, UNREADABLE) and not isinstance(error, ValueError):
+        return f"its newest file holds something else than runs ({type(error).__name__})"
     return getattr(error, "strerror", None) or str(error)

@@ -8,7 +8,6 @@ and is read for each call, so that it may be renewed.
 from __future__ import annotations
 
 import asyncio
-import codecs
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from trainmedic_server import __version__
+from trainmedic_server.adapters.foreign_answers import no_cookies
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.outside import HttpReply
 
@@ -82,7 +82,8 @@ class HttpxCaller:
     def _opened(self) -> httpx.AsyncClient:
         # Made when first used: reading the certificates takes some 50 ms, which a start should not wait for.
         if self._client is None:
-            self._client = httpx.AsyncClient(follow_redirects=False, limits=httpx.Limits(max_keepalive_connections=0))
+            limits = httpx.Limits(max_keepalive_connections=0)
+            self._client = httpx.AsyncClient(follow_redirects=False, cookies=no_cookies(), limits=limits)
         return self._client
 
     async def _secret(self, name: str) -> str:
@@ -136,16 +137,20 @@ def _reply(response: httpx.Response, content: bytes, secret: str | None) -> Http
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         content = b""  # compressed though that was not asked for: unreadable where it was cut
     headers = {name.lower(): value for name, value in response.headers.items()}
-    charset = response.charset_encoding or "utf-8"
-    try:
-        codecs.lookup(charset)
-    except LookupError:
-        charset = "utf-8"
-    text = content.decode(charset, errors="replace")
+    text = _decoded(content, response.charset_encoding or "utf-8")
     if secret is not None:
         text = text.replace(secret, "***")
         headers = {name: value.replace(secret, "***") for name, value in headers.items()}
     return HttpReply(response.status_code, headers, text)
+
+
+def _decoded(content: bytes, charset: str) -> str:
+    """Return the text. It is read as UTF-8 where the server names a charset that Python does not have, that is none of
+    text (``rot13``) or that cannot replace what it does not know (``idna``)."""
+    try:
+        return content.decode(charset, errors="replace")
+    except (LookupError, ValueError):
+        return content.decode(errors="replace")
 
 
 def _lost(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:

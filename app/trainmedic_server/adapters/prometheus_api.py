@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
 from trainmedic_server.errors import ActionFailure, ConfigurationError, MetricsRefused, MetricsUnavailable
 from trainmedic_server.ports.metric_history import MOST_POINTS, AlertRule, MetricsAndRules, MetricSeries
@@ -98,7 +99,7 @@ def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
         if reply.status == 200 and answer["status"] == "success":
             return read(answer["data"])
         reason = str(answer.get("error"))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         if reply.status == 200:
             raise MetricsUnavailable("what Prometheus answers cannot be read, or is too long") from error
         reason = reply.body.strip()

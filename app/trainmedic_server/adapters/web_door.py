@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 
@@ -48,7 +49,7 @@ class WebDoor:
         if 200 <= reply.status < 300:
             try:
                 return json.loads(reply.body)
-            except ValueError:
+            except UNREADABLE:
                 return None
         failure = PermanentFailure if reply.status in _TAKEN_FOR_WRONG else TemporaryFailure
         raise failure(f"{self._what} answers with status {reply.status}")

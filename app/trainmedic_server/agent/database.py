@@ -93,6 +93,11 @@ class AgentDatabase:
         JournalUnavailable for every error of SQLite. What must be written on a full disk too goes through `write`.
         """
         with self._lock, self._translated():
+            if not self._file.is_in_place():  # SQLite goes on with a file that has no name any more, and it is lost
+                raise JournalUnavailable(
+                    f"the agent's journal {self._path} was moved or removed while the agent runs: put it back, or "
+                    "restart the agent"
+                )
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection

@@ -15,12 +15,13 @@ SAME_CAUSE = 3
 _PREFIX = re.compile(r"^(?:\[[^\]]{1,80}\]:? ?)+")
 _ERROR = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Failed))(?::|\s*$)")
 _WORDS = re.compile(r"^(Killed|Segmentation fault|Bus error|Aborted|Illegal instruction)\b")
+# The digits are bounded, because a job can print such a line itself.
 _CHILD_FAILED = "ChildFailedError"
 """What torchrun ends by when a rank has failed: it says nothing of why."""
-_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
-_EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
+_RANK = re.compile(r"^\s*rank\s*: (\d{1,9}) \(local_rank: (\d{1,9})\)")
+_EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d{1,9}) \(pid: (\d{1,9})\)")
 _ROOT_CAUSE = "Root Cause"
-_TOLD_TO_END = re.compile(r"Sending process (\d+) closing signal|Closing process (\d+) via signal")
+_TOLD_TO_END = re.compile(r"Sending process (\d{1,9}) closing signal|Closing process (\d{1,9}) via signal")
 """Torchrun's line for each process that still ran when another one had failed."""
 _SPEAKER = re.compile(r"^(?:\[(?!rank\d)[A-Za-z_-]{1,40}(\d{1,6})\]:)? ?(?:\[rank(\d{1,6})\]:)?")
 """Prefixes of a line: the local rank by torchrun's ``--tee``, the rank by PyTorch."""

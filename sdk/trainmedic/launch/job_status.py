@@ -4,15 +4,20 @@ it."""
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainmedic.job.status_file import FILE_NAME
 from trainmedic.launch.causes import Reached
 
 _LARGEST = 4096
+_MOST_STEPS = 10**15
 _ID = re.compile(r"[0-9a-f-]{36}\Z")
 
 
@@ -43,13 +48,12 @@ class StatusReader:
         if not path.exists():
             path = min(self._directory.glob("rank-*.json"), default=path)
         try:
-            with path.open("rb") as file:
-                raw = file.read(_LARGEST)
+            raw = _contents(path)
             fields = json.loads(raw)
             reached = Reached(_whole(fields["step"]), _whole(fields["checkpoint"]))
-            stall, limit, is_over = float(fields["stall"]), float(fields["limit"]), bool(fields["over"])
+            stall, limit, is_over = _seconds(fields["stall"]), _seconds(fields["limit"]), bool(fields["over"])
             waiting = tuple(each for each in fields.get("waiting", ()) if isinstance(each, str) and _ID.match(each))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
         now = time.monotonic()
         if raw != self._raw:
@@ -59,5 +63,22 @@ class StatusReader:
         return JobStatus(reached, max(excess, 0.0) if hangs else 0.0, waiting)
 
 
+def _contents(path: Path) -> bytes:
+    """Return the content of a regular file. A pipe of that name would never answer. Raises OSError, ValueError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("not a regular file")
+        return file.read(_LARGEST)
+
+
+def _seconds(value: Any) -> float:
+    """Raises ValueError for what is no time, such as infinity."""
+    seconds = float(value)
+    if not math.isfinite(seconds):
+        raise ValueError("not a finite number")
+    return seconds
+
+
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) else -1
+    return value if isinstance(value, int) and abs(value) < _MOST_STEPS else -1

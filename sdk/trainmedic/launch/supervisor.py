@@ -275,8 +275,11 @@ class Supervisor:
             return
         try:
             job = log_layout.job_directory(self._options.log_dir, self._options.job)
-            with (job / "attempts.jsonl").open("a") as file:
-                file.write(json.dumps(causes.as_plain(record, self._membership.node)) + "\n")
+            line = json.dumps(causes.as_plain(record, self._membership.node)) + "\n"
+            with (job / "attempts.jsonl").open("a+b") as file:
+                if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                    line = f"\n{line}"  # the last one was cut by a full disk
+                file.write(line.encode())
         except OSError as error:
             log.warning("how the attempt ended is not kept: %s", error.strerror)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
+import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +97,10 @@ def _rate(rate: float) -> str:
     return f"{rate / 1e9:.3g} GB/s"
 
 
+_UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+"""What a file raises that is none of baselines; a StatisticsError is a ValueError."""
+
+
 class BaselineFile:
     """The baselines of many pairs, by their keys, in one file. Raises ConfigurationError where it cannot be used."""
 
@@ -121,7 +127,7 @@ class BaselineFile:
     def _locked(self) -> Iterator[None]:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.with_suffix(".lock").open("w") as lock:
+            with open(self._path.with_suffix(".lock"), "a", opener=_no_link) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
@@ -137,23 +143,39 @@ class BaselineFile:
             return {}
         except OSError as error:
             raise ConfigurationError(f"{self._path}: cannot be read: {error.strerror or error}") from error
-        except (AttributeError, KeyError, TypeError, ValueError, statistics.StatisticsError) as error:
+        except _UNREADABLE as error:
             raise ConfigurationError(f"{self._path}: is not a file of baselines; move it away") from error
         return dict(pairs)
 
     def _write(self, samples: Mapping[str, Any]) -> None:
         beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps({"version": 1, "pairs": samples}, indent=1, sort_keys=True), encoding="utf-8")
+        text = json.dumps({"version": 1, "pairs": samples}, indent=1, sort_keys=True)
+        beside.unlink(missing_ok=True)
+        with open(beside, "x", encoding="utf-8", opener=_no_link) as file:
+            file.write(text)
         beside.replace(self._path)
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open the file itself. In a directory that others may write to, a link of its name leads to a file of the user."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _baseline(samples: Sequence[Mapping[str, Any]]) -> PairBaseline:
     sizes = {size for sample in samples for size in sample["bytes_per_s"]}
     rates = {
         int(size): statistics.median(
-            float(sample["bytes_per_s"][size]) for sample in samples if size in sample["bytes_per_s"]
+            _measured(sample["bytes_per_s"][size]) for sample in samples if size in sample["bytes_per_s"]
         )
         for size in sizes
     }
-    seconds = statistics.median(float(sample["barrier_seconds"]) for sample in samples)
+    seconds = statistics.median(_measured(sample["barrier_seconds"]) for sample in samples)
     return PairBaseline(len(samples), seconds, rates)
+
+
+def _measured(value: Any) -> float:
+    """Raises ValueError for what no measurement gives. Nothing is ever slower than a baseline that is no number."""
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError("not a finite number")
+    return number

@@ -5,16 +5,27 @@ What is asked is the memory of the GPUs that the probe would use, and, where one
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
 from typing import Any, Iterable
+from urllib.parse import quote
 
 import torch
 
 _OWN_BYTES = 2 * 10**9
 """More memory in use than this is somebody else's; a context of CUDA takes about half a gigabyte."""
 _TIMEOUT = 10.0
+_LARGEST_ANSWER = 64 << 20
+_MOST_PAGES = 1000
+
+
+_FAULTS = (
+    *(urllib.error.URLError, OSError, http.client.HTTPException),
+    *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
+)
+"""What a call of the server raises, and reading what it answers."""
 
 
 def gpu_in_use(device: torch.device) -> str | None:
@@ -28,17 +39,34 @@ def gpu_in_use(device: torch.device) -> str | None:
 
 def jobs_on(nodes: Iterable[str], server: str, token: str | None) -> list[str]:
     """Why these nodes are held to train, by what the server knows of its jobs; also where it cannot be asked."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    url = server.rstrip("/") + "/jobs?cluster=true"
+    wanted, url = set(nodes), server.rstrip("/") + "/jobs?cluster=true"
+    reasons: list[str] = []
+    cursor = None
     try:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError("not an http or https URL")
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:  # noqa: S310
-            jobs = json.load(reply)["items"]
-        return [reason for job in jobs if (reason := _reason(job, set(nodes))) is not None]
-    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        for _ in range(_MOST_PAGES):
+            page = _page(url if cursor is None else f"{url}&cursor={quote(cursor, safe='')}", token)
+            reasons += [reason for job in page["items"] if (reason := _reason(job, wanted)) is not None]
+            cursor = page.get("next")
+            if cursor is None:
+                return reasons
+        raise ValueError(f"the list has more than {_MOST_PAGES} pages")
+    except _FAULTS as error:
         return [f"the server could not be asked which jobs there are: {error}"]
+
+
+def _page(url: str, token: str | None) -> dict[str, Any]:
+    """Raises one of `_FAULTS`."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("not an http or https URL")
+    request = urllib.request.Request(url)  # noqa: S310
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")  # a redirect can lead to another host
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:  # noqa: S310
+        raw = reply.read(_LARGEST_ANSWER + 1)
+    if len(raw) > _LARGEST_ANSWER:
+        raise ValueError("the answer is larger than 64 MiB")
+    page: dict[str, Any] = json.loads(raw)
+    return page
 
 
 def _reason(job: Any, nodes: set[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -323,3 +324,36 @@ sys.stderr.write(f"{sys.stderr.isatty()}\\n")
     assert b"True\n" in job.err.read_bytes()
     kept = job.kept().launcher(socket.gethostname()).read_bytes()
     assert sorted(kept.splitlines()) == [b"True", b"True 97"]
+
+
+def test_a_record_stands_in_its_own_line_after_one_that_a_full_disk_cut(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """Otherwise no reader has either of them."""
+    file = tmp_path / "logs" / "job" / "attempts.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"attempt": 1, "cau')
+    assert launch(["false"], "--retries=0").wait() == 1
+    cut, whole = file.read_text().splitlines()
+    assert (cut, json.loads(whole)["status"]) == ('{"attempt": 1, "cau', 1)
+
+
+def test_whatever_a_job_prints_and_says_of_itself_it_is_started_again(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    """Numbers of thousands of digits, deep JSON, a pipe in the place of a file: the launcher would end or wait by
+    them."""
+    program = tmp_path / "hostile.py"
+    program.write_text(
+        "import os, pathlib, sys, time\n"
+        "attempt = int(os.environ['TRAINMEDIC_ATTEMPT'])\n"
+        "file = pathlib.Path(os.environ['TRAINMEDIC_ATTEMPT_DIR']) / 'rank-0.json'\n"
+        "os.mkfifo(file) if attempt == 1 else file.write_text('[' * 4000)\n"
+        "time.sleep(1)\n"
+        "number = '9' * 5000\n"
+        "print(f'  rank : {number} (local_rank: 0)\\n  exitcode : {number} (pid: 1)', file=sys.stderr)\n"
+        "sys.exit(3)\n"
+    )
+    launched = launch([sys.executable, program], "--retries=1", "--delay=0.1s")
+    assert launched.wait() == 3
+    assert [attempt["cause"] for attempt in launched.attempts()] == ["the job ended with exit code 3"] * 2

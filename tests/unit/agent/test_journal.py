@@ -172,6 +172,23 @@ def test_a_journal_that_cannot_be_written_says_so(journal: Journal) -> None:
     assert isinstance(caught.value.__cause__, sqlite3.Error)
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_journal_that_has_gone_takes_nothing(journal: Journal, tmp_path: Path, is_replaced: bool) -> None:
+    """SQLite goes on with a file that has no name any more, and all that is written there is lost. Put back, it is used
+    again."""
+    directory = tmp_path.rename(tmp_path.with_name("gone"))
+    if is_replaced:
+        tmp_path.mkdir()
+        (tmp_path / "agent.db").touch()
+    with pytest.raises(JournalUnavailable, match=r"agent\.db was moved or removed.*put it back"):
+        journal.take(cap_command("c1"), NOW)
+    if is_replaced:
+        (tmp_path / "agent.db").unlink()
+        tmp_path.rmdir()
+    directory.rename(tmp_path)
+    assert journal.take(cap_command("c1"), NOW) is None
+
+
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     """The error names the directory, and the setting that names another."""
     (tmp_path / "file").touch()

@@ -176,3 +176,13 @@ def test_only_a_further_step_than_all_before_is_progress() -> None:
     assert not causes.has_progress(attempts((KILLED, 9), (KILLED, 5)))
     assert not causes.has_progress(attempts((KILLED, -1)))
     assert not causes.has_progress([])
+
+
+@pytest.mark.parametrize("digits", [10, 500, 5000])
+def test_a_job_cannot_print_a_number_that_is_none(digits: int) -> None:
+    """Python reads none of thousands of digits: the launcher would end by such a line, and the job with it."""
+    number = "9" * digits
+    lines = f"  rank : {number} (local_rank: 0)\n  exitcode : -{number} (pid: 1)\n"
+    assert causes.rank_ends(lines) == []
+    printed = SUMMARY + f"Sending process {number} closing signal SIGTERM\n"
+    assert causes.cause_of(1, causes.rank_ends(printed), {}, printed, None) == Cause(-9, "", 3)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,33 @@ def test_the_next_attempt_knows_what_waited(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(WAITING, f"{ROLLBACK},b")
     assert waited_before() == {ROLLBACK, "b"}
     assert status_file.WAITING == "TRAINMEDIC_WAITING"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *("[" * 4000, "null", "[]", "9" * 4096, '{"step": 1}', '{"stall": NaN}'),
+        '{"step":1,"checkpoint":1,"stall":1e999,"limit":1,"over":false}',
+        '{"step":1,"checkpoint":1,"stall":%s,"limit":1,"over":false}' % ("9" * 400),
+        '{"step":1,"checkpoint":1,"stall":1,"limit":"nan","over":false}',
+    ],
+)
+def test_what_is_no_status_is_passed_over(tmp_path: Path, raw: str) -> None:
+    """The job goes on, and nothing makes a hang of it: its processes write what they like."""
+    (tmp_path / FILE_NAME).write_text(raw)
+    assert StatusReader(tmp_path).read() is None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A launcher that waits for a pipe handles no signal, and starts no other attempt."""
+    make(tmp_path / FILE_NAME)
+    assert StatusReader(tmp_path).read() is None
+
+
+def test_a_step_that_no_job_reaches_is_none(tmp_path: Path) -> None:
+    """Any progress after it would not be seen as any."""
+    write(tmp_path, step=10**30, checkpoint=-(10**30))
+    status = StatusReader(tmp_path).read()
+    assert status is not None
+    assert (status.reached.step, status.reached.checkpoint) == (-1, -1)

@@ -140,3 +140,18 @@ def test_so_is_an_option_that_cannot_be(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(trainmedic.ConfigurationError, match=rf"^{name}(:| is )"):
         trainmedic.connect(job="llm-1", redis_url="redis://127.0.0.1:1", rank=0, world_size=1, **options)
+
+
+@pytest.mark.parametrize("variable", ["TRAINMEDIC_JOB", "TRAINMEDIC_NODE"])
+def test_a_name_that_is_not_utf_8_is_refused(variable: str) -> None:
+    """No message can hold it: each one would fail, for as long as the job runs."""
+    environment = {"TRAINMEDIC_JOB": "llm-1", variable: b"n\xff".decode("utf-8", "surrogateescape")}
+    with pytest.raises(trainmedic.ConfigurationError, match=f"{variable} is not UTF-8"):
+        settled(environment, job=None)
+
+
+def test_a_key_need_not_be_utf_8() -> None:
+    """A variable holds bytes, as a file does."""
+    key = b"\xff\xfe key \x80"
+    settings = settled({"TRAINMEDIC_SIGNING_KEY": key.decode("utf-8", "surrogateescape")})
+    assert keys_of(settings) == [key]

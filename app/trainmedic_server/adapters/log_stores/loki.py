@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
 from trainmedic_server.adapters.log_stores.stored_fields import level_names, stored_line
@@ -55,7 +56,7 @@ class Loki:
             if data["resultType"] != "streams":
                 raise LogsUnavailable("the store of logs does not answer with lines; is it Loki?")
             return [_line(stream["stream"], value) for stream in data["result"] for value in stream["values"]]
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except UNREADABLE as error:
             raise LogsUnavailable("the store of logs does not answer as Loki does") from error
 
 

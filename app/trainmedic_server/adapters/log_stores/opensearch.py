@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
 from trainmedic_server.adapters.log_stores.store_times import nanoseconds_of, rfc3339
@@ -56,7 +57,7 @@ class OpenSearch:
         answer = read_json(await self._http.post(self._path, body=body))
         try:
             return [_line(hit) for hit in answer["hits"]["hits"]]
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except UNREADABLE as error:
             raise LogsUnavailable("the store of logs does not answer as OpenSearch does") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +11,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from trainmedic_server.adapters.foreign_answers import UNREADABLE, no_cookies
 from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUnavailable
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_ANSWERS_WITHIN = 60.0
+"""Seconds for a whole answer: each byte of it could come just in time for `_TIMEOUT`."""
 _MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_REASON = 300
 
@@ -33,7 +37,14 @@ class StoreHttp:
             raise ConfigurationError("the URL of the store of logs is not one: write http://host:3100")
         self._headers = dict(headers)
         self._token_file = token_file
-        self._http = httpx.AsyncClient(base_url=url.rstrip("/"), timeout=_TIMEOUT, transport=transport)
+        # No compression: a small answer could be inflated to any size.
+        self._http = httpx.AsyncClient(
+            base_url=url.rstrip("/"),
+            headers={"Accept-Encoding": "identity"},
+            cookies=no_cookies(),
+            timeout=_TIMEOUT,
+            transport=transport,
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -46,17 +57,24 @@ class StoreHttp:
 
     async def _call(self, method: str, path: str, **content: Any) -> bytes:
         """The body of a good answer. Raises LogsUnavailable, LogQueryRefused."""
+        raw = bytearray()
         try:
-            async with self._http.stream(method, path, headers=self._with_token(), **content) as answer:
-                raw = b""
+            async with (
+                asyncio.timeout(_ANSWERS_WITHIN),
+                self._http.stream(method, path, headers=self._with_token(), **content) as answer,
+            ):
+                if answer.headers.get("content-encoding", "identity").lower() != "identity":
+                    raise LogsUnavailable("the store of logs compresses its answer, which was not asked for")
                 async for piece in answer.aiter_bytes():
                     raw += piece
                     if len(raw) > _MOST_BYTES:
                         raise LogsUnavailable("the store of logs answers more than 64 MiB to one query")
+        except TimeoutError as error:
+            raise LogsUnavailable(f"the store of logs does not answer within {_ANSWERS_WITHIN:g} s") from error
         except httpx.HTTPError as error:
             raise LogsUnavailable(f"the store of logs does not answer ({type(error).__name__})") from error
         if answer.is_success:
-            return raw
+            return bytes(raw)
         reason = raw.decode(errors="replace").strip()[:_LONGEST_REASON]
         if answer.status_code in (400, 422):
             raise LogQueryRefused(f"the store of logs refuses the query: {reason}")
@@ -69,6 +87,8 @@ class StoreHttp:
             token = self._token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise LogsUnavailable("the token for the store of logs cannot be read") from error
+        if not token.isascii() or not token.isprintable():
+            raise LogsUnavailable("the token for the store of logs is not one line of printable ASCII")
         return {**self._headers, "Authorization": f"Bearer {token}"}
 
 
@@ -76,5 +96,5 @@ def read_json(raw: bytes) -> Any:
     """Raises LogsUnavailable."""
     try:
         return json.loads(raw)
-    except (ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         raise LogsUnavailable("the store of logs does not answer with JSON") from error

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp
 from trainmedic_server.adapters.log_stores.store_times import nanoseconds_of, rfc3339
@@ -59,7 +60,7 @@ class VictoriaLogs:
         raw = await self._http.post(PATH, {"query": asked})
         try:
             return [_line(json.loads(line)) for line in raw.splitlines() if line.strip()]
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise LogsUnavailable("the store of logs does not answer as VictoriaLogs does") from error
 
 

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.errors import ChatRefused, OutcomeUnknown, TemporaryFailure
 
@@ -46,7 +46,7 @@ class SlackApi:
         answer = await self.call("apps.connections.open", {}, self._app_token)
         address = str(answer.get("url", ""))
         # Plain only where Slack itself is spoken to so, which settings allow on the loopback alone.
-        if urlsplit(address).scheme not in ("wss", *(["ws"] if self._url.startswith("http:") else [])):
+        if not address.startswith(("wss://", *(["ws://"] if self._url.startswith("http:") else []))):
             raise TemporaryFailure("Slack gave no wss:// address for the socket")
         return address
 
@@ -69,7 +69,7 @@ class SlackApi:
             raise failure(f"Slack answers {method} with status {reply.status}")
         try:
             answer = json.loads(reply.body)
-        except ValueError:
+        except UNREADABLE:
             raise OutcomeUnknown(f"Slack does not answer {method} with JSON") from None
         if not isinstance(answer, dict) or answer.get("ok") is True:
             return answer if isinstance(answer, dict) else {}

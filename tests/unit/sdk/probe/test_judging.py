@@ -86,3 +86,36 @@ def test_a_file_of_something_else_is_refused_and_left(tmp_path: Path, text: str)
     with pytest.raises(ConfigurationError):
         BaselineFile(path).add({"a b": shown()})
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["probe.lock", "probe.new"])
+def test_a_link_in_the_directory_leads_to_no_other_file(tmp_path: Path, name: str) -> None:
+    """Others may write to a shared directory. What the link leads to stays as it is."""
+    victim, file = tmp_path / "victim", BaselineFile(tmp_path / "probe.json")
+    victim.write_text("theirs")
+    (tmp_path / name).symlink_to(victim)
+    if name == "probe.lock":
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            file.add({"a b": shown()})
+    else:
+        file.add({"a b": shown()})
+        assert file.baselines()["a b"].measurements == 1
+    assert victim.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-1", "9" * 400, "[]", '"x"'])
+@pytest.mark.parametrize("size", ["1", "x"])
+def test_a_baseline_that_is_no_number_is_refused(tmp_path: Path, number: str, size: str) -> None:
+    """Nothing is ever slower than NaN."""
+    path = tmp_path / "probe.json"
+    sample = f'{{"barrier_seconds": 1e-4, "bytes_per_s": {{"{size}": {number}}}}}'
+    path.write_text(f'{{"pairs": {{"a b": [{sample}]}}}}')
+    with pytest.raises(ConfigurationError, match="is not a file of baselines"):
+        BaselineFile(path).baselines()
+
+
+def test_a_deep_file_is_none_of_baselines(tmp_path: Path) -> None:
+    """Python's own parser gives up on it by another error."""
+    (tmp_path / "probe.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigurationError, match="is not a file of baselines"):
+        BaselineFile(tmp_path / "probe.json").baselines()

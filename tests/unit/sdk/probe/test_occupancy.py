@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import urllib.request
+from http.client import HTTPMessage
 from typing import Any
 
 import pytest
@@ -50,7 +51,38 @@ def test_jobs_on_the_nodes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert requests[0].get_header("Authorization") == "Bearer secret"
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"items": 3}', b'{"items": [3]}', b"<html>"])
+def test_every_page_of_jobs_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that only the cluster knows are on the last one. A list that never ends is no permission."""
+    pages = {
+        "http://t/jobs?cluster=true": {"items": [{"name": "a", "nodes": ["n1"]}], "next": "a&b"},
+        "http://t/jobs?cluster=true&cursor=a%26b": {"items": [{"name": "b", "nodes": ["n1"]}]},
+    }
+
+    def open_url(request: Any, timeout: float) -> io.BytesIO:
+        return io.BytesIO(json.dumps(pages[request.full_url]).encode())
+
+    monkeypatch.setattr(urllib.request, "urlopen", open_url)
+    assert occupancy.jobs_on(["n1"], "http://t", None) == ["the job a is on n1", "the job b is on n1"]
+    answering(monkeypatch, b'{"items": [], "next": "again"}')
+    (reason,) = occupancy.jobs_on(["n1"], "http://t", None)
+    assert "more than 1000 pages" in reason
+
+
+def test_the_token_goes_to_no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To which a redirect leads, such as that of a sign-in."""
+    requests = answering(monkeypatch, b'{"items": []}')
+    assert occupancy.jobs_on(["n1"], "http://t", "secret") == []
+    (request,) = requests
+    redirected = urllib.request.HTTPRedirectHandler().redirect_request(
+        request, io.BytesIO(), 302, "", HTTPMessage(), "http://elsewhere/"
+    )
+    assert redirected is not None
+    assert redirected.get_header("Authorization") is None
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"items": 3}', b'{"items": [3]}', b"<html>", b"[" * 5000, b'{"items": [], "next": 3}']
+)
 def test_an_answer_that_is_none_is_no_permission(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
     """Nor is a URL that is none."""
     answering(monkeypatch, body)
