@@ -24,6 +24,8 @@ ENGINES = Path(sys.prefix) / "engines"
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join((PYTHON_PATH, str(ENGINES))), "DS_ACCELERATOR": "cpu"}
 PROGRAM = Path(__file__).with_name("deepspeed_training.py")
 RANKS = 2
+CARRIED = 5
+"""What the loop has named, the model's three values beside its weights, and the generator of the data set."""
 
 
 async def order(bus: RedisBus, action: str, expected: str = envelope.APPLIED, **params: Any) -> dict[Any, Any]:
@@ -54,7 +56,7 @@ def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     tensors = zip(one["tensors"], other["tensors"], strict=True)
     return all(torch.equal(mine, theirs) for mine, theirs in tensors) and all(
         torch.equal(one[name], other[name]) if name == "random" else one[name] == other[name]
-        for name in ("random", "step", "epoch", "rates", "micro", "accumulation")
+        for name in ("random", "step", "epoch", "rates", "micro", "accumulation", "seen")
     )
 
 
@@ -92,6 +94,7 @@ async def test_engines_go_back_together_to_the_bit(
     assert [told["data"] for told in back.values()] == ["the same batches again"] * RANKS
     for told in back.values():  # of each rank, what it holds and what it has drawn
         assert told["verified"]["parameters"]["compared"] == told["verified"]["parameters"]["agreed"] > 0
+        assert told["verified"]["carried"]["compared"] == told["verified"]["carried"]["agreed"] >= CARRIED
         assert told["verified"]["batches"]["compared"] == told["verified"]["batches"]["agreed"] > 0
     await until(job, "at-{}", 25)
     stopped = await order(bus, "job.stop", checkpoint=True)

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import local_part, state_tensors
+from trainmedic.torch.optimizer_states import put_settings, settings_of
 from trainmedic.torch.rank_agreement import first_line
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.tensor_names import plain_name
@@ -98,13 +99,13 @@ class ShardedContents:
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
         for name, optimizer in self._optimizers.items():
+            before = settings_of(optimizer)
             if name in own["fresh"]:
                 optimizer.state.clear()
             else:
                 held = get_optimizer_state_dict(self._model, optimizer)
                 set_optimizer_state_dict(self._model, optimizer, {**held, "state": content[name]})
-            for group, values in zip(optimizer.param_groups, own["groups"][name], strict=True):
-                group.update({key: value for key, value in values.items() if key != "params"})
+            put_settings(optimizer, before, own["groups"][name])
         for name, part in self._others(parts).items():
             part.load_state_dict(own["others"][name])
 
