@@ -26,6 +26,8 @@ PROGRAM = str(Path(__file__).with_name("titan_training.py"))
 ITSELF = os.environ.get("TRAINMEDIC_TEST_TORCHTITAN")
 ENVIRONMENT = {"ITSELF": "1", "PYTHONPATH": os.pathsep.join((PYTHON_PATH, ITSELF))} if ITSELF else {}
 RANKS = 2
+CARRIED = 1 if ITSELF else 4
+"""What the script has named, and of the stand-in two values of its model and the data set's generator."""
 BATCHES = 2  # of a rank, in a step
 
 
@@ -92,8 +94,8 @@ async def test_all_ranks_go_back_in_the_running_process(job: RankProcesses, bus:
     await until(job, 10, 20)
     back = await order(bus, "job.rollback", step=10)
     assert (back["checkpoint"], back["skipped_batches"], back["data"]) == ("step-10", 0, "the same batches again")
-    for compared in (back["verified"]["parameters"], back["verified"]["batches"]):
-        assert compared["compared"] == compared["agreed"] > 0
+    for part, least in (("parameters", 1), ("batches", 1), ("carried", CARRIED)):
+        assert back["verified"][part]["compared"] == back["verified"][part]["agreed"] >= least
     assert (job.directory / "ordered/checkpoint/abandoned-1-of-20").is_dir()
     await order(bus, "job.accumulate", envelope.UNSUPPORTED, factor=2)
     slower = make_command("job.scale_lr", params={"factor": 0.5})
