@@ -57,6 +57,9 @@ class EngineContents:
             "others": {name: part.state_dict() for name, part in self._others(parts).items()},
         }
 
+    def comparable(self, parts: StateParts) -> None:
+        """The engine writes of each rank what it has."""
+
     def write(self, path: Path, content: Files) -> None:
         engine = self._engine
         with _written_by(engine.checkpoint_engine) as written:

@@ -47,8 +47,16 @@ class StateParts:
     def capture(self) -> dict[str, Any]:
         """The states. They share memory with the parts: write them before training goes on."""
         states = {name: state_of(part) for name, part in self.by_name.items()}
-        attributes = self._attributes.capture()
+        attributes = self.attributes()
         return {**states, ATTRIBUTES: attributes} if attributes else states
+
+    def attributes(self) -> dict[str, Any]:
+        """What optimizers and communication hooks keep outside of their ``state_dict``; empty without any."""
+        return self._attributes.capture()
+
+    def restore_attributes(self, held: Mapping[str, Any]) -> None:
+        """Put back what `attributes` gave."""
+        self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
         """The reason why `states` cannot be restored, as far as can be checked without trying; empty if they can."""
@@ -65,7 +73,7 @@ class StateParts:
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Load the states into the parts."""
-        self._attributes.restore(states.get(ATTRIBUTES, {}))
+        self.restore_attributes(states.get(ATTRIBUTES, {}))
         for name, part in self.by_name.items():
             state = states[name]
             if isinstance(part, nn.Module):

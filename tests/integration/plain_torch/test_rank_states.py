@@ -73,6 +73,13 @@ def test_the_shares_of_zero_make_a_whole_for_another_number_of_ranks(lived: Rank
         assert any(torch.equal(tensor, states) for states in results["states"][4:-2])
 
 
+def test_plain_tensors_of_each_rank_of_fsdp_do_not_serve_another_number_of_ranks(lived: RankProcesses) -> None:
+    """One rank is refused what two have written, with the reason."""
+    refused = torch.load(lived.directory / "zero-alone.pt", weights_only=False)["refused"]
+    assert refused.startswith("what optimizers keep in attributes in step-00000020 belongs to each of its 2 ranks")
+    assert refused.endswith("start 2 ranks")
+
+
 @pytest.mark.parametrize("which", BREAKS)
 def test_a_broken_proof_is_found(which: str, lived: RankProcesses) -> None:
     """A state that is not the rank's own is never an applied rollback to that checkpoint: another one, or the end."""
