@@ -1,7 +1,7 @@
 """Values that a loop carries from step to step: taking them as plain containers, and putting them back in place.
 
-Tensors, arrays, random generators, numbers, also NumPy's, texts, and lists, tuples, dicts and deques of these. What is taken is a
-pair of a kind and its content, which PyTorch's safe loading knows. Not here: where such values are found
+Tensors, arrays, random generators, numbers, also NumPy's, texts, and lists, tuples, dicts and deques of these. What is
+taken is a pair of a kind and its content, which PyTorch's safe loading knows. Not here: where such values are found
 (``carried_state``).
 """
 

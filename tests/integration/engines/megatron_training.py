@@ -38,7 +38,7 @@ else:
 def main(kind: str, directory: str) -> None:
     torch.set_num_threads(1)
     if not ITSELF:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=180))
     rank, iterations = int(os.environ["RANK"]), int(os.environ.get("ITERATIONS", "1000"))
     firsts: list[int] = []
     models: list[Any] = []

@@ -57,7 +57,7 @@ def main(directory: str) -> None:
     else:
         from tests.integration.engines.titan_stand_in import build  # type: ignore[assignment]
 
-        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=180))
     trainer = build(directory, steps)
     rank = dist.get_rank()
     with (

@@ -21,7 +21,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory, shared_redis: Any) -> RankPr
     """One start of the ranks for all kinds and all breaks."""
     job = RankProcesses(tmp_path_factory.mktemp("ranks"), shared_redis.url)
     try:
-        code = job.torchrun(RANKS, "-m", PROGRAM, *KINDS).wait(240)
+        code = job.torchrun(RANKS, "-m", PROGRAM, *KINDS).wait(480)
     finally:
         job.end()
     assert code == 0, job.log()
