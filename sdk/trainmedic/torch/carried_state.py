@@ -215,7 +215,7 @@ def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
     """
     objects, named = named_by_user(also)
     for name, part in StateParts(**objects).by_name.items():
-        named[name] = _Named(part.state_dict, part.load_state_dict)
+        named[name] = by_state(part)
         try:
             carried_values.take(part.state_dict())
         except TypeError as error:
@@ -224,6 +224,11 @@ def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
                 "two functions, (get, set), of tensors, numbers and containers"
             ) from error
     return named
+
+
+def by_state(part: Any) -> _Named:
+    """Return the state of an object with a ``state_dict`` as a value that is carried."""
+    return _Named(part.state_dict, part.load_state_dict)
 
 
 def _named(name: str, value: Any) -> _Named:
