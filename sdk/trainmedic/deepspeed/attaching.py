@@ -17,9 +17,11 @@ from trainmedic.deepspeed.run import EngineRun
 from trainmedic.errors import ConfigurationError
 from trainmedic.recovery.rollback_budget import LIMIT
 from trainmedic.torch.attaching import check_options, check_positive, join_ranks, make_records
+from trainmedic.torch.carried_state import CarriedState, generators_of, named_by_user
 from trainmedic.torch.learning_rate import LearningRate
 from trainmedic.torch.sources.batch_sources import REREAD
 from trainmedic.torch.sources.source_choice import batch_source_for
+from trainmedic.torch.state_parts import StateParts
 from trainmedic.torch.training_state import TrainingState
 
 _CALLED = (
@@ -60,7 +62,8 @@ def attach(
         _check_checkpoints(engine)
     if also is not None and "model" in also:
         raise ConfigurationError("also: the name model is taken")
-    parts = EngineParts(engine, **(also or {}))
+    more, named = named_by_user(also or {})
+    parts = EngineParts(engine, **more)
     join_ranks(medic)
     storage = None
     if checkpoints is not None:
@@ -74,6 +77,8 @@ def attach(
     # What is left of a step that is broken off is in the engine's own buffers, which nothing but the engine can clear.
     training.is_interruptible = False
     training.verifies = verify
+    training.carried = CarriedState(StateParts(model=engine.module, **more), named, generators_of(loader))
+    training.carried.begin()
     training.global_step = int(engine.global_steps)
     return EngineRun(training, engine, checkpoint_every, checkpoint_at_start and checkpoint_every is not None)
 

@@ -25,6 +25,7 @@ from trainmedic.recovery import checkpoints
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, NewGroup
+from trainmedic.torch.optimizer_states import put_settings, settings_of
 from trainmedic.torch.state_parts import StateParts
 
 LATEST = "latest"  # DeepSpeed's own: a file with the tag to load where none is named
@@ -50,10 +51,14 @@ class EngineContents:
             "files": files,
             "ranks": self._world_size,
             "buffers": parts.buffers(),
+            "extra": parts.extra_states(),
             # The engine's optimizers do not all save the present rate, and the schedule sets it only at the next step.
             "groups": [_without_parameters(group) for group in self._engine.optimizer.param_groups],
             "others": {name: part.state_dict() for name, part in self._others(parts).items()},
         }
+
+    def comparable(self, parts: StateParts) -> None:
+        """The engine writes of each rank what it has."""
 
     def write(self, path: Path, content: Files) -> None:
         engine = self._engine
@@ -87,12 +92,13 @@ class EngineContents:
 
     def restore(self, content: Path, parts: StateParts, own: Any) -> None:
         engine = self._engine
+        before = settings_of(engine.optimizer)
         loaded, _ = engine.load_checkpoint(str(content.parent), tag=content.name)
         if loaded is None:
             raise TrainmedicError(f"DeepSpeed did not load {content.name}; why is in its log")
         parts.restore_buffers(own["buffers"])
-        for group, values in zip(engine.optimizer.param_groups, own["groups"], strict=True):
-            group.update(values)
+        parts.restore_extra_states(own.get("extra", {}))
+        put_settings(engine.optimizer, before, own["groups"])
         for name, part in self._others(parts).items():
             part.load_state_dict(own["others"][name])
 

@@ -70,6 +70,9 @@ class _PartitionedModule(nn.Module):
     def named_buffers(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._engine[0].module.named_buffers(*arguments, **options)
 
+    def named_modules(self, *arguments: Any, **options: Any) -> Iterator[Any]:
+        yield from self._engine[0].module.named_modules(*arguments, **options)
+
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
         return self._engine[0].module.state_dict(*arguments, **options)
 

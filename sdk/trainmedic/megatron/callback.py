@@ -16,6 +16,7 @@ from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.job.command import JobCommand
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
+from trainmedic.megatron import checkpoints
 from trainmedic.megatron.loop import MegatronLoop
 from trainmedic.recovery.health import health_now
 from trainmedic.recovery.loop_restart import LoopEnds
@@ -42,7 +43,7 @@ class MegatronCallback(SelfSavingCallback[MegatronLoop]):
         self._has_begun = False
         medic.on("job.checkpoint")(self._checkpoint)
 
-    def begin(self, optimizer: Any, scheduler: Any) -> None:
+    def begin(self, models: Any, optimizer: Any, scheduler: Any) -> None:
         """The training begins, before its first iteration in this process; every rank calls it once."""
         if self._has_begun:
             return
@@ -50,10 +51,10 @@ class MegatronCallback(SelfSavingCallback[MegatronLoop]):
         args, loop = self._megatron.get_args(), self._required_loop
         for group in optimizer.param_groups:
             group.pop(MARK, None)  # the schedule has set the rate of a loaded state, and not scaled
-        loop.begin()
+        loop.begin(models if isinstance(models, list) else [models])
         self.attach(loop)  # it is known by now what can be carried out
         directory = loop.directories[0]
-        start = directory / f"iter_{args.iteration:07d}" if args.iteration else None
+        start = checkpoints.path_of(directory, args.iteration) if args.iteration else None
         self._training_begins(optimizer, scheduler, directory, start, self.medic.rank == 0)
         self._consumed = args.consumed_train_samples
 
@@ -68,8 +69,13 @@ class MegatronCallback(SelfSavingCallback[MegatronLoop]):
         """In place of ``save_checkpoint_and_time``."""
         with self.medic.window(CHECKPOINT):
             result = self._save(iteration, *arguments, **options)
+            self._keep(iteration)
         self._begun, self._health = iteration, health_now(self.medic.progress)
         return result
+
+    @log_errors
+    def _keep(self, iteration: int) -> None:
+        self._required_loop.keep(iteration)
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
         """In place of ``evaluate_and_print_results``."""

@@ -51,6 +51,10 @@ def is_complete(checkpoint: Path) -> bool:
     return step is not None and checkpoint.is_dir() and step <= tracked(checkpoint.parent)
 
 
+def path_of(directory: Path, iteration: int) -> Path:
+    return directory / f"iter_{iteration:07d}"
+
+
 def step_of(checkpoint: Path) -> int | None:
     """The iteration by its name; None where it is no checkpoint of an iteration."""
     match = _NAME.match(checkpoint.name)

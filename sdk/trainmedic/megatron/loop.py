@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from trainmedic.client import Medic
 from trainmedic.errors import TrainmedicError
@@ -22,6 +22,7 @@ from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.loop_restart import LoopEnds, LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch import randomness
+from trainmedic.trainer.carried_files import CarriedFiles
 from trainmedic.trainer.self_saving import SelfSavingLoop
 
 REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
@@ -47,8 +48,8 @@ class MegatronLoop(SelfSavingLoop):
 
     abandoned_name = "abandoned-{number}-{name}"
 
-    def __init__(self, medic: Medic, megatron: Any, limits: RestartLimits) -> None:
-        super().__init__(medic, limits, writes=medic.rank == 0)
+    def __init__(self, medic: Medic, megatron: Any, limits: RestartLimits, carried: CarriedFiles) -> None:
+        super().__init__(medic, limits, carried)
         self._megatron = megatron
         self._build_data: Callable[[Any], Any] = megatron.build_train_valid_test_data_iterators
         self._providers: list[Any] = []  # of the data, one for each call that built some
@@ -93,6 +94,7 @@ class MegatronLoop(SelfSavingLoop):
     def _go_back(self, checkpoint: Path, restart: LoopRestart, named: dict[str, Any]) -> None:
         args = self._args
         self._load(checkpoint, named)
+        self._put_back_carried(checkpoint)
         iterations = math.ceil(restart.skip_batches / self._accumulation)
         self._skipped_now = iterations * self._accumulation
         if iterations:
@@ -194,15 +196,25 @@ class MegatronLoop(SelfSavingLoop):
 
     # --- called by the callback -------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, models: Sequence[Any]) -> None:
         """Take note that the training begins, and why it cannot go back or leave out batches, where it cannot."""
         args = self._args
         self.no_restart_because = _no_restart(args)
         self._no_skip_because = _no_skip(args)
         if args.save:
             self.directories[0].mkdir(parents=True, exist_ok=True)
+        self.carried.begin(models)
         if args.iteration == 0:
             self._start_fresh()
+        elif args.load:
+            loaded = checkpoints.path_of(Path(args.load), args.iteration)
+            self._put_back_carried(loaded, with_random=not getattr(args, "no_load_rng", None))
+
+    def keep(self, iteration: int) -> None:
+        """Keep in the checkpoint that Megatron-LM has begun what this rank carries. Raises OSError."""
+        path = checkpoints.path_of(self.directories[0], iteration)
+        if path.is_dir():  # else it went to another place
+            self.carried.save(path)
 
     def has_saved(self, iteration: int) -> bool:
         """Whether the checkpoint of that iteration is whole, as seen from here."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from typing import Any
+from typing import Any, Mapping
 
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
@@ -16,6 +16,7 @@ from trainmedic.megatron.callback import MegatronCallback
 from trainmedic.megatron.loop import MegatronLoop
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.recovery.rollback_budget import LIMIT
+from trainmedic.trainer.carried_files import CarriedFiles
 
 MODULE = "megatron.training.training"
 _REPLACED = (
@@ -29,13 +30,16 @@ _CALLED = (
 )
 
 
-def protect(medic: Medic, *, rollbacks: int | None = LIMIT, module: Any = None) -> None:
+def protect(
+    medic: Medic, *, rollbacks: int | None = LIMIT, also: Mapping[str, Any] | None = None, module: Any = None
+) -> None:
     """Let Trainmedic's commands be carried out in the training that ``pretrain()`` runs afterwards.
 
     Every rank calls it before ``pretrain()``. ``rollbacks`` is how often training may go back without getting further,
-    None for any number. ``module`` is Megatron-LM's ``megatron.training.training``, where it has another name.
+    None for any number. ``also`` names state of the script that goes back, too, as for `trainmedic.torch.attach`.
+    ``module`` is Megatron-LM's ``megatron.training.training``, where it has another name.
 
-    Raises ConfigurationError where that has not the functions that it is to have.
+    Raises ConfigurationError where that has not the functions that it is to have, or ``also`` cannot be kept.
     """
     megatron: Any = importlib.import_module(MODULE) if module is None else module
     missing = [name for name in (*_REPLACED, *_CALLED) if not hasattr(megatron, name)]
@@ -46,7 +50,8 @@ def protect(medic: Medic, *, rollbacks: int | None = LIMIT, module: Any = None) 
     if hasattr(megatron.train, "__wrapped__"):
         raise ConfigurationError(f"{megatron.__name__} is protected already: call protect() once in a process")
     # In a job of several ranks a crash is left to the launcher anyway; with a single rank it is, too.
-    loop = MegatronLoop(medic, megatron, RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks))
+    limits = RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks)
+    loop = MegatronLoop(medic, megatron, limits, CarriedFiles(medic.rank, also))
     callback = MegatronCallback(medic, megatron)
     callback.attach(loop)
     call, decide = megatron.train, megatron.checkpoint_and_decide_exit
@@ -55,7 +60,7 @@ def protect(medic: Medic, *, rollbacks: int | None = LIMIT, module: Any = None) 
     @functools.wraps(call)
     def train(*arguments: Any, **options: Any) -> Any:
         named = dict(parameters.bind(*arguments, **options).arguments)
-        callback.begin(named["optimizer"], named["opt_param_scheduler"])
+        callback.begin(named["model"], named["optimizer"], named["opt_param_scheduler"])
         return loop.train(call, named)
 
     @functools.wraps(decide)

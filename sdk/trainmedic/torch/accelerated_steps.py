@@ -39,6 +39,11 @@ class AcceleratedSteps:
         return self._accelerator.scaler if self.exists else None
 
     @property
+    def registered(self) -> list[Any]:
+        """The objects that the script gave ``accelerator.register_for_checkpointing``."""
+        return list(getattr(self._accelerator, "_custom_objects", ()))
+
+    @property
     def is_update(self) -> bool:
         """Whether the present batch completes a step; known once the loop has entered ``accelerator.accumulate``."""
         return bool(self._accelerator.sync_gradients)

@@ -21,7 +21,7 @@ from trainmedic.recovery.memory_cadence import MemoryCadence
 from trainmedic.recovery.rollback_budget import LIMIT, RollbackBudget
 from trainmedic.torch.accelerated_steps import AcceleratedSteps
 from trainmedic.torch.attach_checks import check_parts
-from trainmedic.torch.carried_state import CarriedState, generators_of, named_by_user
+from trainmedic.torch.carried_state import CarriedState, by_state, generators_of, named_by_user
 from trainmedic.torch.checkpoints.background_saves import BackgroundSaves
 from trainmedic.torch.checkpoints.checkpoint_storage import CheckpointDirectory, CheckpointStorage
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints
@@ -76,7 +76,8 @@ def attach(
     where `Run.batches` come from: a ``DataLoader``, anything else that gives batches, or a function that draws one.
     ``seed`` makes the order of its data, by default PyTorch's own; ``reread`` is how many batches may be read again to
     come back to a position in data that has no random access. ``accumulation`` is how many batches make a step in a
-    loop that heeds ``Step.is_update``; ``accelerator``, Hugging Face Accelerate's, knows it, and the gradient scaler.
+    loop that heeds ``Step.is_update``; ``accelerator``, Hugging Face Accelerate's, knows it, the gradient scaler, and
+    what was registered with it for checkpoints.
     ``checkpoints`` is a directory, of which the newest ``keep`` stay (None: all), or the user's own way, see
     `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, when ordered, and before the first step unless
     ``checkpoint_at_start`` is false or the run was resumed; `Memory` makes more in the host's memory. ``rollbacks`` is
@@ -90,6 +91,7 @@ def attach(
     scaler = scaler if scaler is not None else steps.scaler
     more, named = named_by_user(also or {})
     parts = _state_parts(more, model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
+    named.update(_registered(steps, parts))
     keeps_own = checkpoints is not None and not isinstance(checkpoints, (str, Path))
     check_parts(medic.job, parts, keeps_own, [each.get() for each in named.values()])
     join_ranks(medic)
@@ -101,6 +103,13 @@ def attach(
     training.carried.begin()
     training.verifies, training.keep_global_batch = verify, keep_global_batch
     return Run(training, checkpoint_every, checkpoint_at_start, steps.accumulation is not None, memory_start=start)
+
+
+def _registered(steps: AcceleratedSteps, parts: StateParts) -> dict[str, Any]:
+    """What the script registered with Accelerate for its checkpoints, and has not given to `attach` as well."""
+    given = [id(part) for part in parts.by_name.values()]
+    objects = enumerate(steps.registered)
+    return {f"accelerator.{number}": by_state(each) for number, each in objects if id(each) not in given}
 
 
 def check_positive(**options: int | None) -> None:

@@ -208,6 +208,29 @@ def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _N
     return parts, named
 
 
+def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
+    """Return all of ``also`` as values that are carried, for a training whose framework writes the checkpoints.
+
+    Of an object with a ``state_dict`` the value is what that returns. Raises ConfigurationError.
+    """
+    objects, named = named_by_user(also)
+    for name, part in StateParts(**objects).by_name.items():
+        named[name] = by_state(part)
+        try:
+            carried_values.take(part.state_dict())
+        except TypeError as error:
+            raise ConfigurationError(
+                f"also: {name}: the state_dict of a {type(part).__name__} holds {error}, which cannot be copied; give "
+                "two functions, (get, set), of tensors, numbers and containers"
+            ) from error
+    return named
+
+
+def by_state(part: Any) -> _Named:
+    """Return the state of an object with a ``state_dict`` as a value that is carried."""
+    return _Named(part.state_dict, part.load_state_dict)
+
+
 def _named(name: str, value: Any) -> _Named:
     if isinstance(value, tuple) and len(value) == 2 and all(callable(each) for each in value):
         return _Named(value[0], value[1])

@@ -1,7 +1,7 @@
 """Values that a loop carries from step to step: taking them as plain containers, and putting them back in place.
 
-Tensors, arrays, random generators, numbers, texts, and lists, tuples, dicts and deques of these. What is taken is a
-pair of a kind and its content, which PyTorch's safe loading knows. Not here: where such values are found
+Tensors, arrays, random generators, numbers, also NumPy's, texts, and lists, tuples, dicts and deques of these. What is
+taken is a pair of a kind and its content, which PyTorch's safe loading knows. Not here: where such values are found
 (``carried_state``).
 """
 
@@ -19,6 +19,7 @@ Held = tuple[str, Any]
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _TENSOR, _ARRAY, _LIST, _TUPLE, _DEQUE, _DICT, _SIMPLE = "tensor", "array", "list", "tuple", "deque", "dict", "plain"
+_SCALAR = "scalar"  # of NumPy, whose type stays
 _TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM = "torch random", "python random", "numpy random"
 
 
@@ -72,6 +73,8 @@ def take(value: Any) -> Held:
         return _random_state(value)
     if _is_array(value):
         return _ARRAY, torch.from_numpy(value.copy())
+    if _is_scalar(value):
+        return _SCALAR, torch.from_numpy(sys.modules["numpy"].array(value))
     if isinstance(value, Mapping):
         if not all(isinstance(key, _PLAIN) for key in value):
             raise TypeError("a dict with keys that are neither numbers nor texts")
@@ -89,6 +92,8 @@ def put_back(present: Any, held: Held) -> Any:
         return _put_tensor(present, *content)
     if kind == _ARRAY:
         return _put_array(present, content.numpy())
+    if kind == _SCALAR:
+        return content.numpy()[()]
     if kind == _DICT:
         return _put_dict(present, content)
     if kind in (_LIST, _TUPLE, _DEQUE):
@@ -105,7 +110,7 @@ def is_same(one: Held, other: Held) -> bool:
     mine, theirs = one[1], other[1]
     if one[0] == _TENSOR:
         return _same_bits(mine[0], theirs[0])
-    if one[0] in (_ARRAY, _TORCH_RANDOM):
+    if one[0] in (_ARRAY, _SCALAR, _TORCH_RANDOM):
         return _same_bits(mine, theirs)
     if one[0] == _DICT:
         return bool(mine.keys() == theirs.keys()) and all(is_same(each, theirs[key]) for key, each in mine.items())
@@ -134,8 +139,11 @@ def _put_tensor(present: Any, content: torch.Tensor, device: str) -> torch.Tenso
 
 def _put_array(present: Any, content: Any) -> Any:
     if _is_array(present) and present.shape == content.shape and present.dtype == content.dtype:
-        present[...] = content
-        return present
+        if present.flags.writeable:
+            present[...] = content
+            return present
+        if present.tobytes() == content.tobytes():  # such as tokens that were read from a file
+            return present
     return content.copy()
 
 
@@ -212,6 +220,11 @@ def _numpy_state(value: Any) -> _Access | None:
 def _is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+
+
+def _is_scalar(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc"
 
 
 def _without_arrays(state: Any) -> Any:

@@ -8,7 +8,7 @@ it: ``state_parts``. Not here: attributes beside the state (``optimizer_attribut
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 
@@ -43,6 +43,27 @@ def load_state(part: Any, state: Any) -> None:
     for inner in shared:
         if _groups(part) is not _groups(inner):
             part.param_groups = inner.param_groups
+
+
+def settings_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the entries of each parameter group but for its parameters."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
+    """Set the parameter groups to ``saved``. A tensor that was there before, such as a learning rate that the loop
+    moves, stays the same object; ``before`` is what `settings_of` gave before a state was loaded."""
+    for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
+        for key, value in values.items():
+            present = own.get(key)
+            if key == "params":
+                continue
+            if isinstance(present, torch.Tensor) and present.shape == getattr(value, "shape", ()):
+                with torch.no_grad():
+                    present.copy_(torch.as_tensor(value))
+                group[key] = present
+            else:
+                group[key] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def owned_numbers(part: Any) -> set[int]:

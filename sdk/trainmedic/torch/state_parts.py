@@ -6,6 +6,7 @@ Not here: the learning rate's scale and the position in the data (``training_sta
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any, Iterator, Mapping
 
@@ -46,8 +47,16 @@ class StateParts:
     def capture(self) -> dict[str, Any]:
         """The states. They share memory with the parts: write them before training goes on."""
         states = {name: state_of(part) for name, part in self.by_name.items()}
-        attributes = self._attributes.capture()
+        attributes = self.attributes()
         return {**states, ATTRIBUTES: attributes} if attributes else states
+
+    def attributes(self) -> dict[str, Any]:
+        """What optimizers and communication hooks keep outside of their ``state_dict``; empty without any."""
+        return self._attributes.capture()
+
+    def restore_attributes(self, held: Mapping[str, Any]) -> None:
+        """Put back what `attributes` gave."""
+        self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
         """The reason why `states` cannot be restored, as far as can be checked without trying; empty if they can."""
@@ -64,7 +73,7 @@ class StateParts:
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Load the states into the parts."""
-        self._attributes.restore(states.get(ATTRIBUTES, {}))
+        self.restore_attributes(states.get(ATTRIBUTES, {}))
         for name, part in self.by_name.items():
             state = states[name]
             if isinstance(part, nn.Module):
@@ -97,6 +106,21 @@ class StateParts:
                 for key, buffer in module.named_buffers():
                     if plain_name(key) in buffers:
                         buffer.copy_(buffers[plain_name(key)])
+
+    def extra_states(self) -> dict[str, dict[str, Any]]:
+        """What modules keep in their ``state_dict`` beside tensors (``get_extra_state``), by the names of both. Layers
+        that compute in 8 bits keep the largest values seen there, each rank its own."""
+        return {
+            name: {own: _copied(each.get_extra_state()) for own, each in _with_extra_state(module)}
+            for name, module in self.modules().items()
+        }
+
+    def restore_extra_states(self, held: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put back what `extra_states` gave, as far as the modules still have it."""
+        for name, module in self.modules().items():
+            for own, each in _with_extra_state(module):
+                if own in held.get(name, {}):
+                    each.set_extra_state(_copied(held[name][own]))
 
     def forget_gradients(self) -> None:
         """Drop the gradients of an abandoned or half-done step, which may be NaN."""
@@ -160,6 +184,16 @@ def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{number}", part
     else:
         yield name, value
+
+
+def _with_extra_state(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, each in module.named_modules():
+        if type(each).get_extra_state is not nn.Module.get_extra_state:
+            yield plain_name(name), each
+
+
+def _copied(state: Any) -> Any:
+    return copy.deepcopy(state.detach() if isinstance(state, torch.Tensor) else state)
 
 
 def _difference(part: Any, held: Any) -> str:

@@ -22,6 +22,7 @@ from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torch.sources.batch_sources import REPLAYED
 from trainmedic.torchtitan import checkpoints
+from trainmedic.trainer.carried_files import CarriedFiles
 from trainmedic.trainer.self_saving import SelfSavingLoop
 
 _CALLED = ("_should_save", "maybe_wait_for_saving", "maybe_wait_for_staging", "exclude_from_loading", "interval")
@@ -33,8 +34,8 @@ class TitanLoop(SelfSavingLoop):
     # Torchtitan takes whatever has "step-" and a number in its name for a checkpoint.
     abandoned_name = "abandoned-{number}-of-{name}"
 
-    def __init__(self, medic: Medic, trainer: Any, limits: RestartLimits) -> None:
-        super().__init__(medic, limits, writes=medic.rank == 0)
+    def __init__(self, medic: Medic, trainer: Any, limits: RestartLimits, carried: CarriedFiles) -> None:
+        super().__init__(medic, limits, carried)
         self._trainer = trainer
         self._checkpointer = trainer.checkpointer
         self._drawn = 0  # batches of this rank since training began, those that were left out included
@@ -107,6 +108,7 @@ class TitanLoop(SelfSavingLoop):
 
     def start_fit(self) -> None:
         """Take note that the training begins in this process."""
+        self.carried.begin(self._trainer.model_parts, getattr(self._trainer, "dataloader", None))
         if self._trainer.step == 0 and not self.no_restart_because:
             self._start_fresh()
             if self._writes:
@@ -126,6 +128,8 @@ class TitanLoop(SelfSavingLoop):
         else:
             self._leave_out(restart.skip_batches)
             self.proof.goes_back(self._kept, lambda: self._dropped_newly)
+        if step:
+            self._put_back_carried(self._path(step))
         super().begins(modules, optimizers)
 
     def _leave_out(self, batches: int) -> None:
@@ -155,6 +159,7 @@ class TitanLoop(SelfSavingLoop):
         """Every rank keeps in the checkpoint of this step what it will compare with. Raises OSError."""
         path = self._path(step)
         path.mkdir(parents=True, exist_ok=True)
+        self.carried.save(path)
         keep(path, self._medic.rank, {**self.proof.kept(modules, optimizers), "drawn": self._drawn})
 
     def has_saved(self, step: int) -> bool:

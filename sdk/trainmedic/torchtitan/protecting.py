@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+from typing import Any, Mapping
 
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
@@ -15,20 +15,24 @@ from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.recovery.rollback_budget import LIMIT
 from trainmedic.torchtitan.callback import TitanCallback
 from trainmedic.torchtitan.loop import TitanLoop
+from trainmedic.trainer.carried_files import CarriedFiles
 
 MODULE = "torchtitan.trainer"
 _REPLACED = ("train", "train_step", "should_continue_training", "batch_generator")
 _MARK = "is_protected_by_trainmedic"
 
 
-def protect(medic: Medic, *, rollbacks: int | None = LIMIT, trainer: Any = None) -> None:
+def protect(
+    medic: Medic, *, rollbacks: int | None = LIMIT, also: Mapping[str, Any] | None = None, trainer: Any = None
+) -> None:
     """Let Trainmedic's commands be carried out in the trainings that begin afterwards.
 
     Every rank calls it before ``Trainer.train()``. ``rollbacks`` is how often training may go back without getting
-    further, None for any number. ``trainer`` is the class, where it is another than ``torchtitan.trainer.Trainer``, or
+    further, None for any number. ``also`` names state of the script that goes back, too, as for
+    `trainmedic.torch.attach`. ``trainer`` is the class, where it is another than ``torchtitan.trainer.Trainer``, or
     a subclass with a ``train`` of its own.
 
-    Raises ConfigurationError where that has not the methods that it is to have.
+    Raises ConfigurationError where that has not the methods that it is to have, or ``also`` cannot be kept.
     """
     kind: Any = _trainer_class() if trainer is None else trainer
     missing = [name for name in _REPLACED if not callable(getattr(kind, name, None))]
@@ -40,10 +44,12 @@ def protect(medic: Medic, *, rollbacks: int | None = LIMIT, trainer: Any = None)
     if hasattr(call, _MARK):
         raise ConfigurationError(f"{kind.__name__} is protected already: call protect() once in a process")
 
+    carried = CarriedFiles(medic.rank, also)
+
     @functools.wraps(call)
     def train(self: Any) -> Any:
         # A crash is left to the launcher, also in a job of a single rank.
-        loop = TitanLoop(medic, self, RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks))
+        loop = TitanLoop(medic, self, RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks), carried)
         return TitanCallback(medic, self, loop).train(lambda: call(self))
 
     setattr(train, _MARK, True)

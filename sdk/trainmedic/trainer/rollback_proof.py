@@ -53,6 +53,8 @@ class RollbackProof:
         self._skipped_at_first = 0
         self._parameters: dict[str, Any] = {"compared": 0, "agreed": 0, "ranks": medic.world_size, "why": _NOT_KEPT}
         self._problem = ""
+        self.carried: Mapping[str, Any] = {}
+        """How the state that training carries compares, for the answer; empty where that is not known."""
 
     @property
     def accumulation(self) -> int:
@@ -144,7 +146,8 @@ class RollbackProof:
         if self._is_back:
             self._is_back = False
             self.batch_log.go_back(None, 0, 0, _NOT_DRAWN)
-        proven = {**output, "verified": {"parameters": self._parameters}}
+        carried = {"carried": self.carried} if self.carried else {}
+        proven = {**output, "verified": {"parameters": self._parameters, **carried}}
         if self._problem:
             batches = self.batch_log.comparison.told(_NOT_DRAWN)
             step = output["checkpoint_step"]

@@ -7,6 +7,7 @@ than an exception. Who derives from them: ``megatron`` and ``torchtitan``.
 from __future__ import annotations
 
 import abc
+from pathlib import Path
 from typing import Any, Mapping, TypeVar
 
 from trainmedic.client import Medic
@@ -14,14 +15,24 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Stop
 from trainmedic.recovery import left_out
 from trainmedic.recovery.health import CheckpointHealth
+from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.trainer.callback import MedicCallback, log_errors
+from trainmedic.trainer.carried_files import CarriedFiles
 from trainmedic.trainer.loop import TrainerLoop
 
 _NOT_OURS = ("job.accumulate", "job.scale_batch", "job.dataloader_workers")
 
 
 class SelfSavingLoop(TrainerLoop):
-    """A `TrainerLoop` over checkpoints that its framework writes."""
+    """A `TrainerLoop` over checkpoints that its framework writes; `carried` is what each rank keeps beside that."""
+
+    def __init__(self, medic: Medic, limits: RestartLimits, carried: CarriedFiles) -> None:
+        super().__init__(medic, limits, writes=medic.rank == 0)
+        self.carried = carried
+
+    def _put_back_carried(self, checkpoint: Path, with_random: bool = True) -> None:
+        """Put back what this rank keeps in the checkpoint from which the loop begins."""
+        self.proof.carried = self.carried.restore(checkpoint, with_random)
 
     @abc.abstractmethod
     def has_saved(self, step: int) -> bool:

@@ -39,13 +39,46 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Augmented(Dataset[torch.Tensor]):
-    """Samples that look different each time they are drawn."""
+    """Samples that look different each time they are drawn, also by a generator of the data set's own."""
+
+    def __init__(self, rank: int) -> None:
+        self.noise = random.Random(200 + rank)
 
     def __len__(self) -> int:
         return 104
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.randn(4) + index / 104 + random.random()
+        return torch.randn(4) + index / 104 + random.random() + 0.1 * self.noise.random()
+
+
+class Carrying(nn.Module):
+    """A model with state that no ``state_dict`` holds, or each rank has its own of: a hidden state from batch to
+    batch, a buffer that is not persistent, and the largest value seen, as layers in 8 bits keep it to scale by."""
+
+    mean: torch.Tensor
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.3), norm, nn.Linear(9, 1))
+        self.hidden: torch.Tensor | None = None
+        self.largest = torch.zeros(())
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(batch)
+        found = found / (1 + self.largest) + 0.1 * self.mean
+        if self.hidden is not None:
+            found = found + 0.5 * self.hidden
+        self.hidden = found.detach().mean(0)
+        self.mean.mul_(0.9).add_(0.1 * found.detach().float().mean())
+        self.largest = torch.maximum(self.largest * 0.95, found.detach().float().abs().max())
+        return found
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.largest
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.largest = state.clone()
 
 
 def configuration(stage: int, weights: str, micro_batch: int, accumulation: int) -> dict[str, Any]:
@@ -75,11 +108,11 @@ class Training:
         rank = dist.get_rank()
         # Batch normalisation has buffers, each rank its own, and is not to be had on a CPU with weights of 16 bits.
         norm = nn.LayerNorm(9) if weights == "bf16" else nn.BatchNorm1d(9)
-        model = nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.3), norm, nn.Linear(9, 1))
+        model = Carrying(norm)
         self.engine, _, _, _ = deepspeed.initialize(
             model=model,
             model_parameters=model.parameters(),
-            training_data=Augmented(),
+            training_data=Augmented(rank),
             config=configuration(stage, weights, batch, accumulation),
         )
         self.engine.training_dataloader.num_local_io_workers = 0
@@ -87,6 +120,7 @@ class Training:
         torch.manual_seed(100 + rank)  # dropout and augmentation of its own
         random.seed(100 + rank)
         self.losses: dict[int, float] = {}
+        self.seen = {"losses": [0.0]}  # the loop's own average, which its loss depends on
         self.run = trainmedic.deepspeed.attach(
             medic,
             self.engine,
@@ -95,6 +129,7 @@ class Training:
             keep=None,
             seed=5,
             rollbacks=None,
+            also={"seen": self.seen},
         )
 
     def train(self, steps: int | None = None) -> None:
@@ -104,6 +139,8 @@ class Training:
                 assert step.is_update == self.engine.is_gradient_accumulation_boundary()
                 # A mean would be that of its own batch, and two batches are not one of twice the size.
                 loss = self.engine(batch.to(self.type)).float().square().mean() + 0.1
+                loss = loss * (1 + 0.01 * self.seen["losses"][-1])
+                self.seen["losses"] = [*self.seen["losses"][-3:], 0.9 * self.seen["losses"][-1] + 0.1 * loss.item()]
                 self.engine.backward(loss)
                 self.engine.step()
                 step.report(loss=loss, grad_norm=self.engine.get_global_grad_norm())
@@ -125,6 +162,7 @@ class Training:
             "random": torch.get_rng_state(),
             "tensors": _tensors(self.engine),
             "epoch": self.run.epoch,
+            "seen": self.seen,
         }
         file = Path(f"{name}-{dist.get_rank()}.pt")
         torch.save(held, file.with_suffix(".part"))
@@ -143,7 +181,8 @@ def _tensors(engine: Any) -> list[torch.Tensor]:
         optimizer = engine.optimizer.optimizer
         trained = [parameter.detach() for group in optimizer.param_groups for parameter in group["params"]]
         states = [optimizer.state[parameter][name] for parameter in optimizer.state for name in MOMENTS]
-    return [tensor.clone() for tensor in (*computed, *trained, *engine.module.buffers(), *states)]
+    carried = (engine.module.hidden, engine.module.largest)
+    return [tensor.clone() for tensor in (*computed, *trained, *engine.module.buffers(), *carried, *states)]
 
 
 def main(stage: int, weights: str) -> None:

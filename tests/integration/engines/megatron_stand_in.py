@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.integration.engines.carrying_model import CarryingModel
+
 ARGS = Namespace()
 _SCALE = 1e4
 
@@ -76,7 +78,7 @@ def get_num_microbatches() -> int:
     return int(ARGS.global_batch_size // (ARGS.micro_batch_size * _data_ranks()[1]))
 
 
-class Model(nn.Sequential):
+class Model(CarryingModel):
     """A model chunk, with the hooks that gather its parameters."""
 
     def __init__(self) -> None:

@@ -38,10 +38,11 @@ else:
 def main(kind: str, directory: str) -> None:
     torch.set_num_threads(1)
     if not ITSELF:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=180))
     rank, iterations = int(os.environ["RANK"]), int(os.environ.get("ITERATIONS", "1000"))
     firsts: list[int] = []
     models: list[Any] = []
+    counted = [0]  # steps, as a script might count them
 
     with (
         trainmedic.connect(job="llm-1") as medic,
@@ -50,7 +51,7 @@ def main(kind: str, directory: str) -> None:
     ):
         log.write(json.dumps({"pid": os.getpid()}) + "\n")
         if "ALONE" not in os.environ:
-            trainmedic.megatron.protect(medic, module=megatron, rollbacks=None)
+            trainmedic.megatron.protect(medic, module=megatron, rollbacks=None, also={"counted": counted})
         step = megatron.train_step
 
         def noting(*arguments: Any, **options: Any) -> Any:
@@ -60,6 +61,7 @@ def main(kind: str, directory: str) -> None:
             rate = arguments[3].param_groups[0]["lr"]
             loss = float(medic.progress.loss) if medic.progress.loss is not None else None
             course.write(json.dumps({"sample": firsts[0] if firsts else None, "rate": rate, "reported": loss}) + "\n")
+            counted[0] += 1
             time.sleep(0.002 if iterations == 1000 else 0)
             return result
 
@@ -73,7 +75,8 @@ def main(kind: str, directory: str) -> None:
                 load=directory,
                 save_interval=10,
             )
-        torch.save([parameter.detach() for parameter in models[0].parameters()], f"{directory}-{rank}.pt")
+        held = [parameter.detach() for parameter in models[0].parameters()]
+        torch.save([*held, torch.tensor(counted)], f"{directory}-{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -26,6 +26,9 @@ PROGRAM = str(Path(__file__).with_name("titan_training.py"))
 ITSELF = os.environ.get("TRAINMEDIC_TEST_TORCHTITAN")
 ENVIRONMENT = {"ITSELF": "1", "PYTHONPATH": os.pathsep.join((PYTHON_PATH, ITSELF))} if ITSELF else {}
 RANKS = 2
+SECONDS = 180
+CARRIED = 1 if ITSELF else 4
+"""What the script has named, and of the stand-in two values of its model and the data set's generator."""
 BATCHES = 2  # of a rank, in a step
 
 
@@ -39,7 +42,7 @@ async def order(bus: RedisBus, action: str, expected: str = envelope.APPLIED, **
 
 async def until(job: RankProcesses, *steps: int, directory: str = "ordered") -> None:
     """Until there are whole checkpoints of these steps."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(SECONDS):
         for step in steps:
             while not (job.directory / f"{directory}/checkpoint/step-{step}/.trainmedic-complete").exists():
                 assert job.processes[-1].poll() is None, job.log()
@@ -50,19 +53,19 @@ async def begin(job: RankProcesses, redis_server: Any, directory: str = "ordered
     """Until all ranks of it are there."""
     lives = len(job.pids(0))
     job.torchrun(RANKS, PROGRAM, directory, **ENVIRONMENT)
-    await until_present(redis_server.url, job, RANKS, pids=lives + 1, seconds=180)
+    await until_present(redis_server.url, job, RANKS, pids=lives + 1, seconds=SECONDS)
 
 
 async def run(job: RankProcesses, directory: str, steps: int, **environment: str) -> None:
     """To that step, with nothing ordered."""
     program = job.torchrun(RANKS, PROGRAM, directory, STEPS=str(steps), **ENVIRONMENT, **environment)
-    assert await asyncio.to_thread(program.wait, 180) == 0, job.log()
+    assert await asyncio.to_thread(program.wait, SECONDS) == 0, job.log()
 
 
 async def stop(job: RankProcesses, bus: RedisBus) -> int:
     """The step at which it was stopped, with a checkpoint."""
     stopped = await order(bus, "job.stop", checkpoint=True)
-    assert await asyncio.to_thread(job.processes[-1].wait, 60) == 0, job.log()
+    assert await asyncio.to_thread(job.processes[-1].wait, SECONDS) == 0, job.log()
     return int(stopped["checkpoint"].removeprefix("step-"))
 
 
@@ -92,8 +95,8 @@ async def test_all_ranks_go_back_in_the_running_process(job: RankProcesses, bus:
     await until(job, 10, 20)
     back = await order(bus, "job.rollback", step=10)
     assert (back["checkpoint"], back["skipped_batches"], back["data"]) == ("step-10", 0, "the same batches again")
-    for compared in (back["verified"]["parameters"], back["verified"]["batches"]):
-        assert compared["compared"] == compared["agreed"] > 0
+    for part, least in (("parameters", 1), ("batches", 1), ("carried", CARRIED)):
+        assert back["verified"][part]["compared"] == back["verified"][part]["agreed"] >= least
     assert (job.directory / "ordered/checkpoint/abandoned-1-of-20").is_dir()
     await order(bus, "job.accumulate", envelope.UNSUPPORTED, factor=2)
     slower = make_command("job.scale_lr", params={"factor": 0.5})

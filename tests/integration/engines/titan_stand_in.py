@@ -14,6 +14,7 @@ old checkpoints, and torchtitan's own models, logs and profiler. The same tests 
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -27,22 +28,36 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from tests.integration.engines.carrying_model import CarryingModel
+
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
+class Noise:
+    """What makes the labels of a data set: a generator of its own."""
+
+    def __init__(self, rank: int) -> None:
+        self.generator = random.Random(rank)
+
+    def labels(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens + 1 + self.generator.randrange(3)
+
+
 class Loader:
-    """Batches of two samples of four tokens that count up, for each data rank its own, and the place in them."""
+    """Batches of two samples of four tokens that count up, for each data rank its own, and the place in them. The
+    labels come from the data set's generator, whose state is not part of the place."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
         self._drawn = 0
+        self.dataset = Noise(rank)
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
             first = (self._drawn * self._world_size + self._rank) * 8
             self._drawn += 1
             tokens = torch.arange(first, first + 8).reshape(2, 4)
-            yield {"input": tokens}, tokens + 1
+            yield {"input": tokens}, self.dataset.labels(tokens)
 
     def state_dict(self) -> dict[str, Any]:
         return {f"rank_{self._rank}": self._drawn}
@@ -144,7 +159,7 @@ class Trainer:
         self.gradient_accumulation_steps = 2
         self.metrics_processor = SimpleNamespace(log=lambda *values, **more: None)
         torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1))
+        model = CarryingModel(nn.Linear(4, 9), nn.Tanh(), nn.Dropout(0.1), nn.Linear(9, 1))
         self.model_parts = [model]
         self.optimizers = Optimizers(model)
         self.lr_schedulers = Schedulers(self.optimizers)

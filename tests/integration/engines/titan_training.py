@@ -25,8 +25,8 @@ import trainmedic.torchtitan
 from trainmedic.torch.checkpoints.digests import local_part
 
 
-def note_course(trainer: Any, medic: Any, course: Any, seconds: float) -> None:
-    """Let each step write its line, and take that long at least."""
+def note_course(trainer: Any, medic: Any, course: Any, seconds: float, counted: list[int]) -> None:
+    """Let each step write its line, count itself, and take that long at least."""
     step = trainer.train_step
 
     def noting(batches: Iterator[Any]) -> None:
@@ -43,6 +43,7 @@ def note_course(trainer: Any, medic: Any, course: Any, seconds: float) -> None:
         loss = medic.progress.loss
         line = {"step": trainer.step, "first": firsts[0], "rate": rate, "reported": None if loss is None else str(loss)}
         course.write(json.dumps(line) + "\n")
+        counted[0] += 1
         time.sleep(seconds)
 
     trainer.train_step = noting
@@ -56,7 +57,7 @@ def main(directory: str) -> None:
     else:
         from tests.integration.engines.titan_stand_in import build  # type: ignore[assignment]
 
-        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=180))
     trainer = build(directory, steps)
     rank = dist.get_rank()
     with (
@@ -65,14 +66,15 @@ def main(directory: str) -> None:
         Path(f"{directory}-{rank}.jsonl").open("a", buffering=1) as course,
     ):
         log.write(json.dumps({"pid": os.getpid()}) + "\n")
+        counted = [0]
         if "ALONE" not in os.environ:
-            trainmedic.torchtitan.protect(medic, trainer=type(trainer), rollbacks=None)
-        note_course(trainer, medic, course, 0.02 if steps == 1000 else 0.0)
+            trainmedic.torchtitan.protect(medic, trainer=type(trainer), rollbacks=None, also={"counted": counted})
+        note_course(trainer, medic, course, 0.02 if steps == 1000 else 0.0, counted)
         trainer.train()
     held = [local_part(parameter) for part in trainer.model_parts for parameter in part.parameters()]
     states = [each for optimizer in trainer.optimizers for each in optimizer.state.values()]
     moments = [local_part(state[name]) for state in states for name in ("exp_avg", "exp_avg_sq")]
-    torch.save([*held, *moments], f"{directory}-{rank}.pt")
+    torch.save([*held, *moments, torch.tensor(counted)], f"{directory}-{rank}.pt")
     trainer.close()
     dist.destroy_process_group()
 

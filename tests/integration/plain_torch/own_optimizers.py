@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
-KINDS = ("owned", "sliced", "share", "zero", "local", "compressed")
+KINDS = ("owned", "sliced", "share", "zero", "local", "compressed", "sharded")
 
 
 def average(parameters: Iterable[torch.Tensor]) -> None:
@@ -108,11 +108,39 @@ class Share(Optimizer):
             dist.broadcast(parameter, number % dist.get_world_size())
 
 
+class LocalNorms(Optimizer):
+    """For parameters that FSDP has spread: momentum as they are spread, and of each rank's part an average of the
+    gradient's norm, in plain tensors; the latest norm is an attribute."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], lr: float = 0.02) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": 0.9})
+        self.latest = torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, slope = self.state[parameter], local_of(parameter.grad)
+                if not state:
+                    state.update(momentum=torch.zeros_like(parameter), norm=torch.zeros(()))
+                momentum = local_of(state["momentum"])
+                momentum.mul_(group["momentum"]).add_(slope)
+                state["norm"].lerp_(slope.norm(), 0.1)
+                local_of(parameter).sub_(group["lr"] * momentum / (1 + state["norm"] + 0.1 * self.latest))
+                self.latest.copy_(slope.norm())
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own
+
+
 def make(kind: str, model: nn.Module) -> tuple[nn.Module, Any]:
     """The model as that kind wraps it, and its optimizer."""
     # These take seconds to import, with warnings, and only the ranks need them.
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 
     if kind == "owned":
@@ -121,6 +149,9 @@ def make(kind: str, model: nn.Module) -> tuple[nn.Module, Any]:
         return model, SlicedAdam(model.parameters())
     if kind == "share":
         return model, Share(model.parameters())
+    if kind == "sharded":
+        sharded = fully_shard(model)
+        return sharded, LocalNorms(sharded.parameters())
     if kind == "local":
         inner = SGD(model.parameters(), lr=0.02, momentum=0.9)
         return model, PostLocalSGDOptimizer(inner, PeriodicModelAverager(period=4, warmup_steps=2))
@@ -143,4 +174,5 @@ def state_of(optimizer: Any, model: Any) -> list[torch.Tensor]:
     tensors.append(torch.tensor(getattr(getattr(optimizer, "averager", None), "step", 0)))
     for _, state in getattr(model, "_comm_hooks", ()):
         tensors += [torch.tensor(state.iter), *state.error_dict.values(), *state.q_memory_dict.values()]
-    return [tensor.detach().clone() for tensor in tensors]
+    tensors += [optimizer.latest] if isinstance(optimizer, LocalNorms) else []
+    return [local_of(tensor.detach()).clone() for tensor in tensors]

@@ -30,7 +30,7 @@ from tests.integration.plain_torch.own_optimizers import make, state_of
 from tests.support.command_sender import Commander
 from tests.support.programs import eventually
 from trainmedic.job.group import SingleRankGroup
-from trainmedic.torch.checkpoints import joint_checkpoints, replicated_contents
+from trainmedic.torch.checkpoints import joint_checkpoints, replicated_contents, sharding
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.checkpoints.state_digests import compare_with
 from trainmedic.torch.optimizer_attributes import OptimizerAttributes
@@ -120,8 +120,9 @@ def live(commander: Commander, kind: str) -> None:
     torch.save({**held, "answers": ordered.answers(), "back": back}, f"{kind}-{rank}.pt")
 
 
-def alone(directory: Path) -> None:
-    """Load the newest checkpoint of the training with ZeRO on rank 0 alone: what it holds, and how that compares."""
+def alone(directory: Path, sharded: Path) -> None:
+    """Load the newest checkpoint of the training with ZeRO on rank 0 alone: what it holds, and how that compares; and
+    that of the training with FSDP, as far as it goes."""
     group = dist.new_group([0])
     if dist.get_rank():
         return
@@ -136,7 +137,17 @@ def alone(directory: Path) -> None:
     storage = JointCheckpointDirectory(directory, None, 0, 1, lambda name: SingleRankGroup(), contents)
     run = storage.load(max(storage.checkpoints(), key=lambda checkpoint: checkpoint.step), parts)
     problem = compare_with(run["digests"], parts).problem
-    torch.save({"states": state_of(optimizer, model), "problem": problem, "step": run["step"]}, "zero-alone.pt")
+    plain = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1))
+    parts = StateParts(model=plain, optimizer=AdamW(plain.parameters()))
+    spread = sharding.ShardedContents(parts)
+    storage = JointCheckpointDirectory(sharded, None, 0, 1, lambda name: SingleRankGroup(), spread)
+    try:
+        storage.load(max(storage.checkpoints(), key=lambda checkpoint: checkpoint.step), parts)
+        refused = ""
+    except trainmedic.TrainmedicError as error:
+        refused = str(error)
+    held = {"states": state_of(optimizer, model), "problem": problem, "step": run["step"], "refused": refused}
+    torch.save(held, "zero-alone.pt")
 
 
 # --- breaks of the proof ------------------------------------------------------------------------------------------
@@ -190,6 +201,8 @@ BREAKS: dict[str, tuple[str, Any, str, Callable[[], Callable[..., Any]]]] = {
     "parameters are scaled": ("owned", StateParts, "restore", lambda: on_rank_1(scaled(RESTORE), RESTORE)),
     "digests are those of rank 0": ("owned", joint_checkpoints, "as_written", lambda: _digests_of_rank_0),
     "attributes are not restored": ("share", OptimizerAttributes, "restore", lambda: nothing),
+    "FSDP gets the plain tensors of rank 0": ("sharded", sharding, "_put_plain", lambda: nothing),
+    "FSDP's attributes are not restored": ("sharded", OptimizerAttributes, "restore", lambda: nothing),
     "ZeRO gets the other share": ("zero", replicated_contents, "merge", lambda: nothing),
 }
 
@@ -227,7 +240,7 @@ def main(kinds: list[str]) -> None:
     commanders = (Commander(os.environ["TRAINMEDIC_REDIS_URL"], f"states-{number}") for number in range(100))
     for kind in kinds:
         live(next(commanders), kind)
-    alone(Path("zero-saved"))
+    alone(Path("zero-saved"), Path("sharded-saved"))
     ends = {which: end_of(next(commanders), which) for which in BREAKS}
     Path(f"breaks-{rank}.json").write_text(json.dumps(ends))
     dist.destroy_process_group()

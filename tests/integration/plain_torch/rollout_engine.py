@@ -6,6 +6,7 @@ what it gets. `Engine` is what the trainer gives `trainmedic.torch.attach` in ``
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,12 @@ def sample(policy: torch.nn.Linear, prompts: torch.Tensor, seed: int) -> torch.T
     return torch.multinomial(odds, 1, generator=torch.Generator().manual_seed(seed)).squeeze(1)
 
 
+def digest_of(policy: torch.nn.Linear) -> str:
+    return hashlib.sha256(
+        repr({name: each.tolist() for name, each in policy.state_dict().items()}).encode()
+    ).hexdigest()
+
+
 def serve(connection: Connection) -> None:
     """Sample for whoever has the other end, until it closes that."""
     torch.set_num_threads(1)
@@ -46,6 +53,8 @@ def serve(connection: Connection) -> None:
         if order == "load":
             policy.load_state_dict({name: torch.tensor(values) for name, values in content[0].items()})
             connection.send(None)
+        elif order == "digest":
+            connection.send(digest_of(policy))
         else:
             connection.send(sample(policy, torch.tensor(content[0]), content[1]).tolist())
 
@@ -63,6 +72,11 @@ class Engine:
 
     def sample(self, prompts: torch.Tensor, seed: int) -> torch.Tensor:
         return torch.tensor(self._ask("sample", prompts.tolist(), seed))
+
+    def digest(self) -> str:
+        """Of the weights that the process samples from."""
+        found: str = self._ask("digest")
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         return {"weights": self._weights}
@@ -92,8 +106,8 @@ def engine_process() -> Iterator[Engine]:
         process.join(60)
 
 
-Story = list[tuple[int, list[int], float]]
-"""Of each step its number, the actions that the engine has sampled, and the loss."""
+Story = list[tuple[int, str, list[int], float]]
+"""Of each step its number, the digest of the engine's weights, the actions that it has sampled, and the loss."""
 
 
 def train(
@@ -126,7 +140,7 @@ def train(
                 number = run.global_step
                 if number % SENT_EVERY == 0:
                     engine.load(policy.state_dict())
-                actions = engine.sample(batch, number)
+                sampled_from, actions = engine.digest(), engine.sample(batch, number)
                 reward = (actions == 1).float() - 0.2
                 chosen = torch.distributions.Categorical(logits=policy(batch)).log_prob(actions)  # type: ignore[no-untyped-call]
                 loss = -(chosen * reward).mean()
@@ -134,7 +148,7 @@ def train(
                 loss.backward()
                 optimizer.step()
                 step.report(loss=loss)
-            story.append((number, actions.tolist(), loss.item()))
+            story.append((number, sampled_from, actions.tolist(), loss.item()))
             each(number, policy)
             if number + 1 >= steps:
                 break

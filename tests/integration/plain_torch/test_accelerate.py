@@ -57,6 +57,35 @@ def numbered() -> Any:
     return TensorDataset(torch.arange(SAMPLES).float().repeat(4, 1).T / SAMPLES, torch.arange(SAMPLES))
 
 
+class Noisy(TensorDataset):
+    """Numbered samples with noise of the data set's own generator."""
+
+    def __init__(self) -> None:
+        super().__init__(*numbered().tensors)
+        self.noise = torch.Generator().manual_seed(8)
+
+    def __getitem__(self, index: int) -> Any:
+        rows, number = super().__getitem__(index)
+        return rows + 0.1 * torch.rand(4, generator=self.noise), number
+
+
+class Average:
+    """An object with a state, as scripts register it with Accelerate."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, value: float) -> float:
+        self.value += 0.1 * (value - self.value)
+        return self.value
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
 class AcceleratedLoop:
     """``seen`` are the samples of the batches that were trained on."""
 
@@ -79,6 +108,8 @@ class AcceleratedLoop:
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=accumulation),
             dataloader_config=DataLoaderConfiguration(**(loader or {})),
         )
+        self.average = Average()
+        self.accelerator.register_for_checkpointing(self.average)
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 50))
@@ -113,7 +144,8 @@ class AcceleratedLoop:
             epoch = self.run.epoch
             self.seen.append(numbers.tolist())
             with self.run.step() as step, self.accelerator.accumulate(self.model):
-                loss = (self.model(rows) ** 2).mean()
+                loss = (self.model(rows) ** 2).mean() * (1 + self.average.value / (1 + self.average.value))
+                self.average.add(loss.item())
                 norm = self.update_shortly(step, loss) if short else self.update(loss)
                 step.report(loss=loss, grad_norm=norm)
                 if step.is_update:
@@ -173,6 +205,7 @@ Begin = Callable[..., AcceleratedLoop]
 VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
     "as nlp_example": dict,
     "accumulating": lambda: {"accumulation": 3},
+    "with noise": lambda: {"data": Noisy()},
     "seedable": lambda: {"loader": {"use_seedable_sampler": True}, "accumulation": 2},
     "stateful": lambda: {"loader": {"use_stateful_dataloader": True}},
     "stateful, accumulating": lambda: {"loader": {"use_stateful_dataloader": True}, "accumulation": 3},

@@ -240,12 +240,30 @@ def named_object() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
     return average, mix
 
 
+def named_loader() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    """As llm.c's: its place among tokens that are read from a file, counted by NumPy."""
+
+    class Tokens:
+        def __init__(self) -> None:
+            self.tokens = numpy.frombuffer(numpy.arange(500, dtype=numpy.uint16).tobytes(), dtype=numpy.uint16)
+            self.place = numpy.int32(0)
+
+    loader = Tokens()
+
+    def mix(found: torch.Tensor) -> Any:
+        loader.place = loader.place + numpy.int32(3)
+        assert loader.place.dtype == numpy.int32
+        return torch.from_numpy(loader.tokens[loader.place : loader.place + 3].astype(numpy.float32)) / 100
+
+    return loader, mix
+
+
 def named_generator() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
     numbers = numpy.random.default_rng(5)
     return numbers, lambda found: torch.from_numpy(numbers.normal(size=3)).float()
 
 
-NAMED = [named_tensor, named_buffer, named_dict, named_functions, named_object, named_generator]
+NAMED = [named_tensor, named_buffer, named_dict, named_functions, named_object, named_loader, named_generator]
 
 
 @pytest.mark.parametrize("kind", NAMED)

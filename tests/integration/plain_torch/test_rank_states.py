@@ -21,7 +21,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory, shared_redis: Any) -> RankPr
     """One start of the ranks for all kinds and all breaks."""
     job = RankProcesses(tmp_path_factory.mktemp("ranks"), shared_redis.url)
     try:
-        code = job.torchrun(RANKS, "-m", PROGRAM, *KINDS).wait(240)
+        code = job.torchrun(RANKS, "-m", PROGRAM, *KINDS).wait(480)
     finally:
         job.end()
     assert code == 0, job.log()
@@ -71,6 +71,13 @@ def test_the_shares_of_zero_make_a_whole_for_another_number_of_ranks(lived: Rank
     assert len(results["states"]) == 4 + len(moments) + 2
     for tensor in moments:
         assert any(torch.equal(tensor, states) for states in results["states"][4:-2])
+
+
+def test_plain_tensors_of_each_rank_of_fsdp_do_not_serve_another_number_of_ranks(lived: RankProcesses) -> None:
+    """One rank is refused what two have written, with the reason."""
+    refused = torch.load(lived.directory / "zero-alone.pt", weights_only=False)["refused"]
+    assert refused.startswith("what optimizers keep in attributes in step-00000020 belongs to each of its 2 ranks")
+    assert refused.endswith("start 2 ranks")
 
 
 @pytest.mark.parametrize("which", BREAKS)

@@ -45,7 +45,8 @@ def repaired(commander: Commander, engine: Engine, directory: Path, names_engine
 def test_the_engine_samples_from_the_weights_that_it_had_at_the_checkpoint(
     tmp_path: Path, commander: Commander, engine: Engine
 ) -> None:
-    """Actions and losses of the repeated steps, and of those that follow, are those of an undisturbed training. With an
+    """The digests of its weights, actions and losses of the repeated steps, and of those that follow, are those of an
+    undisturbed training. With an
     engine that attach was not given they are not, so the program shows what it is to show."""
     with commander.connect() as medic:
         plain = train(medic, engine, tmp_path / "plain", STEPS, lambda *_: None)[SAVED:]

@@ -36,7 +36,7 @@ class _Compared:
     digests: Digests | None
     """None where nothing is to be verified."""
     rank_state: RankState | None
-    """None with a single rank, with sharded parts, and where the ranks could not find out."""
+    """None with a single rank, where the storage keeps each rank's, and where the ranks could not find out."""
 
 
 class CheckpointWriter:
@@ -121,9 +121,9 @@ class CheckpointWriter:
         training, medic = self._training, self._training.medic
         cache = KnownDigests()
         kept = digests_of_parts(training.parts, cache) if training.verifies else None
-        if medic.world_size == 1 or is_sharded(training.parts):
+        if medic.world_size == 1:
             return _Compared(kept, None)
-        if kept is not None:
+        if kept is not None and not is_sharded(training.parts):
             training.rank_comparison.compare(training.global_step, kept, training.memory)
         return _Compared(kept, self._rank_state(cache))
 
@@ -131,12 +131,13 @@ class CheckpointWriter:
         """What differs between the ranks; None where it is not known, or the storage has another way to keep it."""
         training, medic = self._training, self._training.medic
         comparison, disk = training.rank_comparison, on_disk(training.storage)
-        if isinstance(disk, JointOwnCheckpoints):
+        if isinstance(disk, JointOwnCheckpoints) and not is_sharded(training.parts):
             return RankState(medic.rank, comparison.differing, (), {})
-        if not isinstance(disk, JointCheckpointDirectory) or not disk.is_replicated:
+        states = disk.comparable(training.parts) if isinstance(disk, JointCheckpointDirectory) else None
+        if states is None:
             return None
         group = medic.group(f"rank-states-{training.global_step}")
-        state = compare_states(training.parts.capture(), group, cache)
+        state = compare_states(states, group, cache)
         if state is None:
             return None
         return replace(state, from_rank_0=tuple(part for part in state.parts if comparison.is_faulty(part)))

@@ -55,6 +55,10 @@ class JointContents(Protocol):
         """
         ...
 
+    def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
+        """Return the states that the ranks compare before `capture`; None where each rank's are written anyway."""
+        ...
+
     def write(self, path: Path, content: Any) -> None:
         """Write what `capture` returned for all ranks."""
         ...
@@ -88,6 +92,15 @@ class BackgroundContents(JointContents, Protocol):
         ...
 
 
+@runtime_checkable
+class UnitedContents(JointContents, Protocol):
+    """Contents that are spread over the ranks, and can be read by another number of them."""
+
+    def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what each rank of another number gets as its own. Raises UnusableCheckpoint."""
+        ...
+
+
 class JointCheckpointDirectory(CheckpointDirectory):
     """`CheckpointDirectory` for several ranks."""
 
@@ -109,10 +122,9 @@ class JointCheckpointDirectory(CheckpointDirectory):
         """Raises UnusableCheckpoint where a training cannot go on from a checkpoint of another number of ranks, by what
         rank 0 has kept in it."""
 
-    @property
-    def is_replicated(self) -> bool:
-        """Whether each rank has all of the training, but for what differs."""
-        return self._contents.is_replicated
+    def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
+        """Return the states of which the ranks have to find out what differs between them; None without any."""
+        return self._contents.comparable(parts)
 
     # --- writing ----------------------------------------------------------------------------------------
 
@@ -215,10 +227,12 @@ class JointCheckpointDirectory(CheckpointDirectory):
         # "feed" is the stored name of the batch source's state.
         source = for_other_rank_count(first["run"]["feed"], ranks, self._world_size)
         run = {**first["run"], "feed": source, "random": None, "batches": None, "digests": None}
+        files = [first, *(read_file(path / _file_of(rank), checked) for rank in range(1, ranks) if differs(first))]
+        if isinstance(self._contents, UnitedContents):
+            return {"run": run, "own": self._contents.for_other_ranks(path.name, files)}
         if not self._contents.is_replicated:
             return {**first, "run": run}
-        files = [first, *(read_file(path / _file_of(rank), checked) for rank in range(1, ranks) if differs(first))]
-        own, digests = united(path.name, files, parts, self._world_size)
+        own, digests = united(path.name, files, parts)
         return {"run": {**run, "digests": digests}, "own": own}
 
     # --- what rank 0 does alone -------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from trainmedic.errors import NotAgreed
 from trainmedic.job.group import Group
 from trainmedic.torch.checkpoints.digests import KnownDigests, digests_of
 from trainmedic.torch.optimizer_attributes import HOOK
+from trainmedic.torch.state_parts import ATTRIBUTES
 
 Path = tuple[Any, ...]
 _DIGITS = 16
@@ -117,15 +118,35 @@ def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: 
     Then the state belongs to the ranks themselves, and no other number of ranks can continue with it. The state of a
     communication hook does not count, because it begins again in each process.
     """
+    values = _values(states, part)
+    if not can_unite(states, part):
+        return None
+    united = [(path, value) for own in owns for path, value in own["own"] if _text(path) in values]
+    return {"parts": [part], "paths": list(values), "own": united}
+
+
+def can_unite(states: Sequence[RankState], part: str) -> bool:
+    """Return whether no two ranks have other values for the same leaf of that part."""
+    return all(len(reports) == 1 for reports in _values(states, part).values())
+
+
+def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
+    """Return why another number of ranks cannot continue with a part that differs by rank."""
+    what = "what optimizers keep in attributes" if part == ATTRIBUTES else f"the state of {part}"
+    return (
+        f"{what} in {checkpoint} belongs to each of its {written_by} ranks, so that another number of ranks cannot "
+        f"continue with it: start {written_by} ranks"
+    )
+
+
+def _values(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
+    """Return by the path of each leaf of a part, as text, the digests that ranks have of it."""
     values: dict[str, set[str]] = {}
     for state in states:
         for text, digest in state.digests.items():
             if text.startswith(_text((part,))[:-1]) and HOOK not in text:
                 values.setdefault(text, set()).add(digest)
-    if any(len(reports) > 1 for reports in values.values()):
-        return None
-    united = [(path, value) for own in owns for path, value in own["own"] if _text(path) in values]
-    return {"parts": [part], "paths": list(values), "own": united}
+    return values
 
 
 def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, str]:

@@ -16,7 +16,7 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
     check_match,
 )
 from trainmedic.torch.checkpoints.frozen_base import FrozenBase
-from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_of, unite
+from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_of, unite, why_not_united
 from trainmedic.torch.optimizer_states import is_zero_redundancy, owned_numbers
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
@@ -34,6 +34,9 @@ class ReplicatedContents:
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
         return self.of_memory(parts, parts.capture(), run)
+
+    def comparable(self, parts: StateParts) -> Mapping[str, Any]:
+        return parts.capture()
 
     def use_group_of_its_own(self) -> None:
         """No process group is used."""
@@ -89,7 +92,7 @@ def differs(first: Mapping[str, Any]) -> bool:
     return state is not None and bool(state.parts)
 
 
-def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts, ranks: int) -> tuple[Any, Any]:
+def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> tuple[Any, Any]:
     """Return for another number of ranks what differed, as one, and the digests of it.
 
     Buffers and objects in ``also`` are rank 0's then. Raises UnusableCheckpoint where a state belongs to its rank.
@@ -113,10 +116,7 @@ def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts, ran
         else:
             part_united = {}
         if part_united is None:
-            raise UnusableCheckpoint(
-                f"the state of {part} in {name} belongs to each of its {len(files)} ranks, so that {ranks} ranks "
-                f"cannot continue with it: start {len(files)} ranks"
-            )
+            raise UnusableCheckpoint(why_not_united(part, name, len(files)))
         for key, members in part_united.items():
             own[key].extend(members)
     optimizers = (*parts.of_optimizers(), ATTRIBUTES)

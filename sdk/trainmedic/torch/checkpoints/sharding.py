@@ -2,7 +2,8 @@
 
 Parameters and the optimizer's state are written by ``torch.distributed.checkpoint``, each rank its shards, into
 ``sharded/``; it can be read by other numbers of ranks too. Buffers, parameter groups, the scheduler and whatever
-else there is go into each rank's own file. Not here: the files around it (``joint_checkpoints``).
+else there is go into each rank's own file. So do tensors that are not spread and that differ by rank, such as the
+momentum of an optimizer that shares out its parameters. Not here: the files around it (``joint_checkpoints``).
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import local_part, state_tensors
+from trainmedic.torch.checkpoints.rank_states import Path as Leaf
+from trainmedic.torch.checkpoints.rank_states import RankState, can_unite, leaves, why_not_united
+from trainmedic.torch.optimizer_states import put_settings, settings_of
 from trainmedic.torch.rank_agreement import first_line
-from trainmedic.torch.state_parts import StateParts
+from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 from trainmedic.torch.tensor_names import plain_name
 
 SHARDED = "sharded"
@@ -56,9 +60,12 @@ class ShardedContents:
 
     def capture(self, parts: StateParts, run: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         # Asking for the state of an optimizer that has done no step yet would give it one.
-        fresh = [name for name, optimizer in self._optimizers.items() if not optimizer.state]
-        return self._tensors(fresh), {
+        fresh = self._fresh()
+        content = self._tensors(fresh)
+        return content, {
             "fresh": fresh,
+            "plain": self._plain(content, run),
+            "attributes": parts.attributes(),
             "buffers": parts.buffers(),
             "groups": {name: optimizer.state_dict()["param_groups"] for name, optimizer in self._optimizers.items()},
             "others": {name: part.state_dict() for name, part in self._others(parts).items()},
@@ -66,7 +73,10 @@ class ShardedContents:
 
     def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
         content, own = held
-        return content, own
+        return content, {**own, "plain": self._plain(content, run)}
+
+    def comparable(self, parts: StateParts) -> Mapping[str, Any]:
+        return {**_not_spread(self._tensors(self._fresh())), ATTRIBUTES: parts.attributes()}
 
     def use_group_of_its_own(self) -> None:
         """From now on write by a process group of its own, beside what training does. Every rank calls it."""
@@ -93,18 +103,34 @@ class ShardedContents:
             raise UnusableCheckpoint(f"{path.name}/{SHARDED} cannot be read: {_cause(error)}") from error
         return prepared
 
+    def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what another number of ranks loads beside the shards, by the files of all ranks that wrote them.
+
+        Raises UnusableCheckpoint where ranks had other values of the same tensor.
+        """
+        states = [RankState.of(file["run"].get("rank_state")) for file in files]
+        known = [state for state in states if state is not None]
+        for part in known[0].parts if known else ():
+            if len(known) < len(files) or not can_unite(known, part):
+                raise UnusableCheckpoint(why_not_united(part, name, len(files)))
+        own: dict[str, Any] = {**files[0]["own"], "plain": []}
+        return own
+
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
+        _put_plain(content, own.get("plain", ()))
         # The shards lack the buffers, which are in each rank's own file, so the present ones are passed along.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
         for name, optimizer in self._optimizers.items():
+            before = settings_of(optimizer)
             if name in own["fresh"]:
                 optimizer.state.clear()
             else:
                 held = get_optimizer_state_dict(self._model, optimizer)
                 set_optimizer_state_dict(self._model, optimizer, {**held, "state": content[name]})
-            for group, values in zip(optimizer.param_groups, own["groups"][name], strict=True):
-                group.update({key: value for key, value in values.items() if key != "params"})
+            put_settings(optimizer, before, own["groups"][name])
+        if "attributes" in own:  # as earlier releases have none
+            parts.restore_attributes(own["attributes"])
         for name, part in self._others(parts).items():
             part.load_state_dict(own["others"][name])
 
@@ -149,6 +175,19 @@ class ShardedContents:
 
     # ----------------------------------------------------------------------------------------------------
 
+    def _fresh(self) -> list[str]:
+        return [name for name, optimizer in self._optimizers.items() if not optimizer.state]
+
+    def _plain(self, content: Tensors, run: Mapping[str, Any] | None) -> list[tuple[Leaf, Any]]:
+        """The leaves that are not spread, of the parts in which some rank has others. ``torch.distributed.checkpoint``
+        writes them for one rank, of its own choice. In memory, where ``run`` is None, ``content`` has them."""
+        if run is None:
+            return []
+        state = RankState.of(run.get("rank_state"))
+        return [
+            (path, value) for path, value in leaves(_not_spread(content)) if state is None or path[0] in state.parts
+        ]
+
     def _mismatch(self, parts: StateParts, own: Any) -> str:
         for name, optimizer in self._optimizers.items():
             if _sizes(own["groups"].get(name, ())) != _sizes(optimizer.state_dict()["param_groups"]):
@@ -169,6 +208,23 @@ class ShardedContents:
     def _others(self, parts: StateParts) -> Mapping[str, Any]:
         sharded = {"model", *self._optimizers}
         return {name: part for name, part in parts.by_name.items() if name not in sharded}
+
+
+def _not_spread(content: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The same nested mappings, without the tensors that are spread over ranks."""
+    return {
+        key: _not_spread(value) if isinstance(value, Mapping) else value
+        for key, value in content.items()
+        if not hasattr(value, "to_local")
+    }
+
+
+def _put_plain(content: Tensors, plain: Sequence[tuple[Leaf, Any]]) -> None:
+    for path, value in plain:
+        within = content
+        for key in path[:-1]:
+            within = within.setdefault(key, {})
+        within[path[-1]] = value
 
 
 def _sizes(groups: Any) -> list[int]:

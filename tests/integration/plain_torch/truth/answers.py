@@ -66,12 +66,17 @@ class Story:
         self.saves_next = True
         self.jump: int | None = None
         self.is_given = self.recipe.loader == "liar"
+        self.gives_others = False
+        """Whether an answer has said that a stream which is shuffled through a buffer gives other batches from there
+        on, so that no plain training can be held against it."""
         self.replayed: list[tuple[list[str], list[str], Mapping[str, Any]]] = []
         self.counts: dict[str, int] = {}
 
     def tell(self, log: list[Entry]) -> None:
         """Follow the whole log. Raises Difference."""
         for number, entry in enumerate(log):
+            if self.gives_others:
+                return
             if isinstance(entry, Trained):
                 self._train(entry)
             elif isinstance(entry, Begun):
@@ -148,7 +153,7 @@ class Story:
         """With what a plain training is after that step, and what is in force now."""
         step = len(self.course)
         expected = dict(reached.after[step])
-        if self.recipe.loader in ("stateful", "shuffling") or self.drawn:
+        if self.recipe.loader in ("stateful", "shuffling", "buffered_stream") or self.drawn:
             # A loader that was asked for its state, or has begun to read, has drawn what it otherwise draws next.
             expected = {name: value for name, value in expected.items() if not name.startswith("random")}
         differing = [name for name in expected if seen.state[name] != expected[name]]
@@ -281,10 +286,11 @@ class Story:
             allowed = [STREAM.format(now.entries - place.entries), AHEAD]
         elif loader in INDEXED:
             allowed = [REPLAYED, OTHER, AHEAD]
-        elif loader in READ_ON and self.recipe.augments:
+        elif loader in READ_ON and (self.recipe.augments or loader == "buffered_stream"):
             allowed.append(READ_OTHERWISE)
         if not data.startswith((*allowed, AHEAD, PERHAPS)):
             raise Difference(f"of the batches of a {loader} the answer says: {data}")
+        self.gives_others = loader == "buffered_stream" and not data.startswith(REPLAYED)
         self.held = self.recipe.ahead and not data.startswith((REPLAYED, OTHER, READ_OTHERWISE))
         if loader == "stream":
             self.jump = max(now.entries, place.entries + skip, self.jump or 0)

@@ -47,6 +47,7 @@ def recipe_of(chance: Random) -> Recipe:
         every=chance.randint(2, 6),
         memory=chance.choice(["none", "none", "made", "asynchronous"]),
         seed=chance.randint(1, 1000),
+        buffers=chance.random() < 0.2,
     )
 
 
@@ -59,7 +60,7 @@ def recipe_of_ranks(chance: Random, wrapped: str) -> Recipe:
         recipe,
         loader=loader,
         wrapped=wrapped,
-        optimizer=recipe.optimizer if is_sharded else chance.choice([recipe.optimizer, "owned"]),
+        optimizer=chance.choice([recipe.optimizer, "local_norms" if is_sharded else "owned"]),
         workers=recipe.workers if loader in INDEXED else 0,
         ema=recipe.ema and not is_sharded,
         precision=chance.choice(["fp32", "bf16"]) if is_sharded else recipe.precision,
@@ -70,8 +71,9 @@ LOADERS_OF_RANKS = tuple(loader for loader in LOADERS if loader not in ("stream"
 
 
 def lives_of(chance: Random, recipe: Recipe, longest: int = 14) -> tuple[Life, ...]:
-    """One to three of them; a stream begins anew at a start, of which no answer tells."""
-    many = 1 if recipe.loader in ("stream", "liar") else chance.randint(1, 3)
+    """One to three of them. A stream begins anew at a start, and one that is shuffled through a buffer goes on with
+    other samples there, of which no answer tells but the log."""
+    many = 1 if recipe.loader in ("stream", "buffered_stream", "liar") else chance.randint(1, 3)
     found = []
     for _ in range(many):
         steps = chance.randint(1, longest)

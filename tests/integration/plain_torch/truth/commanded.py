@@ -197,6 +197,7 @@ class Commanded:
             keep=None,
             rollbacks=None,
             seed=recipe.seed if self.place.ranks > 1 else None,
+            also={"buffer": parts.buffer} if recipe.buffers else None,
         )
 
     # --- the loop ---------------------------------------------------------------------------------------

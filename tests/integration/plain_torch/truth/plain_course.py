@@ -243,7 +243,7 @@ def _train(
     where = f"step {seen.number}"
     _compare(f"{where}: its number", seen.number, number)
     _compare(f"{where}: its batches", len(seen.batches), planned.accumulation)
-    if planned.held and recipe.loader == "stateful":
+    if planned.held and recipe.loader in ("stateful", "buffered_stream"):
         source.begin()  # to be asked for its state, for the checkpoint that was gone back to
     if planned.drawn:
         source.next(planned, seen.batches[0])

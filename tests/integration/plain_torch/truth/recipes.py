@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tests.integration.plain_torch.own_optimizers import OwnedMomentum
+from tests.integration.plain_torch.own_optimizers import LocalNorms, OwnedMomentum
 
 SAMPLES = 26
 MODELS = ("plain", "batch_norm", "dropout", "tied", "transformer", "recurrent")
@@ -36,7 +37,7 @@ SCHEDULERS = ("none", "step", "cosine", "one_cycle", "lambda", "plateau", "own")
 PRECISIONS = ("fp32", "bf16", "scaled", "scaled_off")
 INDEXED = ("in_order", "shuffled", "own_generator", "sampler", "distributed", "batch_sampler")
 """Loaders whose order of samples is known epoch by epoch."""
-READ_ON = ("iterable", "shuffling", "stateful", "list")
+READ_ON = ("iterable", "shuffling", "buffered_stream", "stateful", "list")
 """Sources that a plain loop reads from their beginning on, epoch after epoch."""
 OTHERS = ("function", "stream", "own_draws", "liar")
 LOADERS = (*INDEXED, *READ_ON, *OTHERS)
@@ -62,6 +63,8 @@ class Recipe:
     own_calls: bool = False
     """Whether the loop steps its optimizer itself, in place of ``step.update()``."""
     accumulation: int = 1
+    buffers: bool = False
+    """Whether the loop trains on batches of before as well, from a buffer between the loader and the loss."""
     ema: bool = False
     every: int = 4
     """Steps between two checkpoints on the disk."""
@@ -107,6 +110,19 @@ class Lines(IterableDataset[tuple[torch.Tensor, int]]):
     def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
         order = torch.randperm(SAMPLES).tolist() if self.shuffles else list(range(SAMPLES))
         return ((sample(index, self.augments), index) for index in order)
+
+
+class Stream(Lines):
+    """The same, shuffled through a buffer that is filled from the row, as streams of large data are."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        held: list[tuple[torch.Tensor, int]] = []
+        for each in super().__iter__():
+            held.append(each)
+            if len(held) == 6:
+                yield held.pop(int(torch.randint(len(held), ())))
+        while held:
+            yield held.pop(int(torch.randint(len(held), ())))
 
 
 class Liar:
@@ -160,6 +176,7 @@ def make_loader(recipe: Recipe, place: Place = ALONE) -> Any:
         ),
         "iterable": lambda: DataLoader(Lines(recipe.augments, False), size, drop_last=recipe.drop_last),
         "shuffling": lambda: DataLoader(Lines(recipe.augments, True), size, drop_last=recipe.drop_last),
+        "buffered_stream": lambda: StatefulDataLoader(Stream(recipe.augments, False), size, drop_last=recipe.drop_last),
         "stateful": lambda: StatefulDataLoader(data, size, shuffle=True, drop_last=recipe.drop_last),
         "list": lambda: [stack(range(start, start + size), False) for start in range(20)],
         "function": lambda: lambda: draw(recipe),
@@ -265,6 +282,7 @@ class Parts:
             random.seed(100 * recipe.seed + place.rank)
         self.optimizer = _optimizer(recipe, list(self.model.parameters()))
         self.scheduler = _scheduler(recipe, self.optimizer)
+        self.buffer: deque[torch.Tensor] = deque(maxlen=3)
         self.scaler = None
         if recipe.precision.startswith("scaled"):
             self.scaler = torch.amp.GradScaler(
@@ -278,6 +296,9 @@ class Parts:
             outputs = self.model(inputs)
         target = 0.02 * numbers.float().mean()
         found: torch.Tensor = (outputs.float() - target).square().mean() + 0.5
+        if self.recipe.buffers:
+            found = found + sum(0.1 * (outputs.float().mean() - each).square() for each in self.buffer)
+            self.buffer.append(outputs.detach().float().mean())
         return found
 
     def backward(self, loss: torch.Tensor, accumulation: int) -> None:
@@ -325,6 +346,9 @@ class Parts:
         hidden = getattr(self.plain, "hidden", None)
         if self.recipe.model == "recurrent":
             found["hidden"] = hidden
+        found.update({f"buffer.{number}": value for number, value in enumerate(self.buffer)})
+        if isinstance(self.optimizer, LocalNorms):
+            found["latest"] = self.optimizer.latest
         if self.ema is not None:
             found.update({f"ema.{name}": value for name, value in self.ema.state_dict().items()})
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -360,6 +384,8 @@ def _optimizer(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Op
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
     if recipe.optimizer == "owned":  # each rank has the momentum of some parameters only
         return OwnedMomentum(parameters)
+    if recipe.optimizer == "local_norms":  # the same of what FSDP has spread, in plain tensors
+        return LocalNorms(parameters)
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=0.01)
     return torch.optim.AdamW([{"params": parameters[:1], "lr": 0.02}, {"params": parameters[1:], "weight_decay": 0.0}])

@@ -16,6 +16,7 @@ from trainmedic import ConfigurationError, Medic
 from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torchtitan import checkpoints, loop
+from trainmedic.trainer.carried_files import CarriedFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process saves here
 
@@ -43,7 +44,7 @@ def a_loop(directory: Path, **options: Any) -> loop.TitanLoop:
     vars(manager).update(options)
     trainer = SimpleNamespace(checkpointer=manager, config=SimpleNamespace(dump_folder=str(directory)))
     medic = SimpleNamespace(job="llm-1", rank=0, world_size=1)
-    return loop.TitanLoop(cast(Medic, medic), trainer, RestartLimits(retries=0, delay=0.0))
+    return loop.TitanLoop(cast(Medic, medic), trainer, RestartLimits(retries=0, delay=0.0), CarriedFiles(0, None))
 
 
 def test_only_what_torchtitan_can_go_on_from_is_complete(tmp_path: Path) -> None:
@@ -120,16 +121,16 @@ def test_a_class_without_the_methods_that_are_replaced_is_refused() -> None:
         def train(self) -> None: ...
 
     with pytest.raises(ConfigurationError, match=r"Trainer has no train_step\(\): this release of torchtitan is not"):
-        trainmedic.torchtitan.protect(cast(Medic, None), trainer=Trainer)
+        trainmedic.torchtitan.protect(cast(Medic, SimpleNamespace(rank=0)), trainer=Trainer)
 
     class Whole(Trainer):
         train_step = should_continue_training = batch_generator = Trainer.train
 
-    trainmedic.torchtitan.protect(cast(Medic, None), trainer=Whole)
+    trainmedic.torchtitan.protect(cast(Medic, SimpleNamespace(rank=0)), trainer=Whole)
     with pytest.raises(ConfigurationError, match="Whole is protected already"):
-        trainmedic.torchtitan.protect(cast(Medic, None), trainer=Whole)
+        trainmedic.torchtitan.protect(cast(Medic, SimpleNamespace(rank=0)), trainer=Whole)
 
 
 def test_that_torchtitan_is_not_installed_is_said() -> None:
     with pytest.raises(ConfigurationError, match=r"there is no torchtitan\.trainer: install torchtitan 0\.3"):
-        trainmedic.torchtitan.protect(cast(Medic, None))
+        trainmedic.torchtitan.protect(cast(Medic, SimpleNamespace(rank=0)))
