@@ -22,7 +22,7 @@ _MOST = 256
 class OptimizerSteps:
     """The steps of one training's optimizers."""
 
-    __slots__ = ("_handles", "_last", "count", "observer", "period", "without", "works")
+    __slots__ = ("_handles", "_last", "count", "observer", "period", "sampler", "without", "works")
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.count = 0
@@ -33,6 +33,8 @@ class OptimizerSteps:
         """Boundaries from the last update but one to the last."""
         self.observer: Callable[[], None] | None = None
         """Called right before an update, while the optimizers have the rates that it uses."""
+        self.sampler: Callable[[Any], None] | None = None
+        """The same, with the optimizer that is about to step."""
         self._last = 0
         innermost = [_innermost(each) for each in optimizers]
         self.works = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
@@ -57,6 +59,8 @@ class OptimizerSteps:
 
     def _steps(self, optimizer: Any, arguments: Any, options: Any) -> None:
         self.count += 1
+        if self.sampler is not None:
+            self.sampler(optimizer)
         if self.observer is not None:
             self.observer()
 

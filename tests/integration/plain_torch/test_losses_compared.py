@@ -213,3 +213,50 @@ def test_a_checkpoint_that_was_due_at_a_rollback_is_not_written_after_it(begin: 
     training = begin()
     training.train(33, {30: training.order("job.rollback", step=10)})
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{step:08d}" for step in (0, 10, 20, 30)]
+
+
+def smoothed(begin: Begin, spoils: bool, every: int = 1, digits: int | None = None) -> Reply:
+    """Train with reports of a running mean, which no checkpoint holds; return the answer to a rollback."""
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 4, 4)
+    training = begin(loader=list(inputs))
+    mean, send, trained = 0.0, training.order("job.rollback", step=10), 0
+    for batch in training.run.batches(steps=45):
+        with training.run.step() as step:
+            loss = training.model(batch).square().mean()
+            (loss / every).backward()
+            if step.number % every == 0:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+            mean = 0.9 * mean + 0.1 * loss.item()
+            step.report(loss=mean if digits is None else round(mean, digits))
+            trained += 1
+            if trained == 32:
+                send()
+            if trained == 34 and spoils:
+                spoil(training, 0.5)()
+    (reply,) = training.replies()
+    return reply
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("digits", [None, 3])
+def test_a_running_mean_is_not_comparable_where_the_gradients_are_as_before(
+    begin: Begin, every: int, digits: int | None
+) -> None:
+    """The mean goes on from the abandoned course; what training does is the same again. An accumulation that nobody
+    declared has gradients only at its updates."""
+    reply = smoothed(begin, False, every, digits)
+    assert reply.status == "applied", reply.output
+    losses = losses_of(reply)
+    assert losses["why"].startswith("not comparable: the gradients are as before")
+    assert losses["gradients"]["agreed"] == losses["gradients"]["compared"] > 0
+    assert losses["agreed"] < losses["compared"]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_running_mean_hides_no_other_course(begin: Begin, every: int) -> None:
+    """Other weights give other gradients."""
+    reply = smoothed(begin, True, every)
+    assert reply.status == "failed", reply.output
+    assert "it does not train as before" in reply.output["reason"]
