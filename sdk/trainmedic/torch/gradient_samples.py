@@ -44,6 +44,6 @@ def _norms(optimizer: Any) -> list[torch.Tensor]:
 
 def _part(gradient: torch.Tensor) -> torch.Tensor:
     """Return the first numbers of a gradient; of one that is spread over ranks, of what this rank holds."""
-    own = gradient.to_local() if hasattr(gradient, "to_local") else gradient  # type: ignore[operator]
+    own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     row = own if own.is_contiguous() or not own.dim() else own[0]
     return row.reshape(-1)[:_NUMBERS]

@@ -32,14 +32,17 @@ class OptimizerSteps:
         self.period = 1
         """Boundaries from the last update but one to the last."""
         self.observer: Callable[[], None] | None = None
-        """Called right before an update, while the optimizers have the rates that it uses."""
+        """Called right after an update, while the optimizers have the rates that it has used. Before it, a closure may
+        still set them."""
         self.sampler: Callable[[Any], None] | None = None
-        """The same, with the optimizer that is about to step."""
+        """Called right before an update, with the optimizer that is about to step."""
         self._last = 0
         innermost = [_innermost(each) for each in optimizers]
         self.works = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
         """Whether the optimizers can be observed."""
-        self._handles = [each.register_step_pre_hook(self._steps) for each in innermost] if self.works else []
+        self._handles: list[Any] = []
+        for each in innermost if self.works else ():
+            self._handles += [each.register_step_pre_hook(self._steps), each.register_step_post_hook(self._stepped)]
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -61,6 +64,8 @@ class OptimizerSteps:
         self.count += 1
         if self.sampler is not None:
             self.sampler(optimizer)
+
+    def _stepped(self, optimizer: Any, arguments: Any, options: Any) -> None:
         if self.observer is not None:
             self.observer()
 

@@ -30,8 +30,8 @@ from trainmedic.torch import randomness
 from trainmedic.torch.boundary import BoundaryWatches, StepBoundary
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, on_disk
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
-from trainmedic.torch.handlers import CommandHandlers
 from trainmedic.torch.gradient_samples import GradientSamples
+from trainmedic.torch.handlers import CommandHandlers
 from trainmedic.torch.memory.memory_start import MemoryStart
 from trainmedic.torch.optimizer_steps import OptimizerSteps
 from trainmedic.torch.rate_commands import RateCommands
