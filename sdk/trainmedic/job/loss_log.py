@@ -42,6 +42,7 @@ _NOT_REPORTED = "no loss was reported for these steps before"
 _NO_LOSS = "no loss was reported since"
 _TROUBLE = "the training went back because of a fault in its course, which need not come again"
 _CHANGED = "commands changed the course after the checkpoint"
+_OTHER_PROCESS = "an earlier process has trained the first of these steps, and its script may have been another"
 _SMOOTHED = (
     "not comparable: the gradients are as before and the reported losses are not, so the loop reports another number "
     "than the loss of the step, such as a running mean; report the loss itself"
@@ -66,6 +67,9 @@ class LossCourse:
     """The first step that was not trusted; None where there was no fault. Only the first loss has to agree then."""
     changed_at: int | None = None
     """The first step whose loss a command has changed; None without one."""
+    earlier_until: int = 0
+    """The last step of an earlier process. Its script may have been another, so that its losses need not agree, and
+    what follows them neither."""
 
 
 class LossComparison:
@@ -107,7 +111,7 @@ class LossComparison:
     def _binding_steps(self) -> frozenset[int]:
         """The steps whose losses have to agree."""
         course, trouble, steps = self._course, self._trouble_at, sorted(self._expected)
-        if not course.is_known:
+        if not course.is_known or self.step < course.earlier_until:
             return frozenset()
         if trouble is not None:
             steps = [step for step in steps[:1] if step < trouble]
@@ -229,6 +233,8 @@ class LossComparison:
             why = "it is not known whether the loop draws the same batches again"
         elif self._course.changed_at is not None and first >= self._course.changed_at:
             why = _CHANGED
+        elif self.step < self._course.earlier_until:
+            why = _OTHER_PROCESS
         else:
             why = _TROUBLE
         return f"from step {first} on other losses come: {why}"

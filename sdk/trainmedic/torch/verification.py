@@ -33,7 +33,7 @@ TOO_SLOW = "the next batches would have come too late for the answer"
 _EITHER_COURSE = (
     "Either state that training carries did not go back, or one of the two courses has a fault from there on. If it is "
     "the abandoned one that was at fault, the rollback may hold, and training goes on from it; order such a rollback "
-    "with before, the time at which the fault began, and only the losses until then have to agree"
+    "with before, the time at which the fault began, and then only the first loss has to agree"
 )
 
 

@@ -152,7 +152,7 @@ class RollbackProof:
             self._verification.end(because)
 
     def _expect_other_losses(self, because: str) -> None:
-        self.losses.log.comparison.course_changes(because, self.medic.step or 0)
+        self.losses.log.comparison.course_changes(because, self.losses.step)
 
     # --- the answer -------------------------------------------------------------------------------------
 

@@ -21,6 +21,9 @@ class StepLosses:
 
     def __init__(self) -> None:
         self.log = LossLog()
+        self.step = 0
+        """Steps of the present course that are complete."""
+        self._resumed_at = 0
         self._parts: list[Any] = []  # of the present step
 
     def add(self, loss: Any) -> None:
@@ -30,6 +33,7 @@ class StepLosses:
 
     def step_ends(self, step: int) -> None:
         """Note the loss of a step that is complete."""
+        self.step = step
         parts, self._parts = self._parts, []
         if parts and step <= self.log.until:
             self.log.note(step, sum(parts))
@@ -44,7 +48,7 @@ class StepLosses:
 
     def resumes(self, kept: Mapping[str, Any] | None, step: int) -> None:
         """A new process goes on at that step, from a checkpoint that has kept this."""
-        self._parts = []
+        self._parts, self.step, self._resumed_at = [], step, step
         self.log.restore((kept or {}).get("losses"), step)
 
     def go_back(
@@ -62,7 +66,7 @@ class StepLosses:
 
         ``data`` is what the answer says of the batches. ``trouble_at`` is the first step that was not trusted.
         """
-        self._parts = []
+        self._parts, self.step = [], step
         state, scale = kept or {}, marked_scale(optimizers)
         back = Return(
             step=step,
@@ -72,5 +76,6 @@ class StepLosses:
             accumulation_then=(state.get("losses") or {}).get("accumulation", accumulation),
             is_scaled_otherwise=state.get("lr_scale", scale) != scale,
             trouble_at=trouble_at,
+            earlier_until=self._resumed_at,
         )
         begin_comparison(self.log, back, models)
