@@ -260,3 +260,24 @@ def test_a_running_mean_hides_no_other_course(begin: Begin, every: int) -> None:
     reply = smoothed(begin, True, every)
     assert reply.status == "failed", reply.output
     assert "it does not train as before" in reply.output["reason"]
+
+
+def test_a_rate_that_is_scaled_at_the_boundary_of_a_rollback_spares_the_first_loss(begin: Begin) -> None:
+    """It is made before its own update, so it is compared. The rate is seen in use after the rollback."""
+    training = begin()
+    half = training.order("job.scale_lr", factor=0.5)
+    training.train(60, {30: [training.order("job.rollback", step=10), half]})
+    back, scaled = training.replies()
+    assert (back.status, scaled.status) == ("applied", "applied"), back.output
+    losses = losses_of(back)
+    assert (losses["compared"], losses["agreed"], losses["finite"]) == (1, 1, 20)
+    assert "commands changed the course" in losses["why"]
+    assert scaled.output["verified"]["learning_rate"]["updates"] == 2
+    other = begin(directory=training.run.training.storage.directory / "other")  # type: ignore[union-attr, operator]
+    half = other.order("job.scale_lr", factor=0.5)
+    other.train(60, {30: [half, other.order("job.rollback", step=10)]})
+    scaled, back = other.replies()
+    assert (back.status, scaled.status) == ("applied", "applied"), back.output
+    assert losses_of(back)["agreed"] >= 1
+    assert scaled.output["verified"]["learning_rate"]["updates"] == 2
+    assert other.run.lr_scale == 0.5
