@@ -6,7 +6,7 @@ Who calls it: ``attaching``. Not here: the types of options (``attaching``), wha
 from __future__ import annotations
 
 import logging
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -65,9 +65,8 @@ def _check_form(name: str, optimizer: Any) -> None:
 
 def _in_its_place(optimizer: Any) -> str:
     """Return what to give in place of an optimizer that has no groups, such as modded-nanogpt's ``NorMuonAndAdam``."""
-    holding = [
-        name for name, value in getattr(optimizer, "__dict__", {}).items() if any(True for _ in tensors_in(value))
-    ]
+    attributes = getattr(optimizer, "__dict__", {}).items()
+    holding = [name for name, value in attributes if isinstance(value, Mapping) and _holds_state(value)]
     state = f"its state ({', '.join(holding[:3])})" if holding else "its state"
     example = f"list(optimizer.{holding[0]}.values())" if holding else "[...]"
     return (
@@ -75,6 +74,10 @@ def _in_its_place(optimizer: Any) -> str:
         f"place, name {state} in also, by position and not by id(), such as also={{'moments': {example}}}, and set the "
         "rates that run.learning_rate(value) returns"
     )
+
+
+def _holds_state(value: Mapping[Any, Any]) -> bool:
+    return any(not isinstance(tensor, nn.Parameter) for tensor in tensors_in(value))
 
 
 def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
