@@ -77,7 +77,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
         writes = state.is_world_process_zero
         self._training_begins(objects["optimizer"], objects["lr_scheduler"], directory, start, writes)
         if self.loop is not None:
-            self.loop.begins(*_parts(objects))
+            self.loop.begins(state.global_step, *_parts(objects))
         # Without a loop it is not seen how the ranks wait for each other before they count their tokens.
         is_seen = self.loop is not None or not getattr(args, "average_tokens_across_devices", False)
         self._measure([objects.get("model")], is_seen)
@@ -161,7 +161,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     @log_errors
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self._disarm()
-        self._end_measuring()
+        self._loop_ends()
         self.reports.step_begins()
         if self.loop is not None:
             self.loop.ends()

@@ -54,7 +54,7 @@ def kept(checkpoint: str | Path, rank: int) -> dict[str, Any] | None:
     own, first = (checkpoints.kept(Path(checkpoint), number) for number in (rank, 0))
     if own is None and first is None:
         return None
-    return {"batches": (own or {}).get("batches"), "digests": (first or {}).get("digests")}
+    return {**(own or {}), "digests": (first or {}).get("digests")}
 
 
 def path_of(output_dir: str | Path, step: int) -> Path:

@@ -183,7 +183,8 @@ class HuggingFaceLoop(TrainerLoop):
     def keep(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:
         """Every rank keeps in the checkpoint what it will compare with; the digests are rank 0's, who writes the
         weights. Raises OSError."""
-        kept = self.proof.kept(modules, optimizers) if self._writes else {"batches": self.proof.batch_log.state()}
+        proof, step = self.proof, self._step_of(checkpoint)
+        kept = proof.kept(step, modules, optimizers) if self._writes else proof.kept_of_rank(step, optimizers)
         keep(checkpoint, self._trainer.args.process_index, kept)
         self._held.save(checkpoint)
         self._reference.save(checkpoint)

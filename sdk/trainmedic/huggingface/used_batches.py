@@ -79,6 +79,7 @@ class UsedBatches:
         try:
             result = self._step(model, inputs, *arguments, **options)
             self._note(None)  # where it was seen nowhere, nothing is known of it
+            self._proof.losses.add(result)
             return result
         finally:
             self._loaded = None

@@ -2,8 +2,14 @@
 
 The same weights, the same batch and the same random numbers give the same loss. So a first loss that differs shows
 state that did not go back. The log holds the losses of the steps after each checkpoint, because a rollback goes to
-nothing else. Pure: not here is when losses are noted (``trainmedic.torch.boundary``) and the answer
-(``trainmedic.torch.verification``).
+nothing else.
+
+A loop may report another number than the loss of its step, such as a running mean, which no checkpoint holds. So the
+log also takes norms of gradients (`LossLog.note_gradients`). Where losses differ and all gradients are as before, the
+training is as before, and its reports cannot be compared.
+
+Pure: not here is when losses are noted (``trainmedic.torch.boundary``, ``trainmedic.trainer.rollback_proof``) and the
+answer (``trainmedic.torch.verification``).
 """
 
 from __future__ import annotations
@@ -36,6 +42,16 @@ _NOT_REPORTED = "no loss was reported for these steps before"
 _NO_LOSS = "no loss was reported since"
 _TROUBLE = "the training went back because of a fault in its course, which need not come again"
 _CHANGED = "commands changed the course after the checkpoint"
+_OTHER_PROCESS = "an earlier process has trained the first of these steps, and its script may have been another"
+_SMOOTHED = (
+    "not comparable: the gradients are as before and the reported losses are not, so the loop reports another number "
+    "than the loss of the step, such as a running mean; report the loss itself"
+)
+_CARRIED_GRADIENTS = 64
+"""Steps whose gradient norms a checkpoint keeps."""
+
+Norms = Sequence[float]
+"""Norms of parts of a step's gradients, always of the same parts."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +67,25 @@ class LossCourse:
     """The first step that was not trusted; None where there was no fault. Only the first loss has to agree then."""
     changed_at: int | None = None
     """The first step whose loss a command has changed; None without one."""
+    earlier_until: int = 0
+    """The last step of an earlier process. Its script may have been another, so that its losses need not agree, and
+    what follows them neither."""
 
 
 class LossComparison:
     """The losses after a rollback to `step`, held against those that were reported before."""
 
-    def __init__(self, step: int, before: Mapping[int, float], course: LossCourse) -> None:
+    def __init__(
+        self,
+        step: int,
+        before: Mapping[int, float],
+        course: LossCourse,
+        gradients: Mapping[int, Norms] | None = None,
+    ) -> None:
         self.step = step
         self._course = course
+        self._gradients = dict(gradients or {})
+        self._gradients_agree: dict[int, bool] = {}
         self._expected = {} if course.not_comparable else dict(before)
         self._finite = self._passed = 0
         self._trouble_at = trouble = self._find_trouble()
@@ -71,6 +98,7 @@ class LossComparison:
         """Those that differ: by step the loss before and now."""
         self.not_finite_at: int | None = None
         self._frozen_because = ""
+        self._frozen_after = 0
 
     def _find_trouble(self) -> int | None:
         """The first step that is not to be trusted: as the course says, not finite, or a jump."""
@@ -83,7 +111,7 @@ class LossComparison:
     def _binding_steps(self) -> frozenset[int]:
         """The steps whose losses have to agree."""
         course, trouble, steps = self._course, self._trouble_at, sorted(self._expected)
-        if not course.is_known:
+        if not course.is_known or self.step < course.earlier_until:
             return frozenset()
         if trouble is not None:
             steps = [step for step in steps[:1] if step < trouble]
@@ -92,12 +120,12 @@ class LossComparison:
     @property
     def is_complete(self) -> bool:
         """Whether nothing more is to come."""
-        return self._passed >= COMPARED or bool(self.problem)
+        return self._passed >= COMPARED or bool(self._find_problem(is_last=False))
 
     @property
     def has_enough(self) -> bool:
         """Whether an answer that has to be given now may rest on what was compared."""
-        return len(self.compared) >= FEWEST or not self._expected
+        return len(self.compared) >= FEWEST or not self._expected or bool(self._frozen_because)
 
     def add(self, step: int, loss: Any) -> None:
         """Take the loss of a step that was trained after the rollback."""
@@ -108,7 +136,7 @@ class LossComparison:
             self.not_finite_at = step
             return
         self._finite += 1
-        if before is None or not math.isfinite(before) or self._frozen_because:
+        if before is None or not math.isfinite(before) or self._is_frozen(step):
             return
         self.compared.append(step)
         if abs(now - before) > self._course.tolerance * max(self._scale, abs(now)):
@@ -118,20 +146,61 @@ class LossComparison:
         """Note that so many steps were trained, with or without a loss."""
         self._passed = max(self._passed, step - self.step)
 
-    def course_changes(self, because: str) -> None:
-        """Stop comparing: from here on other losses come on purpose. They must still be finite."""
-        self._frozen_because = self._frozen_because or because
+    def add_gradients(self, step: int, norms: Any) -> None:
+        """Take the norms of the gradients of a step that was trained after the rollback."""
+        before = self._gradients.get(step)
+        if before is None or self.is_complete or self._is_frozen(step):
+            return
+        now = _read_norms(norms)
+        limit = self._course.tolerance * max(map(abs, before), default=0.0)
+        self._gradients_agree[step] = len(now) == len(before) and all(
+            abs(one - other) <= max(limit, self._course.tolerance * abs(other))
+            for one, other in zip(now, before, strict=True)
+        )
+
+    def _is_frozen(self, step: int) -> bool:
+        return bool(self._frozen_because) and step > self._frozen_after
+
+    def _trains_as_before(self, step: int) -> bool | None:
+        """Return whether the gradients show it for the steps up to the first update since that one; None where that is
+        still to come."""
+        update = min((each for each in self._gradients if each >= step), default=None)
+        if update is None or not all(agree for at, agree in self._gradients_agree.items() if at <= update):
+            return False
+        return True if update in self._gradients_agree else None
+
+    def course_changes(self, because: str, after: int = 0) -> None:
+        """Stop comparing: from the step ``after`` on other losses come on purpose. They must still be finite."""
+        if not self._frozen_because:
+            self._frozen_because, self._frozen_after = because, after
 
     @property
     def problem(self) -> str:
         """What shows that the rollback does not hold; empty where nothing does."""
+        return self._find_problem(is_last=True)
+
+    def _find_problem(self, is_last: bool) -> str:
+        """Return the problem. Unless ``is_last``, a loss that the next gradients may explain is none yet."""
         if self.not_finite_at is not None:
             after = self.not_finite_at - self.step
             return f"the loss of step {self.not_finite_at} is not a finite number, {after} step(s) after the checkpoint"
         for step in sorted(self._required & self.different.keys()):
-            before, now = self.different[step]
-            return f"the loss of step {step} is {now:.8g}, and was {before:.8g} with the same weights and batches"
+            is_same = self._trains_as_before(step)
+            if is_same or (is_same is None and not is_last):
+                continue
+            return self._told_difference(step)
         return ""
+
+    def _told_difference(self, step: int) -> str:
+        before, now = self.different[step]
+        agreed = sum(each < step for each in self.compared)
+        earlier = f" after {agreed} that agree" if agreed else ", the first that was compared"
+        return f"the loss of step {step} is {now:.8g}, and was {before:.8g} before{earlier}"
+
+    @property
+    def first_differs(self) -> bool:
+        """Whether the first compared loss is among those that differ. It is made with the weights of the checkpoint."""
+        return bool(self.compared) and self.compared[0] in self.different
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
         """Return the member ``losses`` of ``verified``. ``ended_because`` says why there were no more."""
@@ -144,6 +213,10 @@ class LossComparison:
             member["why"] = f"not comparable: {course.not_comparable}"
         elif self.problem:
             member["why"] = self.problem
+        elif self._required & self.different.keys():
+            compared = len(self._gradients_agree)
+            member["gradients"] = {"compared": compared, "agreed": sum(self._gradients_agree.values())}
+            member["why"] = _SMOOTHED
         elif self.different:
             member["why"] = self._why_allowed()
         elif self._frozen_because:
@@ -160,6 +233,8 @@ class LossComparison:
             why = "it is not known whether the loop draws the same batches again"
         elif self._course.changed_at is not None and first >= self._course.changed_at:
             why = _CHANGED
+        elif self.step < self._course.earlier_until:
+            why = _OTHER_PROCESS
         else:
             why = _TROUBLE
         return f"from step {first} on other losses come: {why}"
@@ -175,6 +250,15 @@ def _is_jump(losses: Sequence[float], at: int) -> bool:
     return losses[at] - largest > _JUMP_SPREADS * (largest - min(before)) + share * largest
 
 
+def _read_norms(norms: Any) -> list[float]:
+    """Return them as numbers, which waits for their device; NaN stands for what is not finite."""
+    read: list[float] = []
+    for each in norms:
+        values = each.tolist() if hasattr(each, "tolist") else each
+        read.extend(number(value) or 0.0 for value in (values if isinstance(values, list) else [values]))
+    return read
+
+
 class _NoComparison(LossComparison):
     """The comparison of a training that has not gone back. It takes nothing, because all trainings share it."""
 
@@ -184,7 +268,10 @@ class _NoComparison(LossComparison):
     def step_passed(self, step: int) -> None:
         return
 
-    def course_changes(self, because: str) -> None:
+    def add_gradients(self, step: int, norms: Any) -> None:
+        return
+
+    def course_changes(self, because: str, after: int = 0) -> None:
         return
 
 
@@ -194,7 +281,7 @@ NOTHING = _NoComparison(0, {}, LossCourse(not_comparable="there was no rollback"
 class LossLog:
     """Losses of one course of training. For its training thread."""
 
-    __slots__ = ("_changes", "_losses", "comparison", "until")
+    __slots__ = ("_changes", "_gradients", "_losses", "comparison", "until")
 
     def __init__(self) -> None:
         self.until = 0
@@ -202,6 +289,7 @@ class LossLog:
         self.comparison: LossComparison = NOTHING
         """The last one that `go_back` began."""
         self._losses: dict[int, Any] = {}
+        self._gradients: dict[int, Any] = {}
         self._changes: list[int] = []
 
     def expect_from(self, step: int) -> None:
@@ -219,10 +307,19 @@ class LossLog:
         if not comparison.is_complete and step > comparison.step:
             comparison.add(step, value)
 
-    def course_changes(self, step: int, because: str = _CHANGED) -> None:
-        """Say that a command changes the losses of the steps after this one."""
+    def note_gradients(self, step: int, norms: Any) -> None:
+        """Take norms of the gradients that the updates of a step use: numbers, or tensors that are read later."""
+        self._gradients[step] = norms
+        if len(self._gradients) > _LONGEST:
+            del self._gradients[next(iter(self._gradients))]
+        if step > self.comparison.step:
+            self.comparison.add_gradients(step, norms)
+
+    def course_changes(self, step: int, because: str = _CHANGED, spares_next: bool = False) -> None:
+        """Say that a command changes the losses of the steps after this one; with ``spares_next`` not that of the next
+        step, which is made before its own update."""
         self._changes.append(step)
-        self.comparison.course_changes(because)
+        self.comparison.course_changes(because, step + spares_next)
 
     def first_change(self, step: int) -> int | None:
         """Return the first step after `step` that a command has changed."""
@@ -233,10 +330,12 @@ class LossLog:
         last = step + COMPARED
         before = {at: loss for at, loss in self._losses.items() if step < at <= last}
         read = {at: float("nan") if (value := number(loss)) is None else value for at, loss in before.items()}
+        norms = {at: _read_norms(each) for at, each in self._gradients.items() if step < at <= last}
         self._losses = {at: loss for at, loss in self._losses.items() if at <= step}
+        self._gradients = {at: each for at, each in self._gradients.items() if at <= step}
         self._changes = [each for each in self._changes if each <= step]
         self.until = last
-        self.comparison = LossComparison(step, read, course)
+        self.comparison = LossComparison(step, read, course, norms)
         return self.comparison
 
     def state(self) -> dict[str, Any]:
@@ -244,11 +343,19 @@ class LossLog:
         start = max(len(self._losses) - _CARRIED, 0)
         losses = {step: number(loss) for step, loss in islice(self._losses.items(), start, None)}
         self._losses.update(losses)  # a tensor is read once
-        return {"losses": [list(pair) for pair in losses.items()], "changes": self._changes[-_CARRIED:]}
+        newest = list(self._gradients.items())[-_CARRIED_GRADIENTS:]
+        gradients = {step: _read_norms(norms) for step, norms in newest}
+        self._gradients.update(gradients)
+        return {
+            "losses": [list(pair) for pair in losses.items()],
+            "gradients": [list(pair) for pair in gradients.items()],
+            "changes": self._changes[-_CARRIED:],
+        }
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
         """Go on after a restart from where `state` was taken; None where the checkpoint does not hold it."""
         held = state or {"losses": [], "changes": []}
         self._losses = {int(at): loss for at, loss in held["losses"]}
+        self._gradients = {int(at): norms for at, norms in held.get("gradients", ())}
         self._changes = [int(each) for each in held["changes"]]
         self.until, self.comparison = step + COMPARED, NOTHING

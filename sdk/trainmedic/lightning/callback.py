@@ -95,7 +95,7 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
             randomness.restore(self._random)
         self._random = None
         if self.loop is not None:
-            self.loop.begins(*_parts(trainer))
+            self.loop.begins(trainer.global_step, *_parts(trainer))
         self._arm()
 
     @log_errors
@@ -158,7 +158,7 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     @log_errors
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._disarm()
-        self._end_measuring()
+        self._loop_ends()
         self._window.close()
         if self.loop is not None:
             self.loop.ends()
@@ -171,17 +171,17 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         if self.loop is None or self._trainer is None:
             return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
         proof = self.loop.proof
+        modules, optimizers = _parts(self._trainer)
         own = {
             "random": randomness.capture(),
             "data": self.loop.data.state(),
-            "batches": proof.batch_log.state(),
             "held": self.loop.held(),
+            **proof.kept_of_rank(self._trainer.global_step, optimizers),
         }
         state: dict[str, Any] = {"ranks": _of_all_ranks(own)}
         if self._trainer.is_global_zero:  # it writes the weights
-            modules, optimizers = _parts(self._trainer)
             state["health"] = proof.health(modules, optimizers).to_json()
-            state["digests"] = proof.kept(modules, optimizers)["digests"]
+            state["digests"] = proof.digests(modules, optimizers)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -193,7 +193,8 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         own = ranks[rank] if len(ranks) == world_size else {}
         self._random = own.get("random")
         if self.loop is not None:
-            kept = {"batches": own.get("batches"), "digests": state_dict.get("digests")}
+            kept = {name: own.get(name) for name in ("batches", "losses", "lr_scale") if name in own}
+            kept["digests"] = state_dict.get("digests")
             self.loop.load(kept, own.get("data"), own.get("held"))
 
     # --- called by Medic.commands, between two steps ----------------------------------------------------
@@ -271,9 +272,12 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
 
     def _report(self, trainer: Any) -> None:
         group = trainer.optimizers[0].param_groups[0]
+        loss = torch.stack(self._losses).mean() if self._losses else None
+        if self.loop is not None:
+            self.loop.proof.losses.add(loss)
         self.medic.report(
             step=self._step,
-            loss=torch.stack(self._losses).mean() if self._losses else None,
+            loss=loss,
             grad_norm=self._norm,
             learning_rate=group["lr"],
             expected_learning_rate=self._live.expected_learning_rate,

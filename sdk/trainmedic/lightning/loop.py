@@ -6,6 +6,7 @@ this module for commands, ``trainmedic.lightning`` to train.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
@@ -38,6 +39,7 @@ class LightningLoop(TrainerLoop):
         self._held: HeldModules | None = None
         self._put_back = PutBack()  # in the last restart
         self._keeps_batches = True
+        self._begin_comparison: Callable[[], None] | None = None
 
     # --- around the fit ---------------------------------------------------------------------------------
 
@@ -127,18 +129,25 @@ class LightningLoop(TrainerLoop):
         if self._held is not None and held and self.restarts.starting is not None:
             self._put_back = self._put_back.followed_by(self._held.add(held, self._keeps_batches))
 
-    def begins(self, modules: Modules, optimizers: Optimizers) -> None:
+    def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
         if any(name in type(self._trainer.strategy).__name__ for name in _SHARDING):
             self.proof.not_comparable = _SHARDED
         if self.restarts.starting is None:
             self.proof.resumes(self._kept)
         else:
             self.proof.goes_back(self._kept, lambda: self.data.skipped)
-        super().begins(modules, optimizers)
+        super().begins(step, modules, optimizers)
+
+    def _compare_losses(self, *arguments: Any) -> None:
+        # Which batches come is known once Lightning has made its iterator, which is later.
+        self._begin_comparison = functools.partial(super()._compare_losses, *arguments)
 
     def draws(self) -> None:
         """Take note that a batch is about to be trained on."""
         self.data.count_skipped()
+        if self._begin_comparison is not None:
+            self._begin_comparison()
+            self._begin_comparison = None
         why_not = "" if self._data.startswith(REPLAYED) else self._data
         for batch, before in self.data.take_drawn():
             self.proof.drawn(batch, self._trainer.current_epoch, before, why_not)

@@ -67,6 +67,7 @@ class MegatronCallback(SelfSavingCallback[MegatronLoop]):
 
     def save(self, iteration: int, *arguments: Any, **options: Any) -> Any:
         """In place of ``save_checkpoint_and_time``."""
+        self._required_loop.proof.losses.log.expect_from(iteration)
         with self.medic.window(CHECKPOINT):
             result = self._save(iteration, *arguments, **options)
             self._keep(iteration)
@@ -126,10 +127,11 @@ class MegatronCallback(SelfSavingCallback[MegatronLoop]):
     @log_errors
     def _report(self, iteration: int, optimizer: Any, scheduler: Any) -> None:
         consumed = self._megatron.get_args().consumed_train_samples
-        group = optimizer.param_groups[0]
+        group, loss = optimizer.param_groups[0], self._loss()
+        self._required_loop.proof.losses.add(loss)
         self.medic.report(
             step=iteration,
-            loss=self._loss(),
+            loss=loss,
             grad_norm=_grad_norm(self._result),
             learning_rate=group["lr"],
             expected_learning_rate=scheduler.get_lr(group) * self._live.lr_scale,

@@ -102,6 +102,8 @@ class MegatronLoop(SelfSavingLoop):
             if self._writes:
                 left_out.write(self.directories[0], self._skipped)
         self._move_data(named)
+        models = named["model"] if isinstance(named["model"], list) else [named["model"]]
+        self._compare_losses(restart, self._step_of(checkpoint), models, [named["optimizer"]])
 
     def _load(self, checkpoint: Path, named: Mapping[str, Any]) -> None:
         """Load it into place. Raises what Megatron-LM raises; then only a restart of the job helps."""

@@ -38,6 +38,8 @@ class LoopRestart:
     """The values of ``settings`` until now, with which the loop is known to run."""
     output: Mapping[str, Any] = field(default_factory=dict)
     """The part of the command's answer that is known before the loop runs."""
+    trouble_at: int | None = None
+    """The first step that was not trusted, for which a rollback was ordered; None where none is known."""
     others: tuple[SavedCheckpoint, ...] = ()
     """The older checkpoints that a rollback may go to, best first, where this one turns out damaged."""
 

@@ -6,7 +6,7 @@ Who calls it: ``attaching``. Not here: the types of options (``attaching``), wha
 from __future__ import annotations
 
 import logging
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -54,13 +54,30 @@ def _check_form(name: str, optimizer: Any) -> None:
     kind = type(optimizer).__name__
     if not isinstance(getattr(optimizer, "param_groups", None), (list, tuple)):
         inner = [key for key, _ in inner_optimizers(optimizer)]
-        advice = f"give the optimizer that it holds, its attribute {inner[0]}" if inner else "give it param_groups"
+        advice = f"give the optimizer that it holds, its attribute {inner[0]}" if inner else _in_its_place(optimizer)
         raise ConfigurationError(f"{name}: a {kind} has no param_groups, which hold parameters and rates: {advice}")
     if is_zero_redundancy(optimizer) and getattr(optimizer, "_overlap_with_ddp", False):
         raise ConfigurationError(
             f"{name}: a {kind} with overlap_with_ddp=True steps during the backward pass, and its state cannot be "
             "replaced there: make it without overlap_with_ddp"
         )
+
+
+def _in_its_place(optimizer: Any) -> str:
+    """Return what to give in place of an optimizer that has no groups, such as modded-nanogpt's ``NorMuonAndAdam``."""
+    attributes = getattr(optimizer, "__dict__", {}).items()
+    holding = [name for name, value in attributes if isinstance(value, Mapping) and _holds_state(value)]
+    state = f"its state ({', '.join(holding[:3])})" if holding else "its state"
+    example = f"list(optimizer.{holding[0]}.values())" if holding else "[...]"
+    return (
+        "give an object with param_groups=[{'params': [...], 'lr': rate}], state_dict() and load_state_dict() in its "
+        f"place, name {state} in also, by position and not by id(), such as also={{'moments': {example}}}, and set the "
+        "rates that run.learning_rate(value) returns"
+    )
+
+
+def _holds_state(value: Mapping[Any, Any]) -> bool:
+    return any(not isinstance(tensor, nn.Parameter) for tensor in tensors_in(value))
 
 
 def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:

@@ -153,6 +153,9 @@ class StepBoundary:
         training.current_checkpoint = None
         if not is_reported:
             self.report(number, True, None, None, None, {})
+        if training.gradients:
+            training.loss_log.note_gradients(number, training.gradients)
+            training.gradients = []
         watches = self._watches
         if watches.verification.waits or watches.rates.waits:
             watches.step_done(number)

@@ -1,9 +1,10 @@
 """State that training carries from step to step and that no ``state_dict`` holds: saved, restored and compared.
 
 The loop names it (``attach(also=...)``). What can be seen is found: attributes of the modules and optimizers that are
-tensors but neither parameters nor buffers, such as a hidden state or a cache; buffers that are not persistent; random
-generators of the data set. It is each rank's own. Who calls it: `attach`, the run's state, and ``restore``. Not here:
-how a value is taken and put back (``carried_values``).
+tensors but neither parameters nor buffers, such as a hidden state or a cache; numbers, and lists and dicts of them,
+that have changed since training was attached, such as a counter or a running mean; buffers that are not persistent;
+random generators of the data set. It is each rank's own. Who calls it: `attach`, the run's state, and ``restore``.
+Not here: how a value is taken and put back (``carried_values``).
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class CarriedState:
         """
         if held is None:
             return {}
-        for name, attribute in list(self._seen()):
+        for name, attribute in [*self._seen(), *self._changed_numbers()]:
             if name not in held and not self._is_told(name):
                 self._forget(attribute[0], attribute[1], name)
         missing = [name for name in held if not self._put(name, held[name])]
@@ -113,8 +114,22 @@ class CarriedState:
             yield f"also.{name}", named.get()
         for name, generator in self.generators.items():
             yield name, generator
-        for name, (owner, attribute) in self._seen():
+        for name, (owner, attribute) in (*self._seen(), *self._changed_numbers()):
             yield name, getattr(owner, attribute)
+
+    def _changed_numbers(self) -> Iterator[tuple[str, tuple[Any, str]]]:
+        """The attributes of modules that hold other numbers than at first, by name."""
+        if self.parts is None:
+            return
+        for part, owner in _owners(self.parts).items():
+            for attribute, value in list(vars(owner).items()):
+                name = f"{part}.{attribute}"
+                start = self._at_start.get(name)
+                if start is None or attribute in _OWN or not _holds_numbers(value):
+                    continue
+                present = _without_tensors(value)
+                if present is not None and not carried_values.is_same(start, present):
+                    yield name, (owner, attribute)
 
     def _seen(self) -> Iterator[tuple[str, tuple[Any, str]]]:
         """The attributes of modules and optimizers that hold carried state now, by name."""
@@ -339,6 +354,15 @@ def _without_tensors(value: Any) -> carried_values.Held | None:
         return carried_values.take(value)
     except TypeError:
         return None
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Return whether it is a number, or consists of nothing else. What is true or false is a setting, as is a text."""
+    if isinstance(value, (list, tuple, deque)):
+        return bool(value) and all(map(_holds_numbers, value))
+    if isinstance(value, dict):
+        return bool(value) and all(map(_holds_numbers, value.values()))
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _size(held: carried_values.Held) -> int:

@@ -103,8 +103,8 @@ class CommandHandlers:
         if source is not None and rollback.skip_batches:
             source.check_skip(rollback.skip_batches)
         self._verification.finish("another rollback was ordered")
-        self._rates.finish("a rollback was ordered")
         output = self._restore.roll_back(rollback, command.group)
+        self._rates.begin_again()
         losses = self._training.loss_log.comparison
         self._verification.begin(command, output, self._pause.lasts, losses)
 

@@ -238,7 +238,7 @@ class LearningRate:
                 group.pop(MARK, None)
 
     def _marked(self) -> float:
-        return next((float(group[MARK]) for group in self._groups() if MARK in group), 1.0)
+        return marked_scale(self.optimizers)
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         for optimizer in self.optimizers:
@@ -320,6 +320,12 @@ def _unwrapped(scheduler: Any) -> Any:
     while not isinstance(scheduler, lr_scheduler.LRScheduler) and hasattr(scheduler, "scheduler"):
         scheduler = scheduler.scheduler
     return scheduler
+
+
+def marked_scale(optimizers: Iterable[Any]) -> float:
+    """Return the scale that the groups of these optimizers hold."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return next((float(group[MARK]) for group in groups if MARK in group), 1.0)
 
 
 def _check(scale: float, values: Sequence[float]) -> None:

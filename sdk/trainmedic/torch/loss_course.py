@@ -1,19 +1,19 @@
-"""Which losses come again after a rollback of a plain loop, and how closely they have to agree.
+"""Which losses come again after a rollback, and how closely they have to agree.
 
-Who calls it: ``restore``, once the checkpoint is loaded. Not here: the comparison (``trainmedic.job.loss_log``).
+Who calls it: ``restore`` of a plain loop and ``trainer.rollback_proof``, once the checkpoint is loaded. Not here: the
+comparison (``trainmedic.job.loss_log``).
 """
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from dataclasses import dataclass
+from typing import Iterable
 
 import torch
+from torch import nn
 
-from trainmedic.job.loss_log import COARSE_KERNELS, EXACT_KERNELS, LossComparison, LossCourse
-from trainmedic.recovery.health import Onset
+from trainmedic.job.loss_log import COARSE_KERNELS, EXACT_KERNELS, LossComparison, LossCourse, LossLog
 from trainmedic.torch.sources.batch_sources import REPLAYED
-from trainmedic.torch.state_parts import StateParts
-from trainmedic.torch.training_state import TrainingState
 
 _HALF = (torch.float16, torch.bfloat16)
 _NO_STATE = "the checkpoint does not hold the run's own state"
@@ -21,40 +21,64 @@ _NO_RANDOM = "the checkpoint does not hold this rank's random numbers"
 _OTHER_ACCUMULATION = "another number of batches makes a step than when the checkpoint was written"
 
 
-def begin_comparison(
-    training: TrainingState, kept: Mapping[str, Any] | None, data: str, skip: int, onset: Onset | None, is_replay: bool
-) -> LossComparison:
-    """Compare the losses from here on. ``data`` is what the answer says of the batches; ``is_replay`` whether the loop
-    may draw the same ones though nobody knows it."""
-    log, step = training.loss_log, training.global_step
-    changed_at = log.first_change(step)
-    if kept is not None and kept.get("lr_scale", training.rate.scale) != training.rate.scale:
-        changed_at = min(step + 2, changed_at or step + 2)  # the first loss is made before its own update
+@dataclass(frozen=True)
+class Return:
+    """What is known of a rollback that was carried out."""
+
+    step: int
+    """The step of the checkpoint."""
+    data: str
+    """What the answer says of the batches."""
+    skipped: int
+    """Batches that are left out."""
+    accumulation: int
+    """Batches that make a step now."""
+    accumulation_then: int
+    """The same when the checkpoint was written."""
+    is_scaled_otherwise: bool
+    """Whether commands scale the learning rate otherwise than at the checkpoint."""
+    trouble_at: int | None
+    """The first step that was not trusted; None where there was no fault."""
+    earlier_until: int = 0
+    """The last step of an earlier process, whose script may have been another."""
+    has_state: bool = True
+    """Whether the checkpoint holds the run's own state."""
+    has_random: bool = True
+    """Whether it holds this rank's random numbers."""
+    is_replay: bool = False
+    """Whether the loop may draw the same batches though nobody knows it."""
+
+
+def begin_comparison(log: LossLog, back: Return, models: Iterable[nn.Module]) -> LossComparison:
+    """Compare the losses of ``models`` with those that ``log`` holds, from here on."""
+    changed_at = log.first_change(back.step)
+    if back.is_scaled_otherwise:
+        changed_at = min(back.step + 2, changed_at or back.step + 2)  # the first loss is made before its own update
     course = LossCourse(
-        tolerance=tolerance_of(training.parts),
-        not_comparable=_why_not(training, kept, data, skip, is_replay),
-        is_known=data.startswith(REPLAYED),
-        trouble_at=None if onset is None else onset.step,
+        tolerance=tolerance_of(models),
+        not_comparable=_why_not(back),
+        is_known=back.data.startswith(REPLAYED),
+        trouble_at=back.trouble_at,
         changed_at=changed_at,
+        earlier_until=back.earlier_until,
     )
-    return log.go_back(step, course)
+    return log.go_back(back.step, course)
 
 
-def tolerance_of(parts: StateParts) -> float:
+def tolerance_of(models: Iterable[nn.Module]) -> float:
     """Return the share of a loss by which it may differ: see `EXACT_KERNELS` and `COARSE_KERNELS`."""
-    parameters = [each for module in parts.modules().values() for each in module.parameters()]
+    parameters = [each for module in models for each in module.parameters()]
     is_exact = all(each.device.type == "cpu" and each.dtype not in _HALF for each in parameters)
     return EXACT_KERNELS if is_exact else COARSE_KERNELS
 
 
-def _why_not(training: TrainingState, kept: Mapping[str, Any] | None, data: str, skip: int, is_replay: bool) -> str:
-    if skip:
-        return f"{skip} batches are left out, so no step comes again"
-    if kept is None:
+def _why_not(back: Return) -> str:
+    if back.skipped:
+        return f"{back.skipped} batches are left out, so no step comes again"
+    if not back.has_state:
         return _NO_STATE
-    if kept.get("random") is None:
+    if not back.has_random:
         return _NO_RANDOM
-    accumulation = (kept.get("losses") or {}).get("accumulation", training.accumulation)
-    if accumulation != training.accumulation:
+    if back.accumulation != back.accumulation_then:
         return _OTHER_ACCUMULATION
-    return "" if is_replay or data.startswith(REPLAYED) else data
+    return "" if back.is_replay or back.data.startswith(REPLAYED) else back.data

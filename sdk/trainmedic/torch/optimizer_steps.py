@@ -22,7 +22,7 @@ _MOST = 256
 class OptimizerSteps:
     """The steps of one training's optimizers."""
 
-    __slots__ = ("_handles", "_last", "count", "observer", "period", "without", "works")
+    __slots__ = ("_handles", "_last", "count", "observer", "period", "sampler", "without", "works")
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.count = 0
@@ -32,12 +32,17 @@ class OptimizerSteps:
         self.period = 1
         """Boundaries from the last update but one to the last."""
         self.observer: Callable[[], None] | None = None
-        """Called right before an update, while the optimizers have the rates that it uses."""
+        """Called right after an update, while the optimizers have the rates that it has used. Before it, a closure may
+        still set them."""
+        self.sampler: Callable[[Any], None] | None = None
+        """Called right before an update, with the optimizer that is about to step."""
         self._last = 0
         innermost = [_innermost(each) for each in optimizers]
         self.works = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
         """Whether the optimizers can be observed."""
-        self._handles = [each.register_step_pre_hook(self._steps) for each in innermost] if self.works else []
+        self._handles: list[Any] = []
+        for each in innermost if self.works else ():
+            self._handles += [each.register_step_pre_hook(self._steps), each.register_step_post_hook(self._stepped)]
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -57,6 +62,10 @@ class OptimizerSteps:
 
     def _steps(self, optimizer: Any, arguments: Any, options: Any) -> None:
         self.count += 1
+        if self.sampler is not None:
+            self.sampler(optimizer)
+
+    def _stepped(self, optimizer: Any, arguments: Any, options: Any) -> None:
         if self.observer is not None:
             self.observer()
 

@@ -1,9 +1,15 @@
-"""The command ``job.scale_lr`` in a plain loop, answered once the rate that the next updates use was seen.
+"""The command ``job.scale_lr``, answered once the rate that the next updates use was seen.
 
-A loop may set its rate at each step (``group["lr"] = lr``), or step a scheduler that `attach` was not given. Then a
-rate that was written lasts for one step at most. So the answer waits for two updates and the boundary after them. If
-the loop has set another rate, the answer is ``failed``, the scale is as before, and nothing is multiplied. Such a loop
-asks for the factor by `Run.learning_rate`. Not here: writing the rates (``learning_rate``).
+A loop may set its rate at each step (``group["lr"] = lr``), or step a scheduler that nobody was given. Then a rate that
+was written lasts for one step at most. So the answer waits for two updates and the boundary after them. If the loop
+has set another rate, the answer is ``failed``, the scale is as before, and nothing is multiplied. Such a loop asks for
+the factor by ``learning_rate``.
+
+Changes that come before an earlier one was seen are watched together with it: the rate that is in use then shows all
+of them. So are changes at the boundary of a rollback, which loads other rates and scales them again.
+
+Who uses it: the handlers of a plain loop, and ``trainer.live_commands``. Not here: writing the rates
+(``learning_rate``).
 """
 
 from __future__ import annotations
@@ -12,40 +18,67 @@ import logging
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Protocol
 
+from trainmedic.client import Medic
 from trainmedic.errors import Unsupported
 from trainmedic.job.command import JobCommand
+from trainmedic.job.loss_log import LossLog
 from trainmedic.job.parameters import ScaleLr
-from trainmedic.recovery.changes import LEARNING_RATE
+from trainmedic.recovery.changes import LEARNING_RATE, AppliedChanges
 from trainmedic.torch.answer_timer import AnswerTimer
-from trainmedic.torch.learning_rate import rate_change
+from trainmedic.torch.learning_rate import LearningRate, rate_change
 from trainmedic.torch.optimizer_steps import OptimizerSteps
 from trainmedic.torch.rank_agreement import on_all_ranks
-from trainmedic.torch.training_state import TrainingState
 from trainmedic.torch.verification import PAUSED, TOO_SLOW
 from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 
 _UPDATES = 2
-"""Updates that an answer waits for: a scheduler that attach() was not given moves the rate after the first."""
+"""Updates that an answer waits for: a scheduler that nobody was given moves the rate after the first."""
 _BOUNDARIES = 16
 """Boundaries without an update after which no more is waited for."""
 _LONGEST, _RESERVE = 30.0, 5.0  # seconds, as in ``verification``
 _NO_UPDATE = "the loop made no update since"
+_TOGETHER = "the rate in use is that of several changes, which were seen together"
 HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) returns, or give attach() the scheduler"
 
 
-@dataclass
+class ScaledTraining(Protocol):
+    """What is to be known of a training: a plain loop's ``TrainingState``, a Trainer's ``LiveCommands``."""
+
+    @property
+    def medic(self) -> Medic: ...
+
+    @property
+    def rate(self) -> LearningRate: ...
+
+    @property
+    def changes(self) -> AppliedChanges: ...
+
+    @property
+    def loss_log(self) -> LossLog: ...
+
+    @property
+    def global_step(self) -> int: ...
+
+
+@dataclass(frozen=True)
 class _Pending:
     """A change whose effect was not seen yet."""
 
     command: JobCommand
     output: Mapping[str, Any]
-    factors_before: Mapping[str, float]
-    scale_before: float
     until: float
+
+
+@dataclass
+class _Watch:
+    """What was seen of the rates since the last change or load."""
+
+    scale_before: float
+    """The scale before the first of the changes that wait."""
     used: list[list[float]] = field(default_factory=list)
     """The groups' rates at each update since."""
     boundaries: int = 0
@@ -54,36 +87,40 @@ class _Pending:
 
 
 class RateCommands:
-    """Changes of the learning rate in one training: one that waits at most. For the training thread."""
+    """Changes of the learning rate in one training. For the training thread.
+
+    ``how`` says what a loop does that sets its rate by itself.
+    """
 
     def __init__(
         self,
-        training: TrainingState,
+        training: ScaledTraining,
         steps: OptimizerSteps,
         is_paused: Callable[[], bool],
         now: Callable[[], float] = time.monotonic,
+        how: str = HOW,
     ) -> None:
         self._training = training
         self._steps = steps
         self._is_paused = is_paused
         self._now = now
-        self._pending: _Pending | None = None
+        self._how = how
+        self._pending: list[_Pending] = []
+        self._watch = _Watch(1.0)
         self._timer = AnswerTimer()
         self._sets_itself = ""  # the reason why a rate does not last, once that was seen
 
     @property
     def waits(self) -> bool:
         """Whether the effect of a change was not seen yet."""
-        return self._pending is not None
+        return bool(self._pending)
 
     def scale(self, command: JobCommand) -> None:
         """Carry out the command. Raises Refusal; nothing is changed then."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
-        self.finish("another change of the rate was ordered")
         if self._sets_itself and not rate.is_asked_for and command.undo_of is None:
             raise Unsupported(self._sets_itself)
-        factors_before = changes.factors(LEARNING_RATE)
         factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
         before, scale = rate.values, rate.scale
         try:
@@ -91,101 +128,131 @@ class RateCommands:
         except Exception:  # ranks with different learning rates would drift apart
             rate.set_scale(scale)
             raise
-        changes.set_factors(LEARNING_RATE, factors, self._training.global_step)
-        self._training.loss_log.course_changes(self._training.global_step)
-        output = {"step": self._training.global_step, **rate_change(before, rate.values, rate.scale)}
+        step = self._training.global_step
+        changes.set_factors(LEARNING_RATE, factors, step)
+        self._training.loss_log.course_changes(step, spares_next=True)
+        output = {"step": step, **rate_change(before, rate.values, rate.scale)}
         remaining = (command.expires_at - envelope.utc_now()).total_seconds() - _RESERVE
-        until = self._now() + min(_LONGEST, remaining)
-        self._pending = _Pending(command, output, factors_before, scale, until)
-        rate.watch(scale)
-        self._steps.observer = self._update
-        if self._is_paused():
-            self._answer(PAUSED)
-        else:
+        seconds = min(_LONGEST, remaining)
+        with self._timer.lock:
+            self._pending = [each for each in self._pending if not each.command.is_answered]
+            scale_before = self._watch.scale_before if self._pending else scale
+            self._pending.append(_Pending(command, output, self._now() + seconds))
+            self._begin_watch(scale_before)
+            if self._is_paused():
+                self._answer(PAUSED)
+                return
             command.later(lambda: self.finish("the job ended"))
-            self._timer.start(min(_LONGEST, remaining), self._time_is_up)
+            self._timer.start(min(each.until for each in self._pending) - self._now(), self._time_is_up)
+
+    def begin_again(self, steps: OptimizerSteps | None = None) -> None:
+        """Other rates were loaded: look anew for the effect of what waits. ``steps`` are those of a loop that begins
+        again."""
+        with self._timer.lock:
+            if steps is not None:
+                self._steps = steps
+            if self._pending:
+                self._begin_watch(self._watch.scale_before)
+
+    def _begin_watch(self, scale_before: float) -> None:
+        self._watch = _Watch(scale_before)
+        self._training.rate.watch(scale_before)
+        self._steps.observer = self._update
 
     def step_done(self) -> None:
         """Look at the rates after a step, and answer when enough was seen."""
-        if self._pending is not None:
+        if self._pending:
             with self._timer.lock:
-                self._look_after_step(self._pending)
+                self._look_after_step()
 
-    def _look_after_step(self, pending: _Pending) -> None:
-        pending.boundaries += 1
-        self._look(pending)
-        updates = len(pending.used) if self._steps.works else pending.boundaries
-        if pending.overwritten is not None or updates >= _UPDATES:
+    def _look_after_step(self) -> None:
+        watch = self._watch
+        watch.boundaries += 1
+        self._look(watch)
+        updates = len(watch.used) if self._steps.works else watch.boundaries
+        open_ones = [each for each in self._pending if not each.command.is_answered]
+        if watch.overwritten is not None or updates >= _UPDATES:
             self._answer("")
-        elif not pending.command.is_answered:
+        elif open_ones:
             seconds = self._training.medic.progress.pace.median_step_seconds() or 0.0
-            if self._now() + seconds > pending.until:
+            if self._now() + seconds > min(each.until for each in open_ones):
                 self._answer(TOO_SLOW)
-            elif pending.boundaries >= _BOUNDARIES:
+            elif watch.boundaries >= _BOUNDARIES:
                 self._answer(_NO_UPDATE)
 
     def finish(self, because: str) -> None:
         """Answer with what was seen by now, and look no further; ``because`` says why."""
         with self._timer.lock:
-            if self._pending is not None and not self._pending.command.is_answered:
+            if any(not each.command.is_answered for each in self._pending):
                 self._answer(because)
             self._end()
 
     def _time_is_up(self) -> None:
         """The loop hangs. Called in the timer's thread."""
-        if self._pending is not None and not self._pending.command.is_answered:
+        if any(not each.command.is_answered for each in self._pending):
             self._answer(TOO_SLOW)
 
     def _update(self) -> None:
-        """Note the rates of an update, right before it."""
-        pending = self._pending
-        if pending is not None and len(pending.used) < _UPDATES:
-            pending.used.append(self._training.rate.values)
-            self._look(pending)
+        """Note the rates of an update, right after it."""
+        watch = self._watch
+        if self._pending and len(watch.used) < _UPDATES:
+            watch.used.append(self._training.rate.values)
+            self._look(watch)
 
-    def _look(self, pending: _Pending) -> None:
-        if pending.overwritten is None:
-            pending.overwritten = self._training.rate.overwritten()
+    def _look(self, watch: _Watch) -> None:
+        if watch.overwritten is None:
+            watch.overwritten = self._training.rate.overwritten()
 
     def _answer(self, ended_because: str) -> None:
-        """Answer. Without enough updates the effect is watched further, for a correction in the log."""
-        pending = self._pending
-        assert pending is not None
+        """Answer all. Without enough updates the effect is watched further, for a correction in the log."""
         self._timer.cancel()
-        command, rate = pending.command, self._training.rate
-        verified: dict[str, Any] = {"updates": len(pending.used)}
-        if pending.used:
-            verified["used"] = pending.used[-1][0]
-        if ended_because:
-            verified["why"] = ended_because
-        output: dict[str, Any] = {**pending.output, "verified": {"learning_rate": verified}}
-        status = envelope.APPLIED
-        is_own = rate.left_alone or pending.overwritten is not None
-        if command.undo_of is None and pending.overwritten is not None:
-            status, output = self._give_up(pending, output)
+        watch, rate, pending = self._watch, self._training.rate, self._pending
+        verified: dict[str, Any] = {"updates": len(watch.used)}
+        if watch.used:
+            verified["used"] = watch.used[-1][0]
+        if ended_because or len(pending) > 1:
+            verified["why"] = ended_because or _TOGETHER
+        is_own = rate.left_alone or watch.overwritten is not None
+        reason = self._give_up(watch) if watch.overwritten is not None else ""
+        for each in pending:
+            self._answer_one(each, verified, reason, is_own)
+        if not ended_because or reason:
+            self._end()
+
+    def _answer_one(self, pending: _Pending, verified: Mapping[str, Any], reason: str, is_own: bool) -> None:
+        command, status = pending.command, envelope.APPLIED
+        output: dict[str, Any] = {**pending.output, "verified": {"learning_rate": dict(verified)}}
+        if command.undo_of is None and reason:
+            status, rate = envelope.FAILED, self._training.rate
+            # Nothing stays changed.
+            output = {**pending.output, "after": rate.value, "scale": rate.scale, "reason": reason}
         elif is_own:
             output["left_alone"] = "the loop has set the rate by itself since, so it was not changed"
         if not command.is_answered:
             command.answer(status, output)
         elif status == envelope.FAILED:
-            log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, output["reason"])
-        if not ended_because or status == envelope.FAILED:
-            self._end()
+            log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
-    def _give_up(self, pending: _Pending, output: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The loop sets the rate by itself: take the scale back, without touching that rate."""
-        assert pending.overwritten is not None
-        actual, expected = pending.overwritten
+    def _give_up(self, watch: _Watch) -> str:
+        """The loop sets the rate by itself: take the scale back, without touching that rate. Returns the reason.
+
+        A change that was taken back stays taken back.
+        """
+        assert watch.overwritten is not None
+        actual, expected = watch.overwritten
         training = self._training
-        reason = f"the loop set the learning rate to {actual:.6g}, and {expected:.6g} was to be used; {HOW}"
-        self._sets_itself = reason
-        training.rate.give_up(pending.scale_before)
-        training.changes.set_factors(LEARNING_RATE, pending.factors_before, training.global_step)
-        log.warning("%s: %s", training.medic.job, reason)
-        output = {name: value for name, value in output.items() if name != "verified"}  # nothing stays changed
-        used = training.rate.value
-        return envelope.FAILED, {**output, "after": used, "scale": pending.scale_before, "reason": reason}
+        failed = {each.command.id for each in self._pending if each.command.undo_of is None}
+        factors = training.changes.factors(LEARNING_RATE)
+        kept = {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
+        if failed:
+            reason = f"the loop set the learning rate to {actual:.6g}, and {expected:.6g} was to be used; {self._how}"
+            self._sets_itself = reason
+            training.rate.give_up(math.prod(kept.values()))
+            training.changes.set_factors(LEARNING_RATE, kept, training.global_step)
+            log.warning("%s: %s", training.medic.job, reason)
+            return reason
+        return ""
 
     def _end(self) -> None:
-        self._pending = None
+        self._pending = []
         self._steps.observer = None

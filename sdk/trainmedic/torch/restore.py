@@ -31,7 +31,7 @@ from trainmedic.torch.checkpoints.checkpoint_storage import (
 from trainmedic.torch.checkpoints.checkpoint_tiers import on_disk
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.checkpoints.loading import CheckpointLoading, KeptState, LoadedCheckpoint
-from trainmedic.torch.loss_course import begin_comparison
+from trainmedic.torch.loss_course import Return, begin_comparison
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource
 from trainmedic.torch.training_state import TrainingState
 
@@ -98,8 +98,7 @@ class CheckpointRestore:
         checkpoint = loaded.checkpoint
         training.rollbacks += 1
         progress.go_back(checkpoint.step, output.get("loss_at_checkpoint"))
-        draws_itself = output["data"] == NOT_KNOWN
-        begin_comparison(training, loaded.kept, output["data"], rollback.skip_batches, onset, draws_itself)
+        self._compare_losses(loaded.kept, output["data"], rollback.skip_batches, onset)
         training.rank_comparison.went_back()
         output.update(self._record_rollback(checkpoint, left_step))
         if loss is not None:
@@ -114,6 +113,23 @@ class CheckpointRestore:
             output["verified"]["carried"] = carried
         log.warning("%s: went back from step %d to the checkpoint of step %d", self._job, left_step, checkpoint.step)
         return output
+
+    def _compare_losses(self, kept: KeptState | None, data: str, skipped: int, onset: Onset | None) -> None:
+        """Compare the losses from here on. ``data`` is what the answer says of the batches."""
+        training, state = self._training, kept or {}
+        back = Return(
+            step=training.global_step,
+            data=data,
+            skipped=skipped,
+            accumulation=training.accumulation,
+            accumulation_then=(state.get("losses") or {}).get("accumulation", training.accumulation),
+            is_scaled_otherwise=state.get("lr_scale", training.rate.scale) != training.rate.scale,
+            trouble_at=None if onset is None else onset.step,
+            has_state=kept is not None,
+            has_random=state.get("random") is not None,
+            is_replay=data == NOT_KNOWN,  # the loop draws its own batches, and perhaps the same ones
+        )
+        begin_comparison(training.loss_log, back, training.parts.modules().values())
 
     def resume(self) -> int | None:
         """Go on from the newest checkpoint; see `Run.resume`."""

@@ -30,6 +30,7 @@ from trainmedic.torch import randomness
 from trainmedic.torch.boundary import BoundaryWatches, StepBoundary
 from trainmedic.torch.checkpoints.checkpoint_tiers import TieredCheckpoints, on_disk
 from trainmedic.torch.checkpoints.checkpoint_writer import CheckpointWriter
+from trainmedic.torch.gradient_samples import GradientSamples
 from trainmedic.torch.handlers import CommandHandlers
 from trainmedic.torch.memory.memory_start import MemoryStart
 from trainmedic.torch.optimizer_steps import OptimizerSteps
@@ -71,6 +72,7 @@ class Run:
         self._restore = CheckpointRestore(training)
         self._verification = RollbackVerification(training)
         self._steps = OptimizerSteps(training.rate.optimizers)
+        self._steps.sampler = GradientSamples(training).take
         self._rates = RateCommands(training, self._steps, lambda: pause.lasts)
         watches = BoundaryWatches(self._verification, self._rates, self._steps)
         self._boundary = StepBoundary(training, self._writer, self._restore, pause, watches, every)

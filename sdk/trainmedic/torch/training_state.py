@@ -32,7 +32,10 @@ from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")
 
-CARRIED_HINT = "State that the loop carries did not go back: name it with attach(also=...)"
+CARRIED_HINT = (
+    "State that the loop carries did not go back, or it reports another number than the loss of the step: name the "
+    "state with attach(also=...)"
+)
 
 
 # With slots, since each step reads and writes it with caches that the step's own work has emptied.
@@ -90,6 +93,8 @@ class TrainingState:
     """What an answer advises where other losses come after a rollback."""
     losses: list[Any] = field(default_factory=list)
     """Their losses, where several batches make a step."""
+    gradients: list[Any] = field(default_factory=list)
+    """Norms of gradients in the present step, see ``gradient_samples``."""
     memory_due: int = NEVER
     """The step from which on a checkpoint in memory is due."""
     current_checkpoint: SavedCheckpoint | None = None
@@ -182,6 +187,6 @@ class TrainingState:
     def drop_unfinished_step(self) -> None:
         """Forget the batches and gradients of a step that will not be completed."""
         self.batches_done = 0
-        self.losses = []
+        self.losses, self.gradients = [], []
         self.accelerated.begin_step()
         self.parts.forget_gradients()

@@ -30,6 +30,11 @@ _LONGEST_FOR_LOSSES = 90.0  # the same without them
 _RESERVE = 5.0  # seconds before the command expires, in which the answer is on its way
 PAUSED = "the training is paused"
 TOO_SLOW = "the next batches would have come too late for the answer"
+_EITHER_COURSE = (
+    "Either state that training carries did not go back, or one of the two courses has a fault from there on. If it is "
+    "the abandoned one that was at fault, the rollback may hold, and training goes on from it; order such a rollback "
+    "with before, the time at which the fault began, and then only the first loss has to agree"
+)
 
 
 class VerifiedTraining(Protocol):
@@ -68,6 +73,8 @@ class _Pending:
     """By ``time.monotonic``, when it is answered if enough losses were compared."""
     latest: float
     """The same, when it is answered at the latest."""
+    batches: Mapping[str, Any] | None = None
+    """What is told of the batches, once no more of them are compared; None before."""
     verdict: str = ""
     """The status that was answered; empty before."""
 
@@ -76,7 +83,8 @@ class _Pending:
         """Whether nothing that is still to come could change the verdict."""
         if self.losses.not_finite_at is not None:
             return True
-        return self.comparison.is_complete and (self.losses.is_complete or self.losses is NOTHING)
+        has_batches = self.batches is not None or self.comparison.is_complete
+        return has_batches and (self.losses.is_complete or self.losses is NOTHING)
 
 
 class RollbackVerification:
@@ -145,9 +153,14 @@ class RollbackVerification:
             self._answer(because, is_error)
 
     def end(self, because: str) -> None:
-        """As `finish`; and nothing more is compared, because from here on other batches come than were expected."""
-        self.finish(because)
-        self._pending = None
+        """Compare nothing more, because from here on other batches come than before, as is right. Losses that are not
+        finite are still looked for."""
+        pending = self._pending
+        if pending is not None:
+            if pending.batches is None:
+                pending.batches = pending.comparison.told(because)
+            pending.losses.course_changes(because, self._training.medic.step or 0)
+            self._look()
 
     def _look(self) -> None:
         """Answer if all was compared, something differs, or time is up."""
@@ -171,7 +184,7 @@ class RollbackVerification:
         command, losses = pending.command, pending.losses
         if pending.is_over:
             self._pending = None
-        batches = pending.comparison.told(ended_because)
+        batches = pending.batches if pending.batches is not None else pending.comparison.told(ended_because)
         verified = {**pending.output["verified"], "batches": batches}
         if losses is not NOTHING:
             verified["losses"] = losses.told(ended_because)
@@ -199,7 +212,12 @@ class RollbackVerification:
         problem = pending.losses.problem
         if not problem:
             return ""
-        hint = "" if pending.losses.not_finite_at is not None else f". {self._training.carried_hint}"
+        if pending.losses.not_finite_at is not None:
+            hint = ""
+        elif pending.losses.first_differs:
+            hint = f". {self._training.carried_hint}"
+        else:
+            hint = f". {_EITHER_COURSE}"
         return f"the training went back to step {step}, but it does not train as before: {problem}{hint}"
 
     def _seconds_per_batch(self) -> float:

@@ -62,7 +62,7 @@ class TitanCallback(SelfSavingCallback[TitanLoop]):
         try:
             return self._required_loop.train(call)
         finally:
-            self._end_measuring()
+            self._loop_ends()
 
     # --- in place of torchtitan's methods ---------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class TitanCallback(SelfSavingCallback[TitanLoop]):
             loop.recall()
             self._measure(trainer.model_parts, knows_all_waiting=False)
         self._saved = trainer.step or None
-        loop.begins(*self._parts())
+        loop.begins(trainer.step, *self._parts())
 
     @log_errors
     def _end_step(self, step: int) -> None:
@@ -168,6 +168,7 @@ class TitanCallback(SelfSavingCallback[TitanLoop]):
     def _report(self, step: int) -> None:
         draws_apart = self.medic.world_size // self._trainer.parallel_dims.non_data_parallel_size
         parts = {**self._parts_of_step(step), "tokens": self._tokens * draws_apart or None}
+        self._required_loop.proof.losses.add(self._logged.get("loss"))
         self.medic.report(
             step=step,
             learning_rate=self._live.optimizers[0].param_groups[0]["lr"],

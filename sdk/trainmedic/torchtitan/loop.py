@@ -118,8 +118,8 @@ class TitanLoop(SelfSavingLoop):
         """What rollbacks have left out before this process."""
         self._left_out = self._recalled_left_out()
 
-    def begins(self, modules: Modules, optimizers: Optimizers) -> None:
-        step, restart = self._trainer.step, self.restarts.starting
+    def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
+        restart = self.restarts.starting
         self._kept = kept(self._path(step), self._medic.rank) if step else None
         self._drawn = (self._kept or {}).get("drawn", step * self._accumulation)
         self._left_out_before = self._left_out
@@ -130,7 +130,7 @@ class TitanLoop(SelfSavingLoop):
             self.proof.goes_back(self._kept, lambda: self._dropped_newly)
         if step:
             self._put_back_carried(self._path(step))
-        super().begins(modules, optimizers)
+        super().begins(step, modules, optimizers)
 
     def _leave_out(self, batches: int) -> None:
         """Leave out so many of the batches that come next; those that are left out already count."""
@@ -160,7 +160,7 @@ class TitanLoop(SelfSavingLoop):
         path = self._path(step)
         path.mkdir(parents=True, exist_ok=True)
         self.carried.save(path)
-        keep(path, self._medic.rank, {**self.proof.kept(modules, optimizers), "drawn": self._drawn})
+        keep(path, self._medic.rank, {**self.proof.kept(step, modules, optimizers), "drawn": self._drawn})
 
     def has_saved(self, step: int) -> bool:
         """Whether the checkpoint of that step is whole, as seen from here."""

@@ -83,7 +83,14 @@ class MedicCallback(Generic[AnyLoop]):
     def attach(self, loop: AnyLoop | None) -> None:
         """Let `loop` carry out the commands that need a restart; with None they are unsupported."""
         self.loop = loop
+        if loop is not None:
+            self._live.loss_log = loop.proof.losses.log
         self._register_restarts()
+
+    def learning_rate(self, value: Any) -> Any:
+        """Return ``value``, the rate that the program computed for the next update, times the factor that commands have
+        set. A program that writes ``group["lr"]`` itself, as in a callback of its own, calls this each time."""
+        return self._live.learning_rate(value)
 
     def _register_restarts(self) -> None:
         unattended = _NEEDS_RESTART.format(self._restarter)
@@ -113,6 +120,11 @@ class MedicCallback(Generic[AnyLoop]):
         self._layer_norms = LayerNorms(trained, self._live.optimizers, self.medic)
         if self.loop is not None:
             self.loop.meter = self._meter
+
+    def _loop_ends(self) -> None:
+        """Take note that the loop ends, for good or to begin again."""
+        self._end_measuring()
+        self._live.loop_ends(is_for_good=self.loop is None or not self.loop.restarts.is_asked)
 
     def _end_measuring(self) -> None:
         self._meter.close()
@@ -145,6 +157,7 @@ class MedicCallback(Generic[AnyLoop]):
         """A step is complete: carry out the commands that are due now, and return when no pause lasts."""
         if self.loop is not None:
             self.loop.stepped(step)
+        self._live.step_done()
         self.medic.commands(step)
         if self._live.pause.lasts and self.loop is not None:
             self.loop.proof.finish(PAUSED)

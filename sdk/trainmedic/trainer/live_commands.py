@@ -7,7 +7,6 @@ Not here: checkpoints and the end of training, for which each framework has its 
 from __future__ import annotations
 
 import gc
-import math
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence, TypeVar
 
@@ -15,13 +14,18 @@ import torch
 
 from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
+from trainmedic.job.loss_log import LossLog
 from trainmedic.job.parameters import Pause as PauseParameters
-from trainmedic.job.parameters import ScaleLr
 from trainmedic.recovery.changes import AS_LOADED, LEARNING_RATE, AppliedChanges
 from trainmedic.recovery.pausing import LoopPause
-from trainmedic.torch.learning_rate import LearningRate, rate_change
+from trainmedic.torch.learning_rate import LearningRate
+from trainmedic.torch.optimizer_steps import OptimizerSteps
+from trainmedic.torch.rate_commands import RateCommands
+from trainmedic.torch.verification import PAUSED
 
 Result = TypeVar("Result")
+
+_HOW = "use the rate that the callback's learning_rate(value) returns, or give the Trainer the scheduler"
 
 
 class LiveCommands:
@@ -29,11 +33,15 @@ class LiveCommands:
 
     def __init__(self, medic: Medic) -> None:
         self.pause = LoopPause(medic)
-        self._medic = medic
+        self.medic = medic
+        self.loss_log = LossLog()
+        """The losses whose course a change of the rate alters: those of the loop that can go back."""
         self._rate: LearningRate | None = None
         self._changes: AppliedChanges | None = None
         self._is_recalled = False
-        medic.on("job.scale_lr", in_force=self._scales)(self._scale_lr)
+        self._steps = OptimizerSteps(())
+        self._rates = RateCommands(self, self._steps, lambda: self.pause.lasts, how=_HOW)
+        medic.on("job.scale_lr", in_force=self._scales)(self._rates.scale)
         medic.on("job.pause")(self._pause)
         medic.on("job.resume", in_force=self.pause.is_in_force)(lambda command: self.pause.end())
         if torch.cuda.is_available():
@@ -46,6 +54,27 @@ class LiveCommands:
         self._rate = LearningRate(optimizer, scheduler)
         if self._changes is not None:
             self._rate.set_scale(self._changes.scale(LEARNING_RATE))
+        self._steps.close()
+        self._steps = OptimizerSteps(self._rate.optimizers)
+        self._rates.begin_again(self._steps)
+
+    def loop_ends(self, is_for_good: bool) -> None:
+        """The loop ends. Unless that ``is_for_good``, it begins again, and what waits is looked at then."""
+        self._steps.close()
+        if is_for_good:
+            self._rates.finish("training ended")
+
+    def finish(self, because: str) -> None:
+        """Answer a change of the rate with what was seen by now."""
+        self._rates.finish(because)
+
+    def step_done(self) -> None:
+        """A step is complete: look whether the rate is still what a command has made it."""
+        self._rates.step_done()
+
+    def learning_rate(self, value: Any) -> Any:
+        """Return a rate that the program computed, times the factor of commands."""
+        return value if self._rate is None else self._rate.scaled(value)
 
     def recall(self, directory: Path, checkpoint: Path | None, writes: bool) -> None:
         """After the first `loop_begins`: bring back what commands had changed before this process.
@@ -57,18 +86,18 @@ class LiveCommands:
         if self._changes is not None:
             return
         assert self._rate is not None
-        changes = self._changes = AppliedChanges(directory, writes, self._medic.largest_lr_scale)
+        changes = self._changes = AppliedChanges(directory, writes, self.medic.largest_lr_scale)
         if checkpoint is None:
             changes.forget()
             self._is_recalled = True
             return
         if not changes.recall():
-            earlier = AppliedChanges(checkpoint.parent, writes=False, largest_lr_scale=self._medic.largest_lr_scale)
+            earlier = AppliedChanges(checkpoint.parent, writes=False, largest_lr_scale=self.medic.largest_lr_scale)
             if earlier.recall():
                 changes.restore(earlier.state())
             elif self._rate.scale != 1.0:
                 changes.set_factors(LEARNING_RATE, {AS_LOADED: self._rate.scale})
-        changes.restore(self._medic.group("changes").choose(changes.state))
+        changes.restore(self.medic.group("changes").choose(changes.state))
         self._rate.set_scale(changes.scale(LEARNING_RATE))
         self._is_recalled = True
 
@@ -97,18 +126,24 @@ class LiveCommands:
         """The rate that the schedule says for now, scaled; None where no schedule says one."""
         return self._rate.expected if self._rate is not None else None
 
-    def _scale_lr(self, command: JobCommand) -> Mapping[str, Any]:
+    @property
+    def rate(self) -> LearningRate:
+        """The learning rate of the loop that runs."""
         assert self._rate is not None
-        assert isinstance(command.parameters, ScaleLr)
+        return self._rate
+
+    @property
+    def changes(self) -> AppliedChanges:
+        """What commands have changed."""
         if self._changes is None:  # the ranks could not agree on those from before
-            self._changes = AppliedChanges(largest_lr_scale=self._medic.largest_lr_scale)
+            self._changes = AppliedChanges(largest_lr_scale=self.medic.largest_lr_scale)
             self._changes.recall()
-        changes = self._changes
-        factors = changes.with_factor(LEARNING_RATE, command.id, command.parameters.factor, command.undo_of)
-        before = self._rate.values
-        self._rate.set_scale(math.prod(factors.values()))
-        changes.set_factors(LEARNING_RATE, factors, self._medic.step)
-        return rate_change(before, self._rate.values, self._rate.scale)
+        return self._changes
+
+    @property
+    def global_step(self) -> int:
+        """The step after which commands are carried out."""
+        return self.medic.step or 0
 
     def _scales(self, command_id: str) -> bool | None:
         if self._changes is None or not self._is_recalled:
@@ -117,6 +152,7 @@ class LiveCommands:
 
     def _pause(self, command: JobCommand) -> Mapping[str, Any]:
         assert isinstance(command.parameters, PauseParameters)
+        self._rates.finish(PAUSED)
         return self.pause.start(command.parameters.max, command.id)
 
 

@@ -13,8 +13,9 @@ import contextlib
 import functools
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Iterator, Mapping
+from typing import Any, ClassVar, Iterable, Iterator, Mapping
 
 from trainmedic.client import Medic
 from trainmedic.errors import Rejected
@@ -154,7 +155,7 @@ class TrainerLoop(abc.ABC):
         try:
             yield
         except BaseException as error:
-            self.proof.finish(f"the loop raised {type(error).__name__}")
+            self.proof.finish(f"the loop raised {type(error).__name__}", is_error=True)
             raise
 
     def _newest(self) -> Path | None:
@@ -172,23 +173,38 @@ class TrainerLoop(abc.ABC):
 
     # --- called by the callback -------------------------------------------------------------------------
 
-    def begins(self, modules: Modules, optimizers: Optimizers) -> None:
-        """Take note, on every rank, that the loop begins with these, before its first step.
+    def begins(self, step: int, modules: Modules, optimizers: Optimizers) -> None:
+        """Take note, on every rank, that the loop begins with these after so many steps.
 
         Raises DamagedCheckpoint where a restart has loaded something else than was saved.
         """
         self.restarts.has_loaded()
-        if self.restarts.starting is None:
+        restart = self.restarts.starting
+        if restart is None:
             self.proof.resumed(self._kept, modules, optimizers)
+            self.proof.losses.resumes(self._kept, step)
         elif different := self.proof.loaded(self._kept, modules, optimizers):
             damaged = self._started_from
             self._disown(damaged)
             raise DamagedCheckpoint(f"{damaged.name} was loaded otherwise than it was saved: {different}")
+        else:
+            self._compare_losses(restart, step, modules.values(), optimizers.values())
+
+    def _compare_losses(
+        self, restart: LoopRestart, step: int, models: Iterable[Any], optimizers: Iterable[Any]
+    ) -> None:
+        """Compare the losses from here on with those that came after this step before."""
+        losses, course = self.proof.losses, (self._accumulation, self._data, restart.skip_batches, restart.trouble_at)
+        losses.go_back(self._kept, step, models, optimizers, *course)
+        if restart.settings:
+            losses.log.course_changes(step)
 
     def stepped(self, step: int) -> None:
         """Take note that a step is complete."""
         self._step = step
+        self.proof.losses.step_ends(step)
         self.restarts.stepped(step, self._finish, self._answer)
+        self.proof.step_done(step)
 
     def ends(self) -> None:
         """Take note that the loop ends."""
@@ -202,16 +218,17 @@ class TrainerLoop(abc.ABC):
         assert isinstance(rollback, Rollback)
         if rollback.skip_batches and self._no_skip_because:
             raise Rejected(self._no_skip_because)
-        choice = agree(command.group, lambda: self._choose(rollback, onset_of(rollback, progress)))
+        onset = onset_of(rollback, progress)
+        choice = agree(command.group, lambda: self._choose(rollback, onset))
         checkpoint = choice.best
         require_on_all_ranks(command.group, checkpoint, self._is_complete)
         output = {**told(checkpoint), "left_step": self._step}
         if choice.passed_over:
             output["passed_over"] = choice.told()
         older = tuple(each for each in choice.candidates if each.step < checkpoint.step)
-        return self.restarts.ask(
-            LoopRestart(checkpoint.path, command, rollback.skip_batches, output=output, others=older)
-        )
+        trouble_at = None if onset is None else onset.step
+        restart = LoopRestart(checkpoint.path, command, rollback.skip_batches, output=output, trouble_at=trouble_at)
+        return self.restarts.ask(replace(restart, others=older))
 
     def _choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
         """Also called by the interrupter's thread, which must not read the losses, and so knows no onset."""

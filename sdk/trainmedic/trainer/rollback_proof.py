@@ -1,11 +1,13 @@
-"""What shows that a rollback of a Trainer went where its answer says: parameters, optimizer and batches.
+"""What shows that a rollback of a Trainer went where its answer says: parameters, optimizer, batches and losses.
 
 A checkpoint keeps digests of what it was written from, and how many batches had been drawn (`RollbackProof.kept`). When
 the loop has started again from it, what each rank has loaded is compared with the digests (`loaded`), and the batches
-that it draws with those that were drawn in their place before (`drawn`). The answer to the rollback waits for them.
+that it draws with those that were drawn in their place before (`drawn`), and the losses of the first steps with those
+of before (`losses`). The answer to the rollback waits for them.
 
 `TrainerLoop` has one, and the callbacks of both frameworks call it. Not here: digests (``torch.digests``), the
-comparison of batches (``recovery.batch_log``) and the answer (``torch.verification``).
+comparison of batches (``recovery.batch_log``), that of losses (``step_losses``) and the answer
+(``torch.verification``).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from trainmedic.recovery.health import CheckpointHealth, health_now
 from trainmedic.torch import randomness
 from trainmedic.torch.checkpoints.digests import DigestComparison, Modules, Optimizers, are_finite, compare, digests
 from trainmedic.torch.verification import RollbackVerification
+from trainmedic.trainer.step_losses import StepLosses
 from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
@@ -44,6 +47,7 @@ class RollbackProof:
     def __init__(self, medic: Medic, accumulation: Callable[[], int]) -> None:
         self.medic = medic
         self.batch_log = BatchLog()
+        self.losses = StepLosses()
         self.not_comparable = ""
         self._accumulation = accumulation
         self._verification = RollbackVerification(self)
@@ -66,10 +70,17 @@ class RollbackProof:
         """The health of a checkpoint that is written now."""
         return health_now(self.medic.progress, None if self.not_comparable else are_finite(modules, optimizers))
 
-    def kept(self, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
-        """What a checkpoint keeps for `loaded` and `goes_back`, as JSON values."""
-        own = None if self.not_comparable else digests(modules, optimizers)
-        return {"digests": own, "batches": self.batch_log.state()}
+    def kept(self, step: int, modules: Modules, optimizers: Optimizers) -> dict[str, Any]:
+        """What the checkpoint of that step keeps for `loaded` and `goes_back`, as JSON values."""
+        return {"digests": self.digests(modules, optimizers), **self.kept_of_rank(step, optimizers)}
+
+    def digests(self, modules: Modules, optimizers: Optimizers) -> Any:
+        """The digests that are compared after a load; None where they cannot be."""
+        return None if self.not_comparable else digests(modules, optimizers)
+
+    def kept_of_rank(self, step: int, optimizers: Optimizers) -> dict[str, Any]:
+        """The part of it that is each rank's own."""
+        return {"batches": self.batch_log.state(), **self.losses.kept(step, optimizers.values(), self.accumulation)}
 
     # --- when a loop begins -----------------------------------------------------------------------------
 
@@ -130,6 +141,8 @@ class RollbackProof:
         if self._is_back:
             self._is_back, self._skipped_at_first = False, self._skipped()
             self.batch_log.go_back(self._place, epoch, self._skipped_at_first, why_not)
+            if why_not:
+                self._expect_other_losses(why_not)
         elif self._skipped() != self._skipped_at_first:
             self._verification.end(_SKIPPED_MORE)
         self._verification.batch_drawn(batch, epoch, before)
@@ -137,7 +150,11 @@ class RollbackProof:
     def expect_no_more(self, because: str) -> None:
         """From here on other batches come than before, as is right: what was compared by now is all."""
         if not self._is_back:
+            self._expect_other_losses(because)
             self._verification.end(because)
+
+    def _expect_other_losses(self, because: str) -> None:
+        self.losses.log.comparison.course_changes(because, self.losses.step)
 
     # --- the answer -------------------------------------------------------------------------------------
 
@@ -156,8 +173,13 @@ class RollbackProof:
             verified = {"parameters": self._parameters, "batches": batches}
             command.answer(envelope.FAILED, {**proven, "verified": verified, "reason": reason})
             return
-        self._verification.begin(command, proven, is_paused=False)
+        self._verification.begin(command, proven, False, self.losses.log.comparison)
 
-    def finish(self, because: str) -> None:
-        """Answer what waits for batches, because no more of them come for now."""
-        self._verification.finish(because)
+    def step_done(self, step: int) -> None:
+        """Note that a step is complete, whose loss was noted."""
+        self._verification.step_done(step)
+
+    def finish(self, because: str, is_error: bool = False) -> None:
+        """Answer what waits for batches and losses, because no more of them come for now. ``is_error`` as for
+        `RollbackVerification.finish`."""
+        self._verification.finish(because, is_error)

@@ -98,4 +98,5 @@ class SelfSavingCallback(MedicCallback[SavingLoop], abc.ABC):
 
     def _roll_back(self, command: JobCommand) -> None:
         if self._required_loop.roll_back(command):
+            self._live.finish("a rollback was ordered")  # it loads other rates into the same optimizer
             self._live.pause.end()

@@ -18,14 +18,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer, RLOOConfig, RLOOTrainer
+from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
 from tests.support.command_sender import Commander, Sent
 from trainmedic import huggingface
 
 STEPS, SAVED, SPOILED, LEFT = 24, 10, 12, 18
 """The completions of steps 9 to 16 are sampled before step 9, and those of steps 17 to 24 before step 17."""
-KINDS = ("grpo", "rloo", "engine", "reference")
+KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo")
 END = "[END]"
 WORDS = [END, *(f"word{number}" for number in range(20))]
 
@@ -64,6 +65,21 @@ def recording(kind: type[Any]) -> type[Any]:
     return Recording
 
 
+def recording_steps(kind: type[Any]) -> type[Any]:
+    """The same of a trainer whose batches have another form: the loss of each step."""
+
+    class Recording(kind):  # type: ignore[misc]
+        used: list[Any]
+
+        def training_step(self, *arguments: Any, **options: Any) -> Any:
+            loss = super().training_step(*arguments, **options)
+            type(self).used.append([self.state.global_step + 1, float(loss.detach())])
+            return loss
+
+    Recording.used = []
+    return Recording
+
+
 class Engine:
     """Stands in for TRL's adapter of vLLM: it samples from a copy of the weights that it gets now and then."""
 
@@ -83,6 +99,34 @@ class Engine:
         return prompts, completions, [[[-1.0]] * 3 for _ in completions], None
 
 
+def pairwise(kind: str, model: Any, directory: Path, fast: Any, watch: Watch) -> Any:
+    """KTO trains on given completions; online DPO on two that the model samples at each step."""
+    prompts = [f"word{n % 20} word{3 * n % 20}" for n in range(96)]
+    options: dict[str, Any] = {
+        "output_dir": str(directory / "out"),
+        "max_steps": STEPS,
+        "save_steps": SAVED // 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "per_device_train_batch_size": 4,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+    shared = {"model": model, "processing_class": fast, "callbacks": [watch]}
+    if kind == "kto":
+        answers = {"completion": [f" word{5 * n % 20}" for n in range(96)], "label": [n % 3 == 0 for n in range(96)]}
+        data = Dataset.from_dict({"prompt": prompts, **answers})
+        return recording_steps(KTOTrainer)(args=KTOConfig(**options), train_dataset=data, **shared)
+    return recording_steps(OnlineDPOTrainer)(
+        args=OnlineDPOConfig(**options, max_new_tokens=6, max_length=32),
+        reward_funcs=lambda completions, **_: [float(each.count("word1")) for each in completions],
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        **shared,
+    )
+
+
 def make(kind: str, directory: Path, watch: Watch) -> Any:
     words = WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token=END)
     tokenizer = Tokenizer(words)
@@ -92,6 +136,8 @@ def make(kind: str, directory: Path, watch: Watch) -> Any:
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": len(WORDS)}
     GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(directory / "model")
     model = GPT2LMHeadModel.from_pretrained(directory / "model")  # where TRL finds the reference model
+    if kind in ("kto", "online-dpo"):
+        return pairwise(kind, model, directory, fast, watch)
     follows = {"sync_ref_model": True, "ref_model_sync_steps": 3} if kind == "reference" else {}
     trainer, config = (RLOOTrainer, RLOOConfig) if kind == "rloo" else (GRPOTrainer, GRPOConfig)
     made = recording(trainer)(

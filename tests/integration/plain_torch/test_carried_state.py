@@ -393,3 +393,121 @@ def test_views_whose_memory_was_freed_are_left_alone() -> None:
     carried = CarriedState(StateParts(model=module))
     carried.begin()
     assert carried.take() == {}
+
+
+class Counting(nn.Module):
+    """It keeps numbers as plain attributes: a counter, a running mean, the last means in a list, and a setting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 3)
+        self.calls = 0
+        self.mean = 0.0
+        self.last = [0.0, 0.0]
+        self.width = 3
+        self.name = "counting"
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        out = self.line(batch)
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * out.mean().item()
+        self.last[self.calls % 2] = self.mean
+        return out * (1 + self.mean + sum(self.last)) + 0.01 * (self.calls % 7)
+
+
+def test_numbers_that_a_module_keeps_go_back(looped: Callable[..., Looped]) -> None:
+    """They are found, compared, and every loss is as before."""
+    training = looped(Counting())
+    reply = training.train(squared)
+    assert reply.status == "applied", reply.output
+    assert training.repeats()
+    assert carried_of(reply) == {"compared": 3, "agreed": 3}
+
+
+def test_numbers_are_as_at_first_after_a_rollback_to_the_start(looped: Callable[..., Looped]) -> None:
+    """The checkpoint of step 0 holds none of them, because none had changed."""
+    training = looped(Counting())
+    sent = ""
+    for batch in training.run.batches(steps=30):
+        with training.run.step() as step:
+            loss = squared(training.model, batch)
+            step.backward(loss)
+            step.update()
+            step.report(loss=loss)
+            training.losses.append((step.number, loss.item()))
+            if step.number == 25 and not sent:
+                sent = training.commander.send_and_wait(training.medic, "job.rollback", step=0)
+    reply = training.commander.final(sent)
+    assert reply.status == "applied", reply.output
+    assert training.repeats()
+
+
+class Labelled:
+    """An optimizer of the shape of modded-nanogpt's ``NorMuonAndAdam``: no groups, and states by parameter."""
+
+    def __init__(self, parameters: list[nn.Parameter], rate: float) -> None:
+        self.rates = dict.fromkeys(parameters, rate)
+        self.param_states = {each: {"momentum": torch.zeros_like(each), "step": 0} for each in parameters}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"param_states": {id(each): state for each, state in self.param_states.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        raise AssertionError("it would find no parameter by its id in another process")
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for each, state in self.param_states.items():
+            assert each.grad is not None
+            state["momentum"].mul_(0.9).add_(each.grad)
+            state["step"] += 1
+            each.sub_(self.rates[each] * state["momentum"] / state["step"] ** 0.5)
+            each.grad = None
+
+
+class Held:
+    """What `attach` is given in its place."""
+
+    def __init__(self, optimizer: Labelled, rate: float) -> None:
+        self.param_groups = [{"params": list(optimizer.param_states), "lr": rate}]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lr": self.param_groups[0]["lr"]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.param_groups[0]["lr"] = state["lr"]
+
+
+def test_an_optimizer_without_groups_is_refused_with_what_to_do(
+    commander: Commander, medic: trainmedic.Medic, tmp_path: Path
+) -> None:
+    """Who does so has an exact rollback."""
+    torch.manual_seed(3)
+    model = nn.Linear(3, 3)
+    optimizer = Labelled(list(model.parameters()), 0.1)
+    options: dict[str, Any] = {"model": model, "loader": [BATCH + number / 50 for number in range(60)]}
+    with pytest.raises(ConfigurationError, match=r"no param_groups.*its state \(param_states\) in also.*moments") as no:
+        trainmedic.torch.attach(medic, optimizer=optimizer, **options)
+    assert "list(optimizer.param_states.values())" in str(no.value)
+    also = {"moments": list(optimizer.param_states.values())}
+    held = Held(optimizer, 0.1)
+    run = trainmedic.torch.attach(
+        medic, optimizer=held, also=also, checkpoints=tmp_path, checkpoint_every=10, **options
+    )
+    losses: dict[int, float] = {}
+    sent = ""
+    with run:
+        for batch in run.batches(steps=40):
+            with run.step() as step:
+                loss = squared(model, batch)
+                loss.backward()
+                optimizer.rates = dict.fromkeys(optimizer.rates, run.learning_rate(0.1))
+                optimizer.step()
+                step.report(loss=loss)
+                assert losses.setdefault(step.number, loss.item()) == loss.item()
+                if step.number == 18 and not sent:
+                    sent = commander.send_and_wait(medic, "job.rollback", step=10)
+        reply = commander.final(sent)
+    assert reply.status == "applied", reply.output
+    assert reply.output["verified"]["losses"]["agreed"] >= 8
+    assert carried_of(reply)["agreed"] == carried_of(reply)["compared"] > 0

@@ -213,3 +213,71 @@ def test_a_checkpoint_that_was_due_at_a_rollback_is_not_written_after_it(begin: 
     training = begin()
     training.train(33, {30: training.order("job.rollback", step=10)})
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{step:08d}" for step in (0, 10, 20, 30)]
+
+
+def smoothed(begin: Begin, spoils: bool, every: int = 1, digits: int | None = None) -> Reply:
+    """Train with reports of a running mean, which no checkpoint holds; return the answer to a rollback."""
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 4, 4)
+    training = begin(loader=list(inputs))
+    mean, send, trained = 0.0, training.order("job.rollback", step=10), 0
+    for batch in training.run.batches(steps=45):
+        with training.run.step() as step:
+            loss = training.model(batch).square().mean()
+            (loss / every).backward()
+            if step.number % every == 0:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+            mean = 0.9 * mean + 0.1 * loss.item()
+            step.report(loss=mean if digits is None else round(mean, digits))
+            trained += 1
+            if trained == 32:
+                send()
+            if trained == 34 and spoils:
+                spoil(training, 0.5)()
+    (reply,) = training.replies()
+    return reply
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("digits", [None, 3])
+def test_a_running_mean_is_not_comparable_where_the_gradients_are_as_before(
+    begin: Begin, every: int, digits: int | None
+) -> None:
+    """The mean goes on from the abandoned course; what training does is the same again. An accumulation that nobody
+    declared has gradients only at its updates."""
+    reply = smoothed(begin, False, every, digits)
+    assert reply.status == "applied", reply.output
+    losses = losses_of(reply)
+    assert losses["why"].startswith("not comparable: the gradients are as before")
+    assert losses["gradients"]["agreed"] == losses["gradients"]["compared"] > 0
+    assert losses["agreed"] < losses["compared"]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_running_mean_hides_no_other_course(begin: Begin, every: int) -> None:
+    """Other weights give other gradients."""
+    reply = smoothed(begin, True, every)
+    assert reply.status == "failed", reply.output
+    assert "it does not train as before" in reply.output["reason"]
+
+
+def test_a_rate_that_is_scaled_at_the_boundary_of_a_rollback_spares_the_first_loss(begin: Begin) -> None:
+    """It is made before its own update, so it is compared. The rate is seen in use after the rollback."""
+    training = begin()
+    half = training.order("job.scale_lr", factor=0.5)
+    training.train(60, {30: [training.order("job.rollback", step=10), half]})
+    back, scaled = training.replies()
+    assert (back.status, scaled.status) == ("applied", "applied"), back.output
+    losses = losses_of(back)
+    assert (losses["compared"], losses["agreed"], losses["finite"]) == (1, 1, 20)
+    assert "commands changed the course" in losses["why"]
+    assert scaled.output["verified"]["learning_rate"]["updates"] == 2
+    other = begin(directory=training.run.training.storage.directory / "other")  # type: ignore[union-attr, operator]
+    half = other.order("job.scale_lr", factor=0.5)
+    other.train(60, {30: [half, other.order("job.rollback", step=10)]})
+    scaled, back = other.replies()
+    assert (back.status, scaled.status) == ("applied", "applied"), back.output
+    assert losses_of(back)["agreed"] >= 1
+    assert scaled.output["verified"]["learning_rate"]["updates"] == 2
+    assert other.run.lr_scale == 0.5

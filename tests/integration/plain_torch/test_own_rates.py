@@ -267,3 +267,41 @@ def test_a_loop_that_only_evaluates_is_told(own: Callable[..., Own], caplog: pyt
         with loop.run.step() as step, torch.no_grad():
             step.report(loss=loop.model(batch).sum())
     assert caplog.text.count("100 steps without a step of the optimizer") == 1
+
+
+@pytest.mark.parametrize("sets", [False, True])
+def test_two_changes_at_one_boundary_are_seen_together(
+    commander: Commander, medic: trainmedic.Medic, tmp_path: Path, sets: bool
+) -> None:
+    """Both are in the rate that is used, or neither is applied and the loop's own rate stays as it is."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = trainmedic.torch.attach(medic, model=model, optimizer=optimizer, loader=[torch.ones(4, 3)])
+    sent: list[str] = []
+    used: list[float] = []
+    for batch in run.batches(steps=12):
+        with run.step() as step:
+            if sets:
+                optimizer.param_groups[0]["lr"] = 0.1
+            loss = model(batch).square().mean()
+            loss.backward()
+            used.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            optimizer.zero_grad()
+            step.report(loss=loss)
+            if step.number == 5:
+                sent = [commander.send_and_wait(medic, "job.scale_lr", factor=factor) for factor in (0.5, 0.25)]
+    replies = [commander.final(each) for each in sent]
+    run.close()
+    if sets:
+        assert [reply.status for reply in replies] == ["failed", "failed"]
+        assert used[-1] == 0.1
+        assert run.lr_scale == 1.0
+        return
+    assert [reply.status for reply in replies] == ["applied", "applied"]
+    assert [reply.output["scale"] for reply in replies] == [0.5, 0.125]
+    for reply in replies:
+        rate = reply.output["verified"]["learning_rate"]
+        assert (rate["updates"], rate["used"]) == (2, pytest.approx(0.0125))
+        assert "several changes" in rate["why"]
+    assert used[-1] == pytest.approx(0.0125)

@@ -236,3 +236,47 @@ def test_a_loss_that_is_no_number_before_any_rollback_is_in_no_comparison() -> N
         "finite": 0,
         "why": "not comparable: there was no rollback",
     }
+
+
+def test_losses_of_an_earlier_process_are_told_and_bind_nothing() -> None:
+    """Its script may have had another schedule. What this process has trained binds."""
+    log = trained()
+    comparison = repeated(log.go_back(20, LossCourse(earlier_until=25)), log, 1.1)
+    assert not comparison.problem
+    assert "an earlier process has trained the first of these steps" in comparison.told()["why"]
+    comparison = repeated((log := trained()).go_back(30, LossCourse(earlier_until=25)), log, 1.1)
+    assert comparison.problem
+
+
+def noted(log: LossLog, comparison: LossComparison, loss: float, norms: list[float]) -> None:
+    step = comparison.step + 1 + len(comparison.compared)
+    log.note(step, curve(step) * loss)
+    log.note_gradients(step, norms)
+    comparison.step_passed(step)
+
+
+def test_other_losses_with_the_same_gradients_are_not_comparable() -> None:
+    """A running mean. With other gradients, or with none to compare, the loss stands against the rollback."""
+    log = trained()
+    for step in range(21, 41):
+        log.note_gradients(step, [1.0, 2.0])
+    comparison = log.go_back(20, LossCourse())
+    for _ in range(3):
+        noted(log, comparison, 1.1, [1.0, 2.0])
+    assert not comparison.problem
+    assert comparison.told()["gradients"] == {"compared": 3, "agreed": 3}
+    assert comparison.told()["why"].startswith("not comparable: the gradients are as before")
+    noted(log, comparison, 1.1, [1.0, 2.1])
+    assert "the loss of step 24 is" in comparison.problem
+
+
+def test_a_loss_waits_for_the_gradients_of_the_next_update() -> None:
+    """Where no update comes any more, the loss stands."""
+    log = trained()
+    log.note_gradients(24, [1.0])
+    comparison = log.go_back(20, LossCourse())
+    log.note(21, 5.0)
+    assert not comparison.is_complete
+    assert "the loss of step 21 is" in comparison.problem
+    log.note_gradients(24, [1.0])
+    assert not comparison.problem
