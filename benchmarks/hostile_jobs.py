@@ -1,7 +1,8 @@
 """A node whose logs two hostile users attack: what their tactics cost other jobs, and what they see of them.
 
 A local user and root of a container know the source and change their tactics at random (``tests.support.hostile``).
-Beside them, normal jobs of three users fail every few seconds, commands are carried out, and logs are searched.
+Beside them, normal jobs of three users fail every few seconds, commands are carried out, and logs are searched. A job
+of a second node without attackers (``calm``) shows what the load of the machine alone does.
 
 The figures: seconds from a failing line to its finding in Redis and from a command to its reply, and the memory of the
 acting process. It ends with 1 if a line took more than 10 s or became no finding, if that memory grew by more than
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.alert_storm import redis_server
-from tests.support.hostile.scene import Attack, Outcome, remove
+from tests.support.hostile.scene import CALM, Attack, Outcome, remove
 
 MOST_SECONDS = 10.0
 MOST_GROWTH = 10.0
@@ -53,7 +54,7 @@ def _report(outcome: Outcome) -> int:
             f"from line to finding in Redis, {victim}: {statistics.median(waits):.2f} s in the median, 99 % within"
             f" {high:.2f} s, at most {max(waits):.2f} s ({len(waits)} findings)"
         )
-        if max(waits) > MOST_SECONDS:
+        if max(waits) > MOST_SECONDS and victim != CALM:
             faults.append(f"{sum(wait > MOST_SECONDS for wait in waits)} lines of {victim} took over {MOST_SECONDS} s")
     if outcome.lost:
         faults.append(f"{len(outcome.lost)} lines became no finding: {outcome.lost[:20]}")

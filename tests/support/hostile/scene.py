@@ -1,8 +1,8 @@
 """A node under attack: the real agent with its reader and opener, a real server, and a store, beside two attackers.
 
 One attacker is a user of the node, the other is root of a container. Both know the source (``stealing``,
-``exhausting``). Beside them run jobs of two other users and one normal job of the attacker. What is observed during
-that time: the seconds until a failing line of these jobs is a finding in Redis, the seconds of commands, the memory of
+``exhausting``). Beside them run jobs of two other users and one normal job of the attacker. A second node has one normal
+job and no attacker: it shows what the load of the machine alone does. What is observed during that time: the seconds until a failing line of these jobs is a finding in Redis, the seconds of commands, the memory of
 the agent, and whether anything that comes out holds a byte of a private file.
 
 Without root there is one user only. All files of others lie outside the directories of the policy then.
@@ -50,6 +50,8 @@ from trainmedic.wire.log_layout import AttemptLogs, job_directory
 
 MALLORY, BOB, DAVE, READER, TEAM = 20_011, 20_012, 20_013, 20_019, 20_110
 """Users and a group that no database knows."""
+CALM = "calm"
+"""The job of the node without attackers."""
 FORBIDDEN = 6_660_000
 """The number in the lines of private files. A finding with it would be of such a file."""
 _FIRST_MARK = 1000
@@ -127,18 +129,20 @@ class Victim(Struct):
     uid: int | None
     secret: str
     """Is in each of the lines, which may be shown as lines of this user's jobs only."""
+    root: Path
+    node: str
     written: int = 0
 
     @property
     def job(self) -> str:
         return f"{self.name}-{self.written // 2}"
 
-    def fail(self, root: Path, node: str, mark: int) -> None:
+    def fail(self, mark: int) -> None:
         """Write a line of a failure."""
-        logs = AttemptLogs.of(root, self.job, 1)
-        path = logs.launcher(node)
+        logs = AttemptLogs.of(self.root, self.job, 1)
+        path = logs.launcher(self.node)
         if not path.exists():
-            for each in (job_directory(root, self.job), logs.path):
+            for each in (job_directory(self.root, self.job), logs.path):
                 directory(each, self.uid, 0o700)
             file(path, "started\n", self.uid)
         with path.open("a") as opened:
@@ -158,7 +162,9 @@ class Attack:
         self._secret = "the-secret-" + "".join(self._rng.choices(_LETTERS, k=16))
         self._top = top
         self._root = directory(top / "logs", mode=0o1777)
+        self._calm_root = directory(top / "calm", mode=0o1777)
         self._victims = [self._victim("bob", BOB), self._victim("dave", DAVE), self._victim("mallorys-own", MALLORY)]
+        self._calm = Victim(CALM, None, CALM, self._calm_root, "n2")
         self._stack = contextlib.ExitStack()
         self._over = threading.Event()
         self._arrived: dict[int, float] = {}
@@ -167,7 +173,8 @@ class Attack:
         self._began = 0.0
 
     def _victim(self, name: str, uid: int) -> Victim:
-        return Victim(name, uid if MAY_GIVE else None, f"of-{name}-" + "".join(self._rng.choices(_LETTERS, k=16)))
+        secret = f"of-{name}-" + "".join(self._rng.choices(_LETTERS, k=16))
+        return Victim(name, uid if MAY_GIVE else None, secret, self._root, "n1")
 
     def __enter__(self) -> Self:
         try:
@@ -201,6 +208,7 @@ class Attack:
         self.server = Server(top / "server", _PLAYBOOK, *options, environment={"TRAINMEDIC_SIGNING_KEY": KEY})
         self._stack.enter_context(self.server)
         self._stack.enter_context(self.node)
+        self._stack.enter_context(BesiegedNode(top / "calm-node", self._url, name="n2", roots=[str(self._calm_root)]))
         eventually(lambda: 'rules_info{version=""}' not in self._metrics(), 120, "rules from the server")
         self._stack.enter_context(self._thread(self._watch))
         self._grounds = self._attackers(private)
@@ -292,9 +300,9 @@ class Attack:
         written: dict[int, tuple[str, float]] = {}
         mark = _FIRST_MARK
         while time.monotonic() - self._began < seconds:
-            victim = self._rng.choice(self._victims)
+            victim = self._rng.choice([*self._victims, self._calm])
             at = time.monotonic()
-            victim.fail(self._root, self.node.name, mark)
+            victim.fail(mark)
             written[mark] = (victim.name, at)
             self._leave_files_in_the_team(mark)
             mark += 1
