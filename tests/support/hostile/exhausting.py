@@ -14,11 +14,9 @@ import stat
 import struct
 from pathlib import Path
 
-from tests.support.hostile.ground import Attacker
-from tests.support.hostile.stealing import clear
+from tests.support.hostile.ground import Attacker, clear, make_directory
 
 FLOOD = b"step 1: loss 2.0 grad_norm 0.42 lr 1.5e-05 tokens/s 78400 memory 71.2 GB\n" * 200
-_MOST_OF_FILE = 4 * 2**20
 _TIMES_NS = (0, 1, -1, -(2**62), 2**62, 2**63 - 1, 253402300800 * 10**9, 4 * 10**18, 1_700_000_000 * 10**9)
 _F_SETLEASE = 1024
 
@@ -47,8 +45,8 @@ class Exhausting(Attacker):
             files = []
             for number in range(64):
                 path = place / f"{self.rng.randrange(40)}" / f"{number}.log"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("x\n")
+                make_directory(path.parent)
+                self.append(path, b"x\n")
                 files.append({"path": self.seen(path), "source": "training"})
             said = {"version": 1, "job": self.job(), "attempt": 1, "rank": 0, "local_rank": 0, "node": self.ground.node}
             target = logs.sources(self.ground.node, self.rng.randrange(8))
@@ -79,19 +77,20 @@ class Exhausting(Attacker):
         for number in range(begin, min(begin + 10_000, most)):
             if not self.goes_on(until):
                 return
-            (logs.path / f"rank-{number}.jsonl").touch()
+            with contextlib.suppress(OSError):
+                (logs.path / f"rank-{number}.jsonl").touch()
         deep = logs.ranks(self.ground.node)
         for number in range(12):
             deep /= str(number)
             for beside in range(20):
-                (deep / f"{beside}").mkdir(parents=True, exist_ok=True)
+                make_directory(deep / f"{beside}")
 
     def makes_jobs(self) -> None:
         """Make job directories by the hundred, or attempts if there is one job only."""
         for _ in range(self.ground.count(300)):
             number = self.rng.randrange(self.ground.count(3000))
             logs = self.attempt(f"{self.ground.name}-many-{number}", 1 + number if self.ground.is_contained else 1)
-            logs.launcher(self.ground.node).touch()
+            self.append(logs.launcher(self.ground.node), b"")
 
     def floods(self) -> None:
         """Append to many logs at once, some of them cut to nothing in between."""
@@ -99,10 +98,7 @@ class Exhausting(Attacker):
         while self.goes_on(until):
             for number in range(self.ground.count(50)):
                 path = self.attempt(self.job(number % 40), 1 + number // 40).launcher(self.ground.node)
-                with path.open("ab") as file:
-                    file.write(FLOOD)
-                    if file.tell() > _MOST_OF_FILE:
-                        file.truncate(0)
+                self.append(path, FLOOD)
 
     def floods_findings(self) -> None:
         """Write lines that each make a finding of their own, and blocks of lines that belong together."""
@@ -110,10 +106,7 @@ class Exhausting(Attacker):
         block = "Traceback (most recent call last):\n" + '  File "a.py", line 1, in f\n' * 2000
         for _ in range(10):
             path = self.attempt().launcher(self.ground.node)
-            with path.open("a") as file:
-                file.write(text if self.rng.random() < 0.7 else block)
-                if file.tell() > _MOST_OF_FILE:
-                    file.truncate(0)
+            self.append(path, (text if self.rng.random() < 0.7 else block).encode())
 
     def writes_odd_lines(self) -> None:
         """Write lines without end, of no encoding, with control characters, and patterns' worst cases."""
@@ -130,19 +123,15 @@ class Exhausting(Attacker):
             b"\r" * 2**19 + b"\n",
         )
         for _ in range(4):
-            path = self.any_name(self.attempt())
-            with path.open("ab") as file:
-                file.write(self.rng.choice(bad))
-                if file.tell() > _MOST_OF_FILE:
-                    file.truncate(0)
+            self.append(self.any_name(self.attempt()), self.rng.choice(bad))
 
     def makes_holes(self) -> None:
         """Make files of a terabyte that take no room, and let them shrink and grow."""
         for _ in range(4):
             path = self.any_name(self.attempt())
-            with path.open("ab") as file:
-                file.truncate(self.rng.choice((2**30, 2**40, 2**43 - 1, 2**20, 0)))
-                file.write(self.mark().encode())
+            self.append(path, self.mark().encode())
+            os.truncate(path, self.rng.choice((2**30, 2**40, 2**43 - 1, 2**20, 0)))
+            self.append(path, self.mark().encode())
         self.forgets_holes()
 
     def forgets_holes(self) -> None:
@@ -156,19 +145,20 @@ class Exhausting(Attacker):
         """Put packed older parts beside a log, which expand, are cut, or are nothing packed."""
         logs = self.attempt()
         launcher = logs.launcher(self.ground.node)
-        with launcher.open("a") as file:
-            file.write(self.mark())
+        self.append(launcher, self.mark().encode())
         bomb = gzip.compress(b"\x00" * (16 * 2**20), 9)
         line = gzip.compress((self.mark() * 100_000).encode(), 9)
         for number in range(2, 20):
             raw = self.rng.choice((bomb * 8, line * 4, bomb[: len(bomb) // 2], b"\x1f\x8b" * 1000, b""))
-            launcher.with_name(f"{launcher.name}.{number}.gz").write_bytes(raw)
+            packed = launcher.with_name(f"{launcher.name}.{number}.gz")
+            clear(packed)
+            packed.write_bytes(raw)
 
     def leaves_dumps(self) -> None:
         """Write flight recorder dumps that expand, nest, run programs, are cut, or are too large."""
         logs = self.attempt()
-        logs.flight_recorder.mkdir(exist_ok=True)
-        logs.launcher(self.ground.node).touch()
+        make_directory(logs.flight_recorder)
+        self.append(logs.launcher(self.ground.node), b"")
         for rank in range(self.ground.count(16)):
             raw = self.rng.choice((_EXPANDING, _DEEP, _SHELL, _CIRCULAR, _EXPANDING[: 1 + self.rng.randrange(90_000)]))
             if self.rng.random() < 0.3:
@@ -180,6 +170,7 @@ class Exhausting(Attacker):
             clear(path)
             path.write_bytes(raw)
         if self.rng.random() < 0.1:
+            clear(logs.dump(99))
             logs.dump(99).write_bytes(b"\x80\x04" + b"\x8e" + struct.pack("<Q", 2**62) + bytes(8 * 2**20))
 
     def puts_special_files(self) -> None:
@@ -245,8 +236,8 @@ class Exhausting(Attacker):
         """Hold leases and locks on own logs, so that whoever opens them waits."""
         path = self.attempt().launcher(self.ground.node)
         until = self.span()
+        self.append(path, self.mark().encode())
         with path.open("ab") as file:
-            file.write(self.mark().encode())
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 fcntl.fcntl(file, _F_SETLEASE, fcntl.F_WRLCK)
@@ -261,7 +252,7 @@ class Exhausting(Attacker):
         logs = self.attempt()
         until = self.span(1.0)
         while self.goes_on(until):
-            for path in (logs.path, logs.path.parent, self.any_name(logs)):
+            for path in (logs.path, logs.path.parent, logs.launcher(self.ground.node)):
                 with contextlib.suppress(OSError):
                     path.chmod(self.rng.choice((0o000, 0o100, 0o444, 0o700, 0o777)))
             with contextlib.suppress(OSError):

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import shutil
+import stat
 import time
 from pathlib import Path
 
 from msgspec import Struct
 
 from trainmedic.wire.log_layout import AttemptLogs
+
+
+_MOST_OF_FILE = 4 * 2**20
+_HOLE = 2**29
+
+
+def clear(path: Path) -> None:
+    """Remove what is at a path."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o700)
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, in place of whatever another tactic has put there. Raises OSError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        for each in (path.parent.parent, path.parent, path):
+            if each.is_symlink() or not each.is_dir():
+                clear(each)
+            else:
+                with contextlib.suppress(OSError):
+                    each.chmod(0o755)
+        path.mkdir(parents=True, exist_ok=True)
 
 
 class Ground(Struct, frozen=True):
@@ -80,7 +112,7 @@ class Attacker:
         job = self.job() if job is None else job
         root = Path(self.ground.root)
         logs = AttemptLogs(root / f"attempt-{number}") if self.ground.is_contained else AttemptLogs.of(root, job, number)
-        logs.path.mkdir(parents=True, exist_ok=True)
+        make_directory(logs.path)
         return logs
 
     def seen(self, path: Path) -> str:
@@ -105,8 +137,24 @@ class Attacker:
             logs.path.parent / "attempts.jsonl",
         ]
         path = self.rng.choice(names)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         return path
+
+    def append(self, path: Path, raw: bytes) -> None:
+        """Append to a regular file, in place of whatever another tactic has put there. Cut a file of 4 MiB to nothing."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
+        try:
+            fd = os.open(path, flags, 0o644)
+        except OSError:
+            clear(path)
+            fd = os.open(path, flags, 0o644)
+        with open(fd, "ab") as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                clear(path)
+                return
+            file.write(raw)
+            if _MOST_OF_FILE < file.tell() < _HOLE:
+                file.truncate(0)
 
     def mark(self) -> str:
         """Return a line that makes a finding, with a number that no victim uses."""

@@ -137,15 +137,19 @@ class Victim(Struct):
     def job(self) -> str:
         return f"{self.name}-{self.written // 2}"
 
-    def fail(self, mark: int) -> None:
-        """Write a line of a failure."""
-        logs = AttemptLogs.of(self.root, self.job, 1)
+    def begin(self, job: str) -> Path:
+        """Make the directory and the log of a job, if it has none. Return the log's path."""
+        logs = AttemptLogs.of(self.root, job, 1)
         path = logs.launcher(self.node)
         if not path.exists():
-            for each in (job_directory(self.root, self.job), logs.path):
+            for each in (job_directory(self.root, job), logs.path):
                 directory(each, self.uid, 0o700)
             file(path, "started\n", self.uid)
-        with path.open("a") as opened:
+        return path
+
+    def fail(self, mark: int) -> None:
+        """Write a line of a failure."""
+        with self.begin(self.job).open("a") as opened:
             opened.write(f"MARK {mark} of {self.secret}\n")
         self.written += 1
 
@@ -243,8 +247,9 @@ class Attack:
     def _attackers(self, private: list[str]) -> list[Ground]:
         top, node = self._top, self.node
         address = urlsplit(node.exporter())
-        of_victims = [str(job_directory(self._root, f"{victim.name}-{n}")) for victim in self._victims[:2] for n in (0, 1)]
-        prey = (*private, *of_victims, *(f"{path}/attempt-1/launcher-{node.name}.log" for path in of_victims))
+        # They exist from the beginning: whoever writes through a link to a missing file makes it, and takes the name.
+        logs = [str(victim.begin(f"{victim.name}-{number}")) for victim in self._victims[:2] for number in (0, 1)]
+        prey = (*private, *logs, *(str(Path(path).parents[1]) for path in logs))
         state = node.state
         user = Ground(
             node=node.name,

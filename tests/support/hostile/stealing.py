@@ -6,12 +6,11 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
-from tests.support.hostile.ground import Attacker
+from tests.support.hostile.ground import Attacker, clear, make_directory
 from trainmedic.wire.log_layout import AttemptLogs
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -31,15 +30,6 @@ def link(path: Path, to: str) -> None:
     """Put a symbolic link at a path, in place of whatever is there."""
     clear(path)
     path.symlink_to(to)
-
-
-def clear(path: Path) -> None:
-    """Remove what is at a path."""
-    with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 class Stealing(Attacker):
@@ -80,7 +70,7 @@ class Stealing(Attacker):
     def exchanges_files(self) -> None:
         """Exchange a named file with a link to another's, as fast as possible."""
         place = Path(self.ground.home) / f"race-{self.rng.randrange(4)}"
-        place.mkdir(exist_ok=True)
+        make_directory(place)
         own, other = place / "own.log", place / "other.log"
         clear(own)
         own.write_text(self.mark())
@@ -90,15 +80,15 @@ class Stealing(Attacker):
         while self.goes_on(until):
             for _ in range(100):
                 exchange(own, other)
-            if not own.is_symlink():
-                with own.open("a") as file:
-                    file.write(self.mark())
+            with contextlib.suppress(OSError):
+                self.append(own, self.mark().encode())
 
     def exchanges_directories(self) -> None:
         """Exchange a directory on the way to a named file with a link to another's directory."""
         place = Path(self.ground.home) / f"ways-{self.rng.randrange(4)}"
         prey = Path(self.rng.choice([path for path in self.ground.prey if not path.endswith("/")]))
-        (place / "own").mkdir(parents=True, exist_ok=True)
+        clear(place / "own")
+        make_directory(place / "own")
         (place / "own" / prey.name).write_text(self.mark())
         link(place / "other", str(prey.parent))
         self.sources(self.attempt(), [f"{self.seen(place)}/own/{prey.name}", f"{self.seen(place)}/other/{prey.name}"])
