@@ -5,8 +5,8 @@ Beside them, normal jobs of three users fail every few seconds, commands are car
 of a second node without attackers (``calm``) shows what the load of the machine alone does.
 
 The figures: seconds from a failing line to its finding in Redis and from a command to its reply, and the memory of the
-acting process. It ends with 1 if a line took more than 10 s or became no finding, if that memory grew by more than
-10 MiB, if a command was not carried out, or if a byte of a private file came out anywhere.
+acting process. It ends with 1 if a line of another user took more than 10 s or became no finding, if that memory grew
+by more than 10 MiB, if a command was not carried out, or if a byte of a private file came out anywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.alert_storm import redis_server
-from tests.support.hostile.scene import CALM, Attack, Outcome, remove
+from tests.support.hostile.scene import OTHERS, Attack, Outcome, remove
 
 MOST_SECONDS = 10.0
 MOST_GROWTH = 10.0
@@ -54,10 +54,11 @@ def _report(outcome: Outcome) -> int:
             f"from line to finding in Redis, {victim}: {statistics.median(waits):.2f} s in the median, 99 % within"
             f" {high:.2f} s, at most {max(waits):.2f} s ({len(waits)} findings)"
         )
-        if max(waits) > MOST_SECONDS and victim != CALM:
+        if max(waits) > MOST_SECONDS and victim in OTHERS:
             faults.append(f"{sum(wait > MOST_SECONDS for wait in waits)} lines of {victim} took over {MOST_SECONDS} s")
-    if outcome.lost:
-        faults.append(f"{len(outcome.lost)} lines became no finding: {outcome.lost[:20]}")
+    print(f"lines that became no finding: {outcome.lost}")
+    if outcome.hidden:
+        faults.append(f"{outcome.hidden} lines of other users became no finding")
     if outcome.commands:
         print(
             f"from command to reply: {statistics.median(outcome.commands):.3f} s in the median, at most"

@@ -242,7 +242,9 @@ class FindingIntake:
         self._metrics.finding_updates.inc(len(updates))
         if work.dropped:
             self._metrics.findings_dropped.inc(work.dropped)
-            log.warning("a node or job has too many findings that are not over; more are not kept", dropped=work.dropped)
+            log.warning(
+                "a node or job has too many findings that are not over; more are not kept", dropped=work.dropped
+            )
         for node, number in work.cut_claims.items():
             self._metrics.finding_claims_cut.inc(number)
             log.warning("dropping claimed jobs: a node's files name too many", node=node, updates=number)

@@ -111,7 +111,9 @@ class Attacker:
         number = self.rng.randint(1, 12) if number is None else number
         job = self.job() if job is None else job
         root = Path(self.ground.root)
-        logs = AttemptLogs(root / f"attempt-{number}") if self.ground.is_contained else AttemptLogs.of(root, job, number)
+        logs = (
+            AttemptLogs(root / f"attempt-{number}") if self.ground.is_contained else AttemptLogs.of(root, job, number)
+        )
         make_directory(logs.path)
         return logs
 

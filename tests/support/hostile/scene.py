@@ -1,9 +1,11 @@
 """A node under attack: the real agent with its reader and opener, a real server, and a store, beside two attackers.
 
 One attacker is a user of the node, the other is root of a container. Both know the source (``stealing``,
-``exhausting``). Beside them run jobs of two other users and one normal job of the attacker. A second node has one normal
-job and no attacker: it shows what the load of the machine alone does. What is observed during that time: the seconds until a failing line of these jobs is a finding in Redis, the seconds of commands, the memory of
-the agent, and whether anything that comes out holds a byte of a private file.
+``exhausting``). Beside them run jobs of two other users and one normal job of the attacker. A second node has one
+normal job and no attacker: it shows what the load of the machine alone does.
+
+What is observed: the seconds until a failing line of these jobs is a finding in Redis, the seconds of commands, the
+memory of the agent, and whether anything that comes out holds a byte of a private file.
 
 Without root there is one user only. All files of others lie outside the directories of the policy then.
 
@@ -52,6 +54,9 @@ MALLORY, BOB, DAVE, READER, TEAM = 20_011, 20_012, 20_013, 20_019, 20_110
 """Users and a group that no database knows."""
 CALM = "calm"
 """The job of the node without attackers."""
+OTHERS = ("bob", "dave")
+"""Users of the node who attack nobody. The third victim is a normal job of the attacker's own user, whose budgets it
+shares."""
 FORBIDDEN = 6_660_000
 """The number in the lines of private files. A finding with it would be of such a file."""
 _FIRST_MARK = 1000
@@ -82,8 +87,8 @@ class Outcome(Struct):
     seed: int
     waits: dict[str, list[float]] = field(default_factory=dict)
     """By victim, the seconds from each line to its finding in Redis."""
-    lost: list[int] = field(default_factory=list)
-    """Lines that became no finding."""
+    lost: dict[str, int] = field(default_factory=dict)
+    """By victim, the lines that became no finding."""
     breaches: list[str] = field(default_factory=list)
     """Where bytes of private files came out."""
     commands: list[float] = field(default_factory=list)
@@ -103,6 +108,11 @@ class Outcome(Struct):
     loop_errors: dict[str, float] = field(default_factory=dict)
     tactics: dict[str, dict[str, int]] = field(default_factory=dict)
     load: list[float] = field(default_factory=list)
+
+    @property
+    def hidden(self) -> int:
+        """Lines of other users' jobs that became no finding."""
+        return sum(self.lost.get(name, 0) for name in OTHERS)
 
     @property
     def growth(self) -> float:
@@ -294,7 +304,7 @@ class Attack:
         for mark, (victim, at) in written.items():
             arrived = self._arrived.get(mark)
             if arrived is None:
-                self.outcome.lost.append(mark)
+                self.outcome.lost[victim] = self.outcome.lost.get(victim, 0) + 1
             else:
                 self.outcome.waits.setdefault(victim, []).append(arrived - at)
         self._conclude()
@@ -436,8 +446,7 @@ class Attack:
         self._search(path, raw)
         if path.startswith("/findings") and status == 200:
             for item in json.loads(raw)["items"]:
-                text = json.dumps(item)
-                self._search_for_others(path, text.encode(), str(item["origin"].get("job") if "origin" in item else text))
+                self._search_for_others(path, json.dumps(item).encode(), str(item["stream"]))
         elif job:
             self._search_for_others(path, raw, job)
 

@@ -49,7 +49,15 @@ def test_what_no_name_is_encoded_to_is_no_job(part: str) -> None:
     assert decoded(part) is None
 
 
-_ODD_NAMES = (b"\xff\xfe\xe4", b"%ff\xff", b"new\nline", "\u00b2".encode(), "\u0663".encode(), b"9" * 255, b"rank-" + b"9" * 200)
+_ODD_NAMES = (
+    b"\xff\xfe\xe4",
+    b"%ff\xff",
+    b"new\nline",
+    "\u00b2".encode(),
+    "\u0663".encode(),
+    b"9" * 255,
+    b"rank-" + b"9" * 200,
+)
 
 
 @pytest.mark.parametrize("raw", _ODD_NAMES)
