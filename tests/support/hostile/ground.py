@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from trainmedic.wire.log_layout import AttemptLogs
 
-
 _MOST_OF_FILE = 4 * 2**20
 _HOLE = 2**29
 
@@ -143,7 +142,7 @@ class Attacker:
         return path
 
     def append(self, path: Path, raw: bytes) -> None:
-        """Append to a regular file, in place of whatever another tactic has put there. Cut a file of 4 MiB to nothing."""
+        """Append to a file, in place of whatever another tactic has put there. Cut a file of 4 MiB to nothing."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
         try:
             fd = os.open(path, flags, 0o644)

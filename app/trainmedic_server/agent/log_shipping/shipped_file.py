@@ -148,7 +148,7 @@ class ShippedFile:
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
-        """Read until there is a line. Return False if there is none in the next `_MOST_PIECES`: a hole, for instance."""
+        """Read until there is a line. Return False if the next `_MOST_PIECES` have none: in a hole, for instance."""
         for _ in range(_MOST_PIECES):
             if not self.file.has_more:
                 return False

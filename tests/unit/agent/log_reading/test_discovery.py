@@ -259,7 +259,7 @@ def test_a_job_of_any_name_hides_no_other(tmp_path: Path, attempt: AttemptLogs, 
     odd = os.fsencode(tmp_path) + b"/logs/" + name + b"/attempt-1"
     os.makedirs(odd + b"/ranks-n1/" + "\u00b2".encode())  # noqa: PTH103
     for path in (b"/launcher-n1.log", b"/ranks-n1/" + "\u00b2".encode() + b"/stdout.log"):
-        open(odd + path, "wb").close()  # noqa: PTH123, SIM115
+        open(odd + path, "wb").close()  # noqa: PTH123
     scan = Discovery(policy_of(roots=[f"{tmp_path}/logs"]), NODE).scan((), lambda: False)
     assert str(attempt.launcher(NODE)) in {file.path for file in scan.files}
     assert scan.errors == 0
