@@ -8,6 +8,7 @@ import random
 import shutil
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
@@ -86,14 +87,14 @@ class Ground(Struct, frozen=True):
 class Attacker:
     """The tools that tactics share. A tactic is a method that returns within a few seconds."""
 
-    def __init__(self, ground: Ground, rng: random.Random, is_over: object) -> None:
+    def __init__(self, ground: Ground, rng: random.Random, is_over: Callable[[], bool]) -> None:
         self.ground = ground
         self.rng = rng
         self._is_over = is_over
 
     def goes_on(self, until: float) -> bool:
         """Return whether it is before `until` by the monotonic clock, and the attack is not over."""
-        return time.monotonic() < until and not (callable(self._is_over) and self._is_over())
+        return time.monotonic() < until and not self._is_over()
 
     def span(self, most: float = 3.0) -> float:
         """Return the time until which a tactic lasts."""

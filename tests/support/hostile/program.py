@@ -45,14 +45,12 @@ class HostileUser(Stealing, Exhausting):
 
 def become(ground: Ground) -> None:
     """Become the attacker for good."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if ground.is_contained and ground.changes_user:
-        os.chroot(_outside(ground))
-        os.chdir("/")
-    elif ground.changes_user:
-        os.chdir("/")
     if not ground.changes_user:
         return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if ground.is_contained:
+        os.chroot(ground.seen_root)
+    os.chdir("/")
     os.setgroups(ground.groups)
     os.setresgid(ground.gid, ground.gid, ground.gid)
     os.setresuid(ground.uid, ground.uid, ground.uid)
@@ -64,10 +62,6 @@ def become(ground: Ground) -> None:
         header, values = struct.pack("Ii", 0x20080522, 0), struct.pack("6I", mask, mask, 0, 0, 0, 0)
         if libc.capset(header, values) != 0:
             raise OSError(ctypes.get_errno(), "capset")
-
-
-def _outside(ground: Ground) -> str:
-    return ground.seen_root
 
 
 def main() -> None:

@@ -269,7 +269,7 @@ class Attack:
             home=str(top / "homes" / "mallory"),
             seen_home=str(top / "homes" / "mallory"),
             shared=str(top / "scratch"),
-            team=str(top / "team"),
+            team=str(top / "team") if MAY_GIVE else "",  # without root, the victim's files are the attacker's own
             prey=prey,
             exporter=(address.hostname or "127.0.0.1", address.port or 0),
             links=tuple(f"{state}/{path.name}" for path in state.iterdir()),
