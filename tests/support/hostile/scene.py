@@ -220,9 +220,13 @@ class Attack:
         )
         options = ("--redis", self._url, "--log-rules", str(rules))
         self.server = Server(top / "server", _PLAYBOOK, *options, environment={"TRAINMEDIC_SIGNING_KEY": KEY})
-        self._stack.enter_context(self.server)
-        self._stack.enter_context(self.node)
-        self._stack.enter_context(BesiegedNode(top / "calm-node", self._url, name="n2", roots=[str(self._calm_root)]))
+        calm = BesiegedNode(top / "calm-node", self._url, name="n2", roots=[str(self._calm_root)])
+        for each in (self.server, self.node, calm):
+            self._stack.push(each)
+            each.start(wait=False)
+        eventually(lambda: self.server.ask("/health").status == 200, 120, "the server")
+        for node in (self.node, calm):
+            eventually(node.presence, 120, "an agent's presence")
         eventually(lambda: 'rules_info{version=""}' not in self._metrics(), 120, "rules from the server")
         self._stack.enter_context(self._thread(self._watch))
         self._grounds = self._attackers(private)
