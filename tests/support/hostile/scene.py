@@ -295,14 +295,15 @@ class Attack:
     # --- the time of the attack ----------------------------------------------------------------------------
 
     def run(self, seconds: float) -> Outcome:
-        """Attack for so long, and wait for what was written by then."""
+        """Attack for so long. Then wait for what was written by then, which no attacker may have hidden for good."""
         with contextlib.ExitStack() as stack:
             self._began = time.monotonic()
-            for ground in self._grounds:
-                stack.enter_context(self._attacker(ground))
             for work in (self._command, self._ask, self._sample):
                 stack.enter_context(self._thread(work))
-            written = self._write_lines(seconds)
+            with contextlib.ExitStack() as attackers:
+                for ground in self._grounds:
+                    attackers.enter_context(self._attacker(ground))
+                written = self._write_lines(seconds)
             self._await(lambda: written.keys() <= self._arrived.keys())
             self._over.set()
         for mark, (victim, at) in written.items():
