@@ -51,7 +51,7 @@ BENCHMARKS: Mapping[str, Sequence[str]] = {
     "agents_thousand": ("agents_thousand",),
     "fleet": ("fleet",),
     "agent_logs": ("agent_logs",),
-    "log_budgets": ("log_budgets", "--share", "0.2"),
+    "hostile_jobs": ("hostile_jobs", "--minutes", "2", "--share", "0.2"),
     "log_opening": ("log_opening",),
     "log_search": ("log_search",),
     "agent_with_pydantic": ("agent_with_pydantic",),

@@ -172,7 +172,7 @@ class Metrics:
             "trainmedic_finding_updates_lost", "What nodes have said of findings and the server has not got."
         )
         self.findings_dropped = counter(
-            "trainmedic_findings_dropped", "Findings that were not kept, because their node has too many open."
+            "trainmedic_findings_dropped", "Findings that were not kept, because their node or job has too many open."
         )
         self.finding_claims_cut = counter(
             "trainmedic_finding_claims_cut",

@@ -58,11 +58,13 @@ RULE_SET = RuleSet(
 class LogNode(GpuNode):
     """Its policy has the parts of `logs`; rules come when `hand_out` is called."""
 
-    def __init__(self, directory: Path, url: str, gpus: int = 2, has_logs: bool = True, **logs: Any) -> None:
+    def __init__(
+        self, directory: Path, url: str, gpus: int = 2, has_logs: bool = True, name: str = "n1", **logs: Any
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         driver = Driver(directory / "gpus", cards(gpus))
         policy = {"allow": [], "logs": logs} if has_logs else {"allow": []}
-        super().__init__(directory, url, driver, yaml.safe_dump(policy))
+        super().__init__(directory, url, driver, yaml.safe_dump(policy), name)
         self._signer = Signer.of(KEY.encode())
 
     def hand_out(self, rule_set: RuleSet = RULE_SET, at: datetime | None = None, signer: Signer | None = None) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple, Self
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -37,10 +38,24 @@ MOST_EXCERPTS, MOST_KILLS, MOST_DIGESTS = 16, 256, 1024
 """Of one finding: those of the streams that were heard of first; where they tell whom the kernel killed; and where they
 tell of flight recorder dumps, which every node of a job has."""
 MOST_OPEN_OF_NODE = 500
-"""Findings that one node may have begun and that are not over; of more, nothing is kept."""
+"""Findings of one `_Group` that are not over; of more, nothing is kept."""
 _MOST_FIRING = 10_000
 
 log = telemetry.logger(__name__)
+
+
+class _Group(NamedTuple):
+    """Findings of a node that share a bound. Who prints lines in one job hides neither what the kernel reports nor the
+    findings of other jobs that are known to be there."""
+
+    node: str
+    is_printed: bool
+    job: str | None
+    """The job that is believed to have printed them. None for the kernel's, and for all whose job is only a claim."""
+
+    @classmethod
+    def of(cls, known: KnownFinding) -> Self:
+        return cls(known.origin.node, known.is_printed, known.origin.job)
 
 
 class _Work(Struct):
@@ -93,7 +108,7 @@ class FindingIntake:
         self._metrics = metrics
         self._new_id = new_id
         self._on_alerts = on_alerts
-        self._open_of_node: Counter[str] = Counter()
+        self._open: Counter[_Group] = Counter()
         self._claimed = finding_claims.ClaimedFindings()
         self._numbers: dict[tuple[str, str], int] = {}
         self._suspected: set[str] = set()
@@ -113,7 +128,7 @@ class FindingIntake:
     async def check(self) -> None:
         """Go through all open findings once. Raises StoreUnavailable."""
         open_findings, has_alerts = await self._store.transact(self._check)
-        self._open_of_node = Counter(known.origin.node for known in open_findings)
+        self._open = Counter(map(_Group.of, open_findings))
         self._metrics.open_findings.set(len(open_findings))
         if has_alerts:
             self._on_alerts()
@@ -185,11 +200,11 @@ class FindingIntake:
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
-        """A finding of which nothing was heard before; None where its node has begun too many."""
-        node = finding.origin.node
-        if self._open_of_node[node] + sum(known.origin.node == node for known in work.begun) >= MOST_OPEN_OF_NODE:
-            return None
+        """A finding of which nothing was heard before; None where its group has too many."""
         known = known_finding.begun(self._new_id(), finding, now)
+        group = _Group.of(known)
+        if self._open[group] + sum(_Group.of(each) == group for each in work.begun) >= MOST_OPEN_OF_NODE:
+            return None
         work.begun.append(known)
         return known
 
@@ -227,12 +242,14 @@ class FindingIntake:
         self._metrics.finding_updates.inc(len(updates))
         if work.dropped:
             self._metrics.findings_dropped.inc(work.dropped)
-            log.warning("a node has too many findings that are not over; more are not kept", dropped=work.dropped)
+            log.warning(
+                "a node or job has too many findings that are not over; more are not kept", dropped=work.dropped
+            )
         for node, number in work.cut_claims.items():
             self._metrics.finding_claims_cut.inc(number)
             log.warning("dropping claimed jobs: a node's files name too many", node=node, updates=number)
         for known in work.begun:
-            self._open_of_node[known.origin.node] += 1
+            self._open[_Group.of(known)] += 1
             name = known.rule if known.rule in rules else "unknown"
             self._metrics.findings.labels(name, known.role.value).inc()
             log.info("a finding", rule=name, role=known.role.value, target=known.target.key, id=known.id)

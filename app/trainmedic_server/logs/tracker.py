@@ -50,6 +50,8 @@ class _Followed(Struct):
     told_at: datetime | None = None
     refused: int = 0
     """Consecutive records that the rule could have matched and did not, since the last match."""
+    written: tuple[Finding, str] | None = None
+    """The finding, and what was written of it last: most do not change between two calls of `FindingTracker.state`."""
 
     @property
     def is_counted(self) -> bool:
@@ -341,8 +343,10 @@ def _with(finding: Finding, new: Finding) -> Finding:
 
 
 def _kept(followed: _Followed) -> dict[str, Any]:
+    if followed.written is None or followed.written[0] is not followed.finding:
+        followed.written = followed.finding, _written(followed.finding)
     return {
-        "finding": _written(followed.finding),
+        "finding": followed.written[1],
         "waiting": [_written(each) for each in followed.waiting],
         "generation": followed.finding.origin.generation,
         "is_told": followed.is_told,

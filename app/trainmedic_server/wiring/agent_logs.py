@@ -5,6 +5,7 @@ Who calls it: ``wiring.agent_reader``.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -53,6 +54,12 @@ class Shipping(ShipsLines, Protocol):
     counters: ShipCounters
 
     def metrics(self) -> Iterator[Metric]: ...
+
+
+def load(policy: LogsPolicy) -> None:
+    """Load what reading by this policy takes beside this module: a confined process may be unable to load it later."""
+    if policy.ship is not None:
+        importlib.import_module("trainmedic_server.agent.log_shipping.shipper")
 
 
 class LogReading:

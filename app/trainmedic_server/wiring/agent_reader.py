@@ -131,8 +131,9 @@ class _Reading:
     def run(self, order: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
         """Read until the link ends or the pipe `order` is closed. Raises ConfigurationError, JournalUnavailable."""
         # Only this process loads what reading takes, while it may still open the files of the program.
-        from trainmedic_server.wiring.agent_logs import LogReading
+        from trainmedic_server.wiring.agent_logs import LogReading, load
 
+        load(self.welcome.policy)
         reader_process.confine(self.user, self._settings.reader_memory)
         reader_process.end_with(parent)
         stopping = threading.Event()

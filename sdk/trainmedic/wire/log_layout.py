@@ -44,6 +44,7 @@ _OF_RANK = re.compile(r"rank-(\d{1,9})(?:\.jsonl(?:\.1)?)?\Z")
 _OF_NODE = re.compile(r"(launcher|error|ended)-(.+?)\.(?:log(?:\.1)?|json)\Z")
 _SOURCES = re.compile(r"sources-(.+)-(\d{1,9})\.json\Z")
 _RANKS = re.compile(r"ranks-(.+)\Z")
+_LOCAL_RANK = re.compile(r"[0-9]{1,9}\Z")
 _STREAMS = {"stdout.log": STDOUT, "stderr.log": STDERR, "error.json": ERROR}
 
 
@@ -72,7 +73,8 @@ def encoded(name: str) -> str:
 
 def decoded(part: str) -> str | None:
     """The name that `encoded` made this of; None where it was cut, or nothing that `encoded` makes."""
-    name = unquote_to_bytes(part).decode("utf-8", "surrogateescape")
+    # A user can make directories of names that are not UTF-8.
+    name = unquote_to_bytes(part.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
     return name if part and encoded(name) == part else None
 
 
@@ -170,6 +172,6 @@ def _place(parts: tuple[str, ...]) -> dict[str, Any] | None:
         match = _OF_RANK.match(name)
         return {"kind": FLIGHT_RECORDER, "rank": int(match[1])} if match is not None and "." not in name else None
     match = _RANKS.match(parts[0])
-    if match is None or name not in _STREAMS or len(parts) < 3 or not parts[-2].isdigit():
+    if match is None or name not in _STREAMS or len(parts) < 3 or _LOCAL_RANK.match(parts[-2]) is None:
         return None
     return {"kind": _STREAMS[name], "node": decoded(match[1]), "local_rank": int(parts[-2])}

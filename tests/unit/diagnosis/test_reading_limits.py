@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.support.hostile_logs import expanding_dump
+from tests.support.hostile.exhausting import expanding_dump
 from tests.support.programs import ROOT
 from tests.unit.diagnosis.test_scenes import shipped_rules
 from trainmedic_server.adapters import dump_reader

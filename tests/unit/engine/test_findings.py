@@ -244,6 +244,18 @@ async def test_a_node_can_begin_so_many_findings(world: FindingWorld) -> None:
     assert len(await world.findings()) == MOST_OPEN_OF_NODE + 1
 
 
+async def test_lines_of_one_job_hide_no_report_of_another(world: FindingWorld) -> None:
+    """Whoever prints chooses labels, and so how many findings there are. The kernel's and other jobs' are kept."""
+    at = world.clock.now()
+    one = of_training("gpu-xid", "node-1", "unknown-job", 0, at)
+    await world.intake.take([told(replace(one, id=f"{number}", labels={"xid": f"{number}"})) for number in range(600)])
+    assert len(await world.findings()) == MOST_OPEN_OF_NODE
+    await world.tell(of_kernel("gpu-xid", "node-1", at, GPU))
+    await world.tell(of_training("cuda-oom", "node-1", "llm-1", 0, at))
+    kept = {known.target.key for known in await world.findings()}
+    assert {f"gpu:node-1/{GPU}", "job:llm-1"} <= kept
+
+
 async def test_of_many_excerpts_the_first_are_kept(world: FindingWorld) -> None:
     """512 ranks that print the same need no 512 excerpts."""
     at = world.clock.now()

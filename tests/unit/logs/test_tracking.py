@@ -182,6 +182,25 @@ def test_what_a_training_prints_names_no_node_and_no_gpu(source: str) -> None:
     assert finding.target.key == "node:gpu-07"
 
 
+def test_only_findings_that_have_changed_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is taken several times a second, and one hostile job has as many findings as can be followed."""
+    written: list[str] = []
+    write = tracker._written
+
+    def count(finding: Finding) -> str:
+        written.append(finding.line)
+        return write(finding)
+
+    monkeypatch.setattr(tracker, "_written", count)
+    followed = FindingTracker(RuleSet((NFS, XID)))
+    feed(followed, at(0, "nfs: server a not responding", "kernel"), at(1, "Xid (PCI:0:9b:0): 79", "kernel"))
+    followed.state()
+    assert len(written) == 2
+    feed(followed, at(2, "nfs: server a not responding", "kernel"))
+    assert '"count":2' in json.dumps(followed.state()).replace("\\", "")
+    assert len(written) == 3
+
+
 def test_what_is_followed_survives_a_restart() -> None:
     """Open findings, counts that are not reached, and when a finding was told last."""
     counted = rule("counted", count=RequiredCount(3, timedelta(minutes=1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePath
 
 import pytest
@@ -46,6 +47,27 @@ def test_a_name_that_is_too_long_for_a_file_is_cut_and_stays_apart_from_others()
 def test_what_no_name_is_encoded_to_is_no_job(part: str) -> None:
     """So that no two directories stand for one job."""
     assert decoded(part) is None
+
+
+_ODD_NAMES = (
+    b"\xff\xfe\xe4",
+    b"%ff\xff",
+    b"new\nline",
+    "\u00b2".encode(),
+    "\u0663".encode(),
+    b"9" * 255,
+    b"rank-" + b"9" * 200,
+)
+
+
+@pytest.mark.parametrize("raw", _ODD_NAMES)
+def test_any_name_that_a_file_can_have_is_read(raw: bytes) -> None:
+    """Whoever may write in a directory chooses names. They are no UTF-8, no number, or too large a one."""
+    name = os.fsdecode(raw)
+    assert decoded(name) in (None, name)
+    for place in (f"{name}/attempt-1/launcher-n1.log", f"j/attempt-1/launcher-{name}.log", f"j/attempt-1/{name}"):
+        file_at(PurePath(place))
+    assert file_at(PurePath(f"j/attempt-1/ranks-n1/{name}/stdout.log")) is None
 
 
 LOGS = AttemptLogs.of(ROOT, "team/llm", 3)

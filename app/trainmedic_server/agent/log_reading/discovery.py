@@ -9,6 +9,7 @@ Not here: opening files and reading them (``log_files``).
 from __future__ import annotations
 
 import errno
+import logging
 import re
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire import log_layout
+from trainmedic.wire.log_limit import LogLimit
 from trainmedic_server.agent.log_opening.node_files import (
     FileFacts,
     ListedName,
@@ -60,6 +62,8 @@ from trainmedic_server.domain.finding import Origin
 from trainmedic_server.domain.log_cuts import CutKind
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 
+log = logging.getLogger(__name__)
+
 PODS = "/var/log/pods"
 MOST_ENTRIES = 2_000_000
 """Entries of a directory that the policy names. Each job below it has a bound of its own."""
@@ -83,6 +87,8 @@ class Scan(Struct, frozen=True):
     """There were more entries than are looked at."""
     late: int = 0
     """Jobs whose directories were not looked through, or not to their ends, because time had run out."""
+    errors: int = 0
+    """Jobs at which looking ended by an unexpected error."""
 
 
 class _Top(Struct):
@@ -142,6 +148,8 @@ class Discovery:
         self._sources: JobSources | None = None
         self._known: Collection[FileKey] = ()
         self._late = 0
+        self._errors = 0
+        self._log_limit = LogLimit()
 
     def scan(
         self,
@@ -155,7 +163,7 @@ class Discovery:
         With `seconds`, it ends about then. Of a job whose turn has not come, what the last look found still holds. The
         look at one job may take `job_seconds`, or longer if earlier looks were too short.
         """
-        self._known, refused, is_cut = known, Counter[UnreadReason](), False
+        self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
         for (path, finder), units in zip(self._tops, self._units, strict=True):
             self._refused, self._owner, self._sources = refused, None, None
@@ -182,7 +190,7 @@ class Discovery:
                 refused[UnreadReason.OUTSIDE] += unit.sources.outside
         dumps = tuple(file for file in files.values() if is_dump(file))
         logs = tuple(file for file in files.values() if not is_dump(file))
-        return Scan(logs, +refused, dumps, is_cut, self._late)
+        return Scan(logs, +refused, dumps, is_cut, self._late, self._errors)
 
     def _keep(self, files: dict[FileKey, FoundFile], file: FoundFile) -> None:
         """Of several that name one file, the first that says whose it is."""
@@ -228,7 +236,13 @@ class Discovery:
                 self._cuts.add(owner, CutKind.SECONDS)
                 continue
             allowed = None if seconds is None else max(unit.allowed, job_seconds)
-            self._look_at(unit, changed_ns, is_stopping, count, allowed)
+            try:
+                self._look_at(unit, changed_ns, is_stopping, count, allowed)
+            except Exception:  # the boundary of one job: what lies there must not hide the logs of others
+                self._errors += 1
+                unit.looked(now, self._budget, count)
+                if self._log_limit.lets_through():
+                    log.exception("looking at a job's logs has ended unexpectedly", extra={"path": unit.path})
             is_cut |= self._budget.is_cut
             self._late -= not self._budget.is_late
         return is_cut

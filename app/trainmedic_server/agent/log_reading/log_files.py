@@ -22,7 +22,7 @@ from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_server.agent.log_reading.line_cutter import MOST_KEPT, LineCutter, PlacedLine
 from trainmedic_server.domain import file_times
 
-LARGEST_READ = 256 * 1024
+LARGEST_READ = 64 * 1024
 """Bytes that are read of a file at a time, so that each has its turn."""
 FARTHEST_BEHIND = 64 * 1024 * 1024
 """Bytes. Who is further behind goes on at the last `_KEPT_BEHIND`, unless every line counts."""

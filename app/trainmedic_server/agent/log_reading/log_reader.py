@@ -199,6 +199,8 @@ class LogReader:
         scan = self._discovery.scan(known, self._stopping.is_set, TURN_SECONDS)
         if self._arrivals is not None and not self._stopping.is_set():
             self._arrivals.scanned(scan.files, began_at, self._context.now())
+        for _ in range(scan.errors):
+            self._context.counters.loop_error("log-scan")
         for user in (*users, self._dumps) if not self._stopping.is_set() else ():
             user.found(scan)
         return max(SCAN_SECONDS, time.monotonic() - began)

@@ -24,6 +24,8 @@ from trainmedic_server.domain.finding import Origin
 
 SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
 """So that many files which all have much to read take little memory."""
+_MOST_PIECES = 64
+"""Pieces that are read at once while none of them ends a line."""
 _HELD_SECONDS = 600.0
 """For so long a deleted file is held open, and takes room on the disk, while the store does not take what is in it."""
 
@@ -146,14 +148,18 @@ class ShippedFile:
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
-        if not self.file.has_more:
-            return False
-        self._keep(self.file.read())
-        left_out = self.file.left_out - self._left_out
-        self._left_out = self.file.left_out
-        is_long = left_out < SIZES.piece * 2
-        self._counters.lose_bytes(LostReason.TOO_LARGE if is_long else LostReason.BEHIND, left_out)
-        return bool(self._raw) or self._read()
+        """Read until there is a line. Return False if the next `_MOST_PIECES` have none: in a hole, for instance."""
+        for _ in range(_MOST_PIECES):
+            if not self.file.has_more:
+                return False
+            self._keep(self.file.read())
+            left_out = self.file.left_out - self._left_out
+            self._left_out = self.file.left_out
+            is_long = left_out < SIZES.piece * 2
+            self._counters.lose_bytes(LostReason.TOO_LARGE if is_long else LostReason.BEHIND, left_out)
+            if self._raw:
+                return True
+        return False
 
     def _oldest_place(self) -> int | None:
         unsent = chain(self._unsent, filter(None, [self._head]))

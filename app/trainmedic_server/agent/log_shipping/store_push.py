@@ -7,6 +7,7 @@ nothing it refuses as a whole.
 from __future__ import annotations
 
 import base64
+import encodings.idna  # noqa: F401 - host names take it, and a confined reader may be unable to load it later
 import gzip
 import http.client
 import json

@@ -250,3 +250,36 @@ def test_old_jobs_are_not_looked_through_each_time(tmp_path: Path, monkeypatch: 
     assert files.listed == [str(tmp_path / "logs")], "the job's directory was not listed"
     touch(AttemptLogs.of(tmp_path / "logs", "llm-1", 2).launcher(NODE))
     assert origins(scan(discovery)).keys() == {"rank-8.jsonl", "own.log", "launcher-n1.log"}
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe\xe4", b"%ff\xff", b"new\nline", b"9" * 255])
+def test_a_job_of_any_name_hides_no_other(tmp_path: Path, attempt: AttemptLogs, name: bytes) -> None:
+    """One directory whose name is no UTF-8 would end each scan before it began."""
+    attempt.launcher(NODE).touch()
+    odd = os.fsencode(tmp_path) + b"/logs/" + name + b"/attempt-1"
+    os.makedirs(odd + b"/ranks-n1/" + "\u00b2".encode())  # noqa: PTH103
+    for path in (b"/launcher-n1.log", b"/ranks-n1/" + "\u00b2".encode() + b"/stdout.log"):
+        open(odd + path, "wb").close()  # noqa: PTH123
+    scan = Discovery(policy_of(roots=[f"{tmp_path}/logs"]), NODE).scan((), lambda: False)
+    assert str(attempt.launcher(NODE)) in {file.path for file in scan.files}
+    assert scan.errors == 0
+
+
+def test_an_error_at_one_job_hides_no_other(
+    tmp_path: Path, attempt: AttemptLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted."""
+    attempt.launcher(NODE).touch()
+    bad = AttemptLogs.of(tmp_path / "logs", "bad", 1)
+    bad.path.mkdir(parents=True)
+    listing = OwnFiles.listing
+
+    def fail(files: OwnFiles, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
+        if path.endswith("/bad"):
+            raise ValueError("unexpected")
+        return listing(files, path, most, named_by)
+
+    monkeypatch.setattr(OwnFiles, "listing", fail)
+    scan = Discovery(policy_of(roots=[f"{tmp_path}/logs"]), NODE).scan((), lambda: False)
+    assert [file.path for file in scan.files] == [str(attempt.launcher(NODE))]
+    assert scan.errors == 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -242,6 +245,30 @@ def test_a_store_that_understands_nothing_is_not_flooded(tmp_path: Path, logs: P
         agent.step(1.0)
     assert len(agent.push.pushes) < 60
     assert agent.shipping.counters.problem.startswith("refused")
+
+
+def test_a_file_of_one_large_hole_delays_no_other(tmp_path: Path, logs: Path) -> None:
+    """Its pieces end no line. They are read a few at a time, and what is behind them is pushed."""
+    agent = agent_of(tmp_path, logs, hours_ago=1)
+    agent.step()
+    with (logs / "a.log").open("ab") as file:
+        file.truncate(24 * 2**20)
+        file.seek(0, 2)
+        file.write(b"\nbehind the hole\n")
+    append(logs / "b.log", "one")
+    agent.step()
+    assert agent.store.lines() == ["one"]
+    for _ in range(30):
+        agent.step()
+    assert "behind the hole" in agent.store.lines()
+
+
+def test_name_lookup_needs_no_file_of_the_program_later() -> None:
+    """A confined reader may be unable to open the program's files when it first resolves a name."""
+    code = "import sys, trainmedic_server.agent.log_shipping.store_push; print('encodings.idna' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert shown.stdout == "True\n"
 
 
 def test_a_file_that_is_deleted_is_pushed_all_the_same(tmp_path: Path, logs: Path) -> None:
