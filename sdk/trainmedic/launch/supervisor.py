@@ -155,7 +155,7 @@ class Supervisor:
             most_output=options.most_output,
             prints_to_terminal=options.prints_to_terminal,
         )
-        standby, self._standby = self._standby, None
+        standby, self._standby = self._standby or self._new_standby(), None
         line = options.line
 
         def begin(environment: Mapping[str, str]) -> Guarded | None:
@@ -232,6 +232,8 @@ class Supervisor:
             delay = min(delay, _DELAY_AFTER_PROGRESS)
         log.error("attempt %d failed: %s. The next one begins in %.0f s", number, reason, delay)
         self._show("waiting", number)
+        if self._standby is None:
+            self._standby = self._new_standby()  # it imports while this waits
         begins_at = time.monotonic() + delay
         while time.monotonic() < begins_at and self._stopped_by is None and not self._membership.has_changed:
             time.sleep(_SHORTEST_WAIT)

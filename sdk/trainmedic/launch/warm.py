@@ -1,8 +1,9 @@
 """A program that imports PyTorch before the attempt begins, and then runs torchrun and the ranks as forks of itself.
 
-``trainmedic-run --warm`` runs it by its path, with the interpreter of the job's torchrun, while the attempt before is
-still running: ``warm.py <order pipe> <threads>``. It imports nothing of Trainmedic. It waits for one JSON object on the
-order pipe: ``argv`` and ``environment`` of the attempt, and ``torchrun``, the arguments of torchrun. Then
+``trainmedic-run --warm`` runs it by its path, with the interpreter of the job's torchrun: for the first attempt, and
+for each further one while the attempt before is still running: ``warm.py <order pipe> <threads>``. It does without
+Trainmedic where that Python has none. It waits for one JSON object on the order pipe: ``argv`` and ``environment`` of
+the attempt, and ``torchrun``, the arguments of torchrun. Then
 
 - a fork of this process becomes torchrun, in which only the start of a rank is replaced,
 - each rank is another fork of this process, which has one thread and has initialised no device,
@@ -13,7 +14,10 @@ If anything is missing, it runs ``argv`` as ``trainmedic-run`` without ``--warm`
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -37,6 +41,9 @@ _LOOK_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
 """Torchrun sets it for several ranks on a node. Libraries read it while they are imported."""
+_ALSO = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
+"""What ranks import as well, if it is there. The first optimizer of a process imports the second, which takes as long
+as PyTorch itself."""
 
 
 def main(orders: int, threads: str) -> NoReturn:
@@ -45,7 +52,11 @@ def main(orders: int, threads: str) -> NoReturn:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # the directory of this file
     os.set_inheritable(orders, False)
+    gc.disable()
     reason = _import_torch(threads)
+    # What was imported stays to the end. A collection in a fork would copy all of its pages to look at it.
+    gc.freeze()
+    gc.enable()
     order = _read_order(orders)
     if order is None:
         os._exit(0)  # the launcher ended
@@ -72,8 +83,9 @@ def _import_torch(threads: str) -> str:
         import torch.utils.data
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-        with contextlib.suppress(ImportError):
-            import numpy  # noqa: F401
+        for name in _ALSO:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return "the import of PyTorch initialised a device"
         if not hasattr(subprocess_handler.SubprocessHandler, "_popen"):
@@ -109,7 +121,7 @@ def _serve(order: dict[str, Any]) -> NoReturn:
     torchrun = os.fork()
     if torchrun == 0:
         own.close()
-        _run(lambda: _run_torchrun(order["torchrun"], order["environment"], its))
+        _end_quickly(lambda: _run(lambda: _run_torchrun(order["torchrun"], order["environment"], its)))
     its.close()
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -196,6 +208,27 @@ def _run(work: Callable[[], None]) -> NoReturn:
             raise  # Python ends by SIGINT
         raise SystemExit(1) from None
     raise SystemExit(0)
+
+
+def _end_quickly(work: Callable[[], NoReturn]) -> NoReturn:
+    """Do the work of a whole process that leaves nothing to Python's own end but threads and exit functions.
+
+    Python would take everything down that was imported, and so copy all of its pages. That takes seconds on a busy
+    machine, in which no other attempt can begin.
+    """
+    code = 1
+    try:
+        work()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+    threading._shutdown()  # type: ignore[attr-defined] # what Python calls first at its end
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
