@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ from tests.support.programs import Program, alertmanagers, free_port, start_aler
 
 _RESTART_AFTER = 0.5
 """Seconds after which a service that has ended is started again, by systemd some more."""
+_STARTS_WITHIN = 180.0
 _RESTARTS_A_NODE = """\
 # In place of the shipped one, which tells people: the processes of the slow rank's node are started again.
 playbook: training-straggler
@@ -73,7 +75,7 @@ class Server:
         self._starts = 0
         directory.mkdir(parents=True)
         self._program = self._start()
-        self._program.wait_for(f"{self.url}/ready")
+        self._program.wait_for(f"{self.url}/ready", _STARTS_WITHIN)
         self._watch = threading.Thread(target=self._keep_running, daemon=True)
         self._watch.start()
 
@@ -155,9 +157,11 @@ def _playbooks(directory: Path, faster: int, tree: Tree) -> Path:
     started again, where the shipped playbook tells people; what is left to a default is written out, to be divided."""
     directory.mkdir(parents=True)
     for path in (tree.root / "playbooks").glob("*.yaml"):
-        if not path.name.endswith("_test.yaml"):
+        if path.name.endswith("_template.yaml"):
+            shutil.copy(path, directory)
+        elif not path.name.endswith("_test.yaml"):
             text = re.sub(r"max_runs: \{count: \d+, per: 1d\}", "max_runs: {count: 40, per: 1d}", path.read_text())
-            text = text.replace("action: node.facts\n", "action: node.facts\n    timeout: 1m\n")
+            text = re.sub(r"action: node\.facts\n(?!    timeout:)", "action: node.facts\n    timeout: 1m\n", text)
             text = re.sub(r"retry: \{attempts: (\d+)\}", r"retry: {attempts: \1, delay: 2s}", text)
             (directory / path.name).write_text(hasten(text, faster))
     (directory / "training-straggler.yaml").write_text(hasten(_RESTARTS_A_NODE, faster))
