@@ -56,7 +56,7 @@ class LaunchOptions:
     prints_to_terminal: bool = False
     """Whether the job's standard output and standard error are terminals."""
     is_warm: bool = False
-    """Whether the process of the next attempt imports PyTorch while an attempt runs."""
+    """Whether attempts begin in a process that has imported PyTorch."""
 
 
 class Supervisor:
@@ -210,9 +210,9 @@ class Supervisor:
         environment.update(attempt_logs.variables(logs, self._options.log_dir, self._membership.node, os.environ))
         if self._link is not None:
             environment[TOLD_BY_LAUNCHER] = self._link.job
-        if self._options.nodes is not None:
-            # Where a node comes into a running group, a torchrun that shares the store of its rendezvous with the ranks
-            # does not tell it the new address (seen with PyTorch 2.13), and the group fails after a minute.
+        if self._options.nodes is not None or self._options.line.restarts_ranks:
+            # Where a torchrun shares the store of its rendezvous with the ranks, a group of ranks that it starts again,
+            # or that another node joins, hangs (seen with PyTorch 2.13 and gloo; without Trainmedic too).
             environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         return environment
 

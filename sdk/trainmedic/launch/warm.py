@@ -1,9 +1,9 @@
 """A program that imports PyTorch before the attempt begins, and then runs torchrun and the ranks as forks of itself.
 
 ``trainmedic-run --warm`` runs it by its path, with the interpreter of the job's torchrun: for the first attempt, and
-for each further one while the attempt before is still running: ``warm.py <order pipe> <threads>``. It does without
-Trainmedic where that Python has none. It waits for one JSON object on the order pipe: ``argv`` and ``environment`` of
-the attempt, and ``torchrun``, the arguments of torchrun. Then
+for each further one while the attempt before is still running: ``warm.py <order socket> <threads>``. It does without
+Trainmedic where that Python has none. It waits for one JSON object on the order socket: ``argv`` and ``environment`` of
+the attempt, and ``torchrun``, the arguments of torchrun. It answers `READ`. Then
 
 - a fork of this process becomes torchrun, in which only the start of a rank is replaced,
 - each rank is another fork of this process, which has one thread and has initialised no device,
@@ -34,6 +34,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Callable, NoReturn
 
+READ = b"1"
+"""The answer to an order: this process has begun the attempt."""
 _LONGEST_MESSAGE = 1 << 20
 _LONGEST_REQUEST = 1 << 16
 """Bytes. A socket of the system's default size takes such a message whole."""
@@ -102,6 +104,9 @@ def _read_order(orders: int) -> dict[str, Any] | None:
     received = b""
     while chunk := os.read(orders, 1 << 16):
         received += chunk
+    if received:
+        with contextlib.suppress(OSError):
+            os.write(orders, READ)
     os.close(orders)
     return json.loads(received) if received else None
 
