@@ -62,6 +62,7 @@ class Training:
         self.executed = 0
         self.step = 0
         self._agree = True
+        self._took = 0.0
         self._pace = options.pace
         self._options = options
         self._faults = faults.Faults([faults.Fault(*one) for one in json.loads(options.faults)], self._ground())
@@ -82,10 +83,11 @@ class Training:
         if self._faults.is_due(step):
             self._agree = self.ranks_agree()
             self._faults.begin(step, number, self.model, self.optimizer)
-        self._faults.slow_down()
+        self._faults.slow_down(self._took)
         paced = time.time()
         result = self._train(rows, number)
         time.sleep(max(0.0, self._pace - (time.time() - paced)))
+        self._took = time.time() - paced
         if self.rank == 0:
             self.journal.step(step, began, time.time())
         return result

@@ -60,6 +60,18 @@ def due(tmp_path: Path) -> Due:
     return make
 
 
+def test_a_slow_rank_is_slow_for_the_machine_that_it_is_on(due: Due, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By some milliseconds, or where steps are long by more than such a step; the others wait for nothing."""
+    waited: list[float] = []
+    one, _, _ = due(faults.SLOW)
+    healthy, _, _ = due(faults.NAN)
+    monkeypatch.setattr(faults.time, "sleep", waited.append)
+    healthy.slow_down(1.0)
+    one.slow_down(0.01)
+    one.slow_down(1.0)
+    assert waited == [faults.SLOW_SECONDS, faults.SLOW_FACTOR]
+
+
 def test_poison_is_in_the_data_however_often_it_is_met(due: Due) -> None:
     """The same batches, also after going back; not those before and after."""
     one, optimizer, model = due(faults.POISON)

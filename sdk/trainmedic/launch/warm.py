@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -126,7 +128,8 @@ def _serve(order: dict[str, Any]) -> NoReturn:
     torchrun = os.fork()
     if torchrun == 0:
         own.close()
-        _end_quickly(lambda: _run(lambda: _run_torchrun(order["torchrun"], order["environment"], its)))
+        run = functools.partial(_run_torchrun, order["torchrun"], order["environment"], its)
+        _end_quickly(lambda: _run(run), ends_well_too=True)
     its.close()
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -188,7 +191,7 @@ def _fork_rank(own: socket.socket) -> int:
         for name in request["removed"]:
             os.environ.pop(name, None)
         os.environ.update(request["changed"])
-        _run(lambda: _run_rank(request["argv"]))
+        _end_quickly(lambda: _run(lambda: _run_rank(request["argv"])), ends_well_too=False)
     os.close(leads_end)
     os.read(leads, 1)
     os.close(leads)
@@ -215,21 +218,27 @@ def _run(work: Callable[[], None]) -> NoReturn:
     raise SystemExit(0)
 
 
-def _end_quickly(work: Callable[[], NoReturn]) -> NoReturn:
-    """Do the work of a whole process that leaves nothing to Python's own end but threads and exit functions.
+def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
+    """Do the work of a whole process. Where it fails, and with `ends_well_too` always, end it without taking it down.
 
-    Python would take everything down that was imported, and so copy all of its pages. That takes seconds on a busy
-    machine, in which no other attempt can begin.
+    Threads are waited for, exit functions are called and files are written, as at Python's own end. But Python would
+    then take down everything that was imported, and so copy all of its pages. That takes seconds on a busy machine, in
+    which the other ranks do not see the failure and no other attempt can begin.
     """
-    code = 1
     try:
         work()
     except SystemExit as end:
+        if not end.code and not ends_well_too:
+            raise
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
+        if end.code is not None and not isinstance(end.code, int):
             sys.stderr.write(f"{end.code}\n")
     threading._shutdown()  # type: ignore[attr-defined] # what Python calls first at its end
     atexit._run_exitfuncs()
+    for one in gc.get_objects():  # without those of before the fork
+        if issubclass(type(one), io.IOBase):
+            with contextlib.suppress(OSError, ValueError):
+                one.flush()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -88,6 +88,27 @@ file.write("program, ")
     assert (tmp_path / "lines").read_text() == "program, thread, at exit"
 
 
+def test_a_program_that_fails_ends_without_being_taken_down(tmp_path: Path) -> None:
+    """Its threads, exit functions and files come to their end all the same, and so does what it says last."""
+    program = """
+import atexit, sys, threading
+class TakenDown:
+    def __del__(self):
+        open("down", "w").close()
+taken_down = TakenDown()
+file = open("lines", "w")
+atexit.register(file.write, "at exit")
+threading.Timer(0.2, file.write, ["thread, "]).start()
+file.write("program, ")
+sys.exit("the last word")
+"""
+    run = ended(tmp_path, program)
+    assert "exitcode  : 1 (pid: " in run.stderr
+    assert "the last word\n" in run.stderr
+    assert (tmp_path / "lines").read_text() == "program, thread, at exit"
+    assert not (tmp_path / "down").exists()
+
+
 def test_a_program_finds_itself_after_it_has_changed_its_directory(tmp_path: Path) -> None:
     """Hydra changes it, for one."""
     (tmp_path / "elsewhere").mkdir()
