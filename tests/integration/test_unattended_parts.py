@@ -65,7 +65,7 @@ def test_a_slow_rank_is_slow_for_the_machine_that_it_is_on(due: Due, monkeypatch
     waited: list[float] = []
     one, _, _ = due(faults.SLOW)
     healthy, _, _ = due(faults.NAN)
-    monkeypatch.setattr(faults.time, "sleep", waited.append)
+    monkeypatch.setattr("benchmarks.unattended.faults.time.sleep", waited.append)
     healthy.slow_down(1.0)
     one.slow_down(0.01)
     one.slow_down(1.0)
