@@ -2,6 +2,8 @@
 
 python -m benchmarks.unattended              about three quarters of an hour
 python -m benchmarks.unattended --short      three faults in three quarters of a minute
+python -m benchmarks.unattended --beside REVISION --faults 20 --kinds "rank killed" …
+                                            the seconds of another revision and of this one, in turns
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.unattended import arms, faults, phases
+from benchmarks.unattended import arms, beside, durations, faults, phases
 from benchmarks.unattended.arms import ALONE, CALM, MEDIC, Arm, Plan
 from benchmarks.unattended.phases import Account
 
@@ -37,8 +39,10 @@ def report(plan: Plan, found: arms.Arms) -> str:
         f"{len({fault.kind for fault in plan.faults})} kinds, a checkpoint every {plan.checkpoint_every} steps, text "
         f"{medic.events[0]['digest']}; durations of rules, playbooks and launcher divided by {plan.faster}",
         *("", *_arms(plan, found)),
-        *("", *_each(told)),
+        *("", *_each([one for one in told if one.kind not in faults.ENDING], phases.PHASES)),
+        *("", *_each([one for one in told if one.kind in faults.ENDING], phases.RESTART_PHASES)),
         *("", *_kinds(told)),
+        *("", "median seconds of each phase", *durations.tables(told)),
         *("", *_sums(plan, told, medic)),
         *(f"besides: {count} x {what}" for what, count in Counter(phases.besides(found.runs)).items()),
     ]
@@ -63,11 +67,11 @@ def _arms(plan: Plan, found: arms.Arms) -> list[str]:
     ]
 
 
-def _each(told: Sequence[Account]) -> list[str]:
-    head = "".join(f"{phase:>9}" for phase in phases.PHASES)
+def _each(told: Sequence[Account], columns: Sequence[str]) -> list[str]:
+    head = "".join(f"{phase:>9}" for phase in columns)
     lines = [f"fault                        step  {head}  steps lost, good  seconds  repaired by"]
     for one in told:
-        times = "".join(f"{one.seconds[p]:9.2f}" if p in one.seconds else "        -" for p in phases.PHASES)
+        times = "".join(f"{one.seconds[p]:9.2f}" if p in one.seconds else "        -" for p in columns)
         how = "; ".join(one.repairs) or "nothing"
         notes = f"{'' if one.is_repaired else '  NOT REPAIRED'}{'  (people were told)' if one.told_people else ''}"
         lost = f"{one.steps_lost:12}{one.good_steps_lost:6}{one.seconds_lost:9.1f}"
@@ -78,8 +82,8 @@ def _each(told: Sequence[Account]) -> list[str]:
 def _kinds(told: Sequence[Account]) -> list[str]:
     """By kind how many, how many repaired, and medians and worst of what they cost."""
     lines = [
-        "                                              steps lost       good steps lost  seconds lost",
-        "kind                  number  repaired  told  median  worst     median  worst    median  worst",
+        "                                              steps lost       good steps lost  seconds lost   to good step",
+        "kind                  number  repaired  told  median  worst     median  worst    median  worst  median  worst",
     ]
     for kind in sorted({one.kind for one in told}, key=faults.KINDS.index):
         mine = [one for one in told if one.kind == kind]
@@ -92,7 +96,9 @@ def _row(told: Sequence[Account]) -> str:
     steps, good = [one.steps_lost for one in told], [one.good_steps_lost for one in told]
     seconds = [one.seconds_lost for one in told]
     costs = f"{statistics.median(steps):8g}{max(steps):7}{statistics.median(good):11g}{max(good):7}"
-    return f"{counts}{costs}{statistics.median(seconds):10.1f}{max(seconds):7.1f}"
+    until_good = [one.seconds_to_good for one in told if one.seconds_to_good is not None]
+    good_step = f"{statistics.median(until_good):9.1f}{max(until_good):7.1f}" if until_good else f"{'-':>9}{'-':>7}"
+    return f"{counts}{costs}{statistics.median(seconds):10.1f}{max(seconds):7.1f}{good_step}"
 
 
 def _sums(plan: Plan, told: Sequence[Account], medic: Arm) -> list[str]:
@@ -120,6 +126,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--faster", type=int, default=30, help="what durations of rules and playbooks are divided by")
     parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--beside", metavar="REVISION", help="only measure seconds, those of this revision too, in turns"
+    )
     parser.add_argument("--directory", type=Path, help="where logs are left (default: a temporary one)")
     return parser.parse_args()
 
@@ -134,12 +143,15 @@ def planned(options: argparse.Namespace) -> Plan:
 
 def main() -> None:
     options = parse()
-    plan = planned(options)
     with tempfile.TemporaryDirectory(prefix="unattended-") as temporary:
         directory = (options.directory or Path(temporary)).absolute()
         directory.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        print(report(plan, arms.run(directory, plan)))
+        plan = planned(options)
+        if options.beside:
+            print(beside.compare(directory, plan, options.beside))
+        else:
+            print(report(plan, arms.run(directory, plan)))
         print(f"took {(time.monotonic() - began) / 60:.1f} minutes")
 
 

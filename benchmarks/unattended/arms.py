@@ -18,6 +18,8 @@ from typing import Any
 
 from benchmarks.unattended import corpus, faults, intruder, stack
 from benchmarks.unattended.journal import Execution, Journal
+from benchmarks.unattended.launches import LaunchWatch
+from benchmarks.unattended.trees import HERE, Tree
 from tests.support.programs import PYTHON_PATH, Program, eventually, free_port
 
 CALM, ALONE, MEDIC = "calm", "alone", "medic"
@@ -79,7 +81,7 @@ def run(directory: Path, plan: Plan) -> Arms:
     with ExitStack() as ends:
         ends.callback(beside.join)
         beside.start()
-        arms[MEDIC], runs, failure = _protected(directory, plan)
+        arms[MEDIC], runs, failure = protected(directory, plan)
     if failed:
         raise failed[0]
     return Arms(arms, runs, failure)
@@ -109,20 +111,21 @@ def _unprotected(directory: Path, name: str, plan: Plan) -> Arm:
     return Arm(name, journal.events(), journal.executions())
 
 
-def _protected(directory: Path, plan: Plan) -> tuple[Arm, list[dict[str, Any]], str]:
-    """The arm that Trainmedic looks after, every run of a playbook for it, and why it did not come to its end."""
+def protected(directory: Path, plan: Plan, tree: Tree = HERE) -> tuple[Arm, list[dict[str, Any]], str]:
+    """The arm that the Trainmedic of `tree` looks after, every run of a playbook for it, and why it did not come to
+    its end. The text is in `directory` already."""
     port, failure = free_port(), ""
     journal = Journal(directory / MEDIC)
     with ExitStack() as ends:
         disk = directory / "disk"
         if any(fault.kind == faults.FULL_DISK for fault in plan.faults):
             ends.enter_context(intruder.small_disk(disk))
-        looked_after = ends.enter_context(stack.running(directory / "stack", port, plan.faster))
+        looked_after = ends.enter_context(stack.running(directory / "stack", port, plan.faster, tree))
         outside = intruder.Intruder(journal, looked_after, disk)
         outside.start()
         ends.callback(outside.end)
         try:
-            _launch(directory, plan, port, looked_after.state)
+            _launch(directory, plan, port, looked_after.state, tree)
         except (AssertionError, KeyboardInterrupt) as error:  # what came until then is worth a report
             failure = str(error) or "interrupted"
         eventually(lambda: looked_after.open_runs() == 0, _SETTLES, "the end of every repair", every=1.0)
@@ -131,7 +134,7 @@ def _protected(directory: Path, plan: Plan) -> tuple[Arm, list[dict[str, Any]], 
     return Arm(MEDIC, journal.events(), journal.executions()), runs, failure
 
 
-def _launch(directory: Path, plan: Plan, port: int, state: Path) -> None:
+def _launch(directory: Path, plan: Plan, port: int, state: Path, tree: Tree) -> None:
     """Start the job on each node by ``trainmedic-run -- torchrun``, and wait for its end."""
     endpoint = f"127.0.0.1:{free_port()}"
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=unattended"]
@@ -142,7 +145,8 @@ def _launch(directory: Path, plan: Plan, port: int, state: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", *rendezvous]
     torchrun += [f"--nproc-per-node={faults.RANKS // NODES}", *argv]
     options = [f"{name}={seconds / plan.faster:.2f}s" for name, seconds in _LAUNCHED.items() if name != "--retries"]
-    options += ["--warm", f"--retries={_LAUNCHED['--retries']}", "--min-nodes=1", f"--max-nodes={NODES}"]
+    options += [f"--retries={_LAUNCHED['--retries']}", "--min-nodes=1", f"--max-nodes={NODES}"]
+    options += ["--warm"] if tree.keeps_warm else []
     with ExitStack() as ends:
         shared = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="unattended-", dir="/dev/shm")))
         memory = [shared / f"node-{node}" for node in range(NODES)]
@@ -152,13 +156,17 @@ def _launch(directory: Path, plan: Plan, port: int, state: Path) -> None:
             own_memory.mkdir()
             logs = ["--job=unattended", f"--log-dir={directory / f'node-{node}'}"]
             environment = {
-                "PYTHONPATH": PYTHON_PATH,
+                "PYTHONPATH": tree.python_path,
                 "TRAINMEDIC_STATE_DIR": str(state),
                 "TRAINMEDIC_NODE": f"node-{node}",
                 "TRAINMEDIC_SHARED_MEMORY": str(own_memory),
             }
             line = [sys.executable, "-m", "trainmedic.launch", *logs, *options, "--", *torchrun]
-            programs.append(ends.enter_context(Program(line, directory / f"node-{node}.log", environment)))
+            output = directory / f"node-{node}.log"
+            programs.append(ends.enter_context(Program(line, output, environment)))
+            watch = LaunchWatch(Journal(directory / MEDIC), f"node-{node}", output, directory / f"node-{node}")
+            watch.start()
+            ends.callback(watch.end)
         _wait(programs, _patience(plan))
 
 

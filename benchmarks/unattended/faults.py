@@ -56,6 +56,9 @@ EXPLODING_NORM = 1e4
 FLIPPED_BIT = 1 << 25
 """Of a weight's 32 bits one of the exponent: it becomes sixteen times as large, or as small."""
 SLOW_SECONDS = 0.06
+SLOW_FACTOR = 1.2
+"""What each step of a slow rank takes longer: so many seconds, or so many times its usual time where that is more, as
+on a machine with much other work."""
 _ORDERS = 100
 TOO_MUCH = 1 << 45
 """Bytes that no machine has."""
@@ -163,9 +166,10 @@ class Faults:
         """Whether one is; on every rank the same."""
         return bool(self._coming) and self._coming[0].step <= step
 
-    def slow_down(self) -> None:
+    def slow_down(self, usual: float) -> None:
+        """Wait, if this rank is slow. `usual` is what a step of it takes without that, in seconds."""
         if self._is_slow:
-            time.sleep(SLOW_SECONDS)
+            time.sleep(max(SLOW_SECONDS, SLOW_FACTOR * usual))
 
     def _spoil_data(self, fault: Fault, batch: int) -> None:
         kind = COMES_AS.get(fault.kind, fault.kind)

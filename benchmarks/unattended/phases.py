@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.unattended import faults
+from benchmarks.unattended import faults, launches
 from benchmarks.unattended.journal import Execution
 
 Event = Mapping[str, Any]
@@ -20,6 +20,12 @@ PHASES = ("alert", "accept", "decide", "act", "applied", "verified")
 """Until Prometheus fires; until the server has it; until it has decided; until the first command goes out, which
 includes waiting whether it heals by itself; until the job has applied it; until the alert has resolved and the run is
 closed."""
+RESTART_PHASES = ("notice", "end", "wait", "launch", "imports", "join", "build", "load", "step")
+"""Of a fault that ends the processes. Until torchrun or a launcher reports it; until the last launcher reports that its
+attempt has ended, with all that other attempts took that ended before they trained; until the last launcher begins the
+next attempt; until the last rank's process exists; until the last one has imported what it needs; until the process
+group stands; until model and data are there and Trainmedic is attached; until the checkpoint is loaded; until the first
+step after that has ended."""
 
 BESIDES = ("training-throughput-drop", "training-crashing")
 """Playbooks that no single fault of the plan is for: other work on the same machine slows the run down, and so many
@@ -44,6 +50,8 @@ class Account:
     """Those of them from before the fault."""
     seconds_lost: float
     """From this fault to the next, less the time of the steps from this one's to the next one's."""
+    seconds_to_good: float | None
+    """From the fault to the end of the first step of the course that stays. None where training did not go back."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,9 @@ class Interval:
 
     def first(self, event: str) -> Event | None:
         return next((one for one in self.events if one["event"] == event), None)
+
+    def last(self, event: str, until: float = float("inf")) -> Event | None:
+        return next((one for one in reversed(self.events) if one["event"] == event and one["time"] <= until), None)
 
 
 def accounts(events: Sequence[Event], executions: Sequence[Execution], runs: Sequence[Event]) -> list[Account]:
@@ -98,18 +109,63 @@ def _account(interval: Interval, executions: Sequence[Execution], counting: Mapp
     returns = _returns(executions, fault["time"], end["time"])
     last = end["step"] if end["event"] == "fault" else end["step"] + 1
     useful = sum(one.ended - one.began for step, one in counting.items() if fault["step"] <= step < last)
+    good = _first_good(interval, executions)
+    if fault["kind"] in faults.ENDING:
+        seconds = _restart_phases(interval, good)
+    else:
+        seconds = _phases(fault["time"], (acting or [*interval.runs])[0]) if interval.runs else {}
     return Account(
         number=fault["number"],
         kind=fault["kind"],
         step=fault["step"],
         repairs=tuple(deeds),
-        seconds=_phases(fault["time"], (acting or [*interval.runs])[0]) if interval.runs else {},
+        seconds=seconds,
         is_repaired=_is_repaired(interval),
         told_people=any(_told_people(run) for run in interval.runs),
         steps_lost=sum(one.step - then.step + 1 for one, then in returns),
         good_steps_lost=max([fault["step"] - then.step for _, then in returns if then.step < fault["step"]] or [0]),
         seconds_lost=end["time"] - fault["time"] - useful,
+        seconds_to_good=None if good is None else good.ended - fault["time"],
     )
+
+
+def _first_good(interval: Interval, executions: Sequence[Execution]) -> Execution | None:
+    """The first step after the last time at which training went back or was resumed."""
+    returns = [event for event in (interval.last("back"), interval.last("resumed")) if event is not None]
+    if not returns:
+        return None
+    since = max(event["time"] for event in returns)
+    return next((one for one in executions if one.began >= since), None)
+
+
+def _restart_phases(interval: Interval, good: Execution | None) -> dict[str, float]:
+    """The seconds of each of `RESTART_PHASES` of which there is a record."""
+    marks: dict[str, float] = {}
+
+    def mark(phase: str, event: Event | None, name: str = "time") -> float:
+        if event is not None:
+            marks[phase] = event[name]
+        return marks.get(phase, float("inf"))
+
+    resumed = mark("load", interval.last("resumed"))
+    attached = mark("build", interval.last("attached", resumed))
+    joined = mark("join", interval.last("joined", attached))
+    processes = {one["rank"]: one for one in interval.events if one["event"] == "process" and one["time"] <= joined}
+    if processes:
+        mark("imports", max(processes.values(), key=lambda one: float(one["time"])))
+        mark("launch", max(processes.values(), key=lambda one: float(one["began"])), "began")
+    began = mark("wait", interval.last(launches.BEGAN, marks.get("launch", float("inf"))))
+    mark("end", interval.last(launches.ENDED, began))
+    mark("notice", interval.first(launches.NOTICED))
+    if good is not None and good.began >= marks.get("load", float("inf")):
+        marks["step"] = good.ended
+    seconds, before = {}, interval.fault["time"]
+    for phase in RESTART_PHASES:
+        if phase in marks:
+            # What was seen from outside was seen some milliseconds late.
+            seconds[phase] = max(marks[phase] - before, 0.0)
+            before = max(marks[phase], before)
+    return seconds
 
 
 def _is_repaired(interval: Interval) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -20,20 +21,13 @@ from typing import Any
 
 import httpx
 
+from benchmarks.unattended.trees import HERE, Tree
 from tests.acceptance.intervals import hasten
-from tests.support.programs import (
-    PYTHON_PATH,
-    ROOT,
-    Program,
-    alertmanagers,
-    free_port,
-    start_alertmanager,
-    start_prometheus,
-)
+from tests.support.programs import Program, alertmanagers, free_port, start_alertmanager, start_prometheus
 
-MONITORING = ROOT / "monitoring"
 _RESTART_AFTER = 0.5
 """Seconds after which a service that has ended is started again, by systemd some more."""
+_STARTS_WITHIN = 180.0
 _RESTARTS_A_NODE = """\
 # In place of the shipped one, which tells people: the processes of the slow rank's node are started again.
 playbook: training-straggler
@@ -69,18 +63,19 @@ on_failure:
 class Server:
     """``trainmedic serve``, started again whenever it ends, as systemd does."""
 
-    def __init__(self, directory: Path, playbooks: Path) -> None:
+    def __init__(self, directory: Path, playbooks: Path, tree: Tree) -> None:
         self.state = directory / "state"
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._directory = directory
+        self._tree = tree
         self._argv = [sys.executable, "-m", "trainmedic_server", "serve", "--port", str(port), "--mode", "enforce"]
         self._argv += ["--state-dir", str(self.state), "--playbooks", str(playbooks)]
         self._ends = threading.Event()
         self._starts = 0
         directory.mkdir(parents=True)
         self._program = self._start()
-        self._program.wait_for(f"{self.url}/ready")
+        self._program.wait_for(f"{self.url}/ready", _STARTS_WITHIN)
         self._watch = threading.Thread(target=self._keep_running, daemon=True)
         self._watch.start()
 
@@ -103,7 +98,7 @@ class Server:
     def _start(self) -> Program:
         self._starts += 1
         log = self._directory / f"server-{self._starts}.log"
-        return Program(self._argv, log, {"PYTHONPATH": PYTHON_PATH})
+        return Program(self._argv, log, {"PYTHONPATH": self._tree.python_path})
 
     def _keep_running(self) -> None:
         while not self._ends.wait(0.1):
@@ -141,12 +136,12 @@ class Stack:
 
 
 @contextmanager
-def running(directory: Path, metrics_port: int, faster: int) -> Iterator[Stack]:
+def running(directory: Path, metrics_port: int, faster: int, tree: Tree = HERE) -> Iterator[Stack]:
     """All of it, in `directory`, until the context is left."""
     with ExitStack() as stack:
-        server = Server(directory / "server", _playbooks(directory / "playbooks", faster))
+        server = Server(directory / "server", _playbooks(directory / "playbooks", faster, tree), tree)
         stack.callback(server.end)
-        _configure(directory, server.url, metrics_port, faster)
+        _configure(directory, server.url, metrics_port, faster, tree)
         binary = alertmanagers()["installed"]
         alerts, alerts_url = start_alertmanager(binary, directory / "alertmanager.yml", directory / "alertmanager")
         stack.enter_context(alerts)
@@ -157,29 +152,32 @@ def running(directory: Path, metrics_port: int, faster: int) -> Iterator[Stack]:
         yield Stack(server)
 
 
-def _playbooks(directory: Path, faster: int) -> Path:
+def _playbooks(directory: Path, faster: int, tree: Tree) -> Path:
     """The shipped ones, but for three things: as many runs a day as there are faults in it here; a slow rank's node is
     started again, where the shipped playbook tells people; what is left to a default is written out, to be divided."""
     directory.mkdir(parents=True)
-    for path in (ROOT / "playbooks").glob("*.yaml"):
-        if not path.name.endswith("_test.yaml"):
+    for path in (tree.root / "playbooks").glob("*.yaml"):
+        if path.name.endswith("_template.yaml"):
+            shutil.copy(path, directory)
+        elif not path.name.endswith("_test.yaml"):
             text = re.sub(r"max_runs: \{count: \d+, per: 1d\}", "max_runs: {count: 40, per: 1d}", path.read_text())
-            text = text.replace("action: node.facts\n", "action: node.facts\n    timeout: 1m\n")
+            text = re.sub(r"action: node\.facts\n(?!    timeout:)", "action: node.facts\n    timeout: 1m\n", text)
             text = re.sub(r"retry: \{attempts: (\d+)\}", r"retry: {attempts: \1, delay: 2s}", text)
             (directory / path.name).write_text(hasten(text, faster))
     (directory / "training-straggler.yaml").write_text(hasten(_RESTARTS_A_NODE, faster))
     return directory
 
 
-def _configure(directory: Path, server_url: str, metrics_port: int, faster: int) -> None:
+def _configure(directory: Path, server_url: str, metrics_port: int, faster: int, tree: Tree) -> None:
+    monitoring = tree.root / "monitoring"
     for name in ("rules", "targets"):
         (directory / name).mkdir()
-    for rules in (MONITORING / "rules").glob("*.yaml"):
+    for rules in (monitoring / "rules").glob("*.yaml"):
         (directory / "rules" / rules.name).write_text(hasten(rules.read_text(), faster))
     (directory / "targets" / "nodes.yaml").write_text("[]\n")
     (directory / "targets" / "jobs.yaml").write_text(f"- targets: ['127.0.0.1:{metrics_port}']\n")
-    alertmanager = hasten((MONITORING / "alertmanager.yml").read_text(), faster)
+    alertmanager = hasten((monitoring / "alertmanager.yml").read_text(), faster)
     (directory / "alertmanager.yml").write_text(alertmanager.replace("http://127.0.0.1:8080", server_url))
-    prometheus = hasten((MONITORING / "prometheus.yml").read_text(), faster)
+    prometheus = hasten((monitoring / "prometheus.yml").read_text(), faster)
     prometheus = prometheus.replace("127.0.0.1:8080", server_url.removeprefix("http://"))
     (directory / "prometheus.yml").write_text(prometheus)

@@ -1,9 +1,9 @@
 """One training run, as a process for each rank: ``torchrun … -m benchmarks.unattended.trainer --steps 24000 …``.
 
 With ``--medic`` it is protected by `trainmedic.torch`, as a user's script would be. Without torchrun it is one process
-with the batches of all ranks. Each event is written as a line of JSON, with the time: each fault when it happens, each
-step that is gone back to or resumed from, the end; and rank 0 writes down each step with its times. Who calls it:
-``__main__``.
+with the batches of all ranks. Each event is written as a line of JSON, with the time: the start of each process and
+how far it is, each fault when it happens, each step that is gone back to or resumed from, the end; and rank 0 writes
+down each step with its times. Who calls it: ``arms``.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Training:
         self.executed = 0
         self.step = 0
         self._agree = True
+        self._took = 0.0
         self._pace = options.pace
         self._options = options
         self._faults = faults.Faults([faults.Fault(*one) for one in json.loads(options.faults)], self._ground())
@@ -82,10 +83,11 @@ class Training:
         if self._faults.is_due(step):
             self._agree = self.ranks_agree()
             self._faults.begin(step, number, self.model, self.optimizer)
-        self._faults.slow_down()
+        self._faults.slow_down(self._took)
         paced = time.time()
         result = self._train(rows, number)
         time.sleep(max(0.0, self._pace - (time.time() - paced)))
+        self._took = time.time() - paced
         if self.rank == 0:
             self.journal.step(step, began, time.time())
         return result
@@ -172,6 +174,8 @@ def protected(training: Training, options: argparse.Namespace) -> None:
         ) as run,
     ):
         training.run = run
+        if training.rank == 0:
+            training.journal.tell("attached")
         resumed = run.resume()
         if resumed is not None and training.rank == 0:
             training.journal.tell("resumed", step=resumed, attempt=os.environ.get("TRAINMEDIC_ATTEMPT"))
@@ -200,10 +204,21 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _process_began() -> float:
+    """Return the time at which this process was started, in seconds since 1970, to a hundredth."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
 def main() -> None:
     options = parse()
+    journal = Journal(options.directory)
+    journal.tell("process", rank=int(os.environ.get("RANK", "0")), began=_process_began())
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
+    if os.environ.get("RANK", "0") == "0":
+        journal.tell("joined", sdk=str(Path(trainmedic.__file__).parents[1]))
     training = Training(options)
     if training.rank == 0:
         training.journal.tell("started", digest=training.text.digest, characters=len(training.text.training))

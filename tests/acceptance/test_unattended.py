@@ -38,7 +38,10 @@ def test_a_run_gets_over_a_nan_a_wrong_rate_and_a_killed_rank_without_a_person(t
     assert all(any(repair.startswith(REPAIRED_BY[one.kind]) for repair in one.repairs) for one in told), printed
     assert all(one.is_repaired for one in told), printed
     assert {one.kind for one in told if one.told_people} <= {faults.KILL_RANK}, printed
-    assert all(set(one.seconds) == set(phases.PHASES) for one in told if one.kind != faults.KILL_RANK), printed
+    for one in told:
+        assert set(one.seconds) == set(phases.RESTART_PHASES if one.kind == faults.KILL_RANK else phases.PHASES), (
+            printed
+        )
 
     end, usual = medic.only("finished"), calm.only("finished")
     assert end is not None

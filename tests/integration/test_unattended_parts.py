@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-from benchmarks.unattended import corpus, faults, phases  # noqa: E402 (needs torch)
-from benchmarks.unattended.journal import Execution  # noqa: E402 (needs torch)
+from benchmarks.unattended import beside, corpus, faults, launches, phases  # noqa: E402 (needs torch)
+from benchmarks.unattended.arms import Plan  # noqa: E402 (needs torch)
+from benchmarks.unattended.journal import Execution, Journal  # noqa: E402 (needs torch)
+from benchmarks.unattended.trees import HERE, Tree  # noqa: E402 (needs torch)
+from tests.support.programs import ROOT  # noqa: E402 (needs torch)
 
 # PyTorch says so where NumPy is not installed; nothing here needs it.
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")
@@ -54,6 +58,16 @@ def due(tmp_path: Path) -> Due:
         return one, optimizer, model
 
     return make
+
+
+def test_a_slow_rank_is_slow_for_the_machine_that_it_is_on(due: Due, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By some milliseconds, or where steps are long by more than such a step."""
+    waited: list[float] = []
+    one, _, _ = due(faults.SLOW)
+    monkeypatch.setattr("benchmarks.unattended.faults.time.sleep", waited.append)
+    one.slow_down(0.01)
+    one.slow_down(1.0)
+    assert waited == [faults.SLOW_SECONDS, faults.SLOW_FACTOR]
 
 
 def test_poison_is_in_the_data_however_often_it_is_met(due: Due) -> None:
@@ -206,6 +220,60 @@ def test_what_ends_the_processes_is_repaired_by_going_on(resumed_at: int | None,
     events = [fault(0, 10, faults.BAD_CHECKPOINT, of=10), *resumed, finished(100, 99)]
     [account] = phases.accounts(events, STEPS, [])
     assert account.is_repaired is is_repaired
+
+
+def event(name: str, seconds: float, **more: Any) -> dict[str, Any]:
+    return {"event": name, "time": BEGINNING + seconds, **more}
+
+
+def test_a_restart_is_divided_by_its_slowest_node_and_rank() -> None:
+    """From the fault to the first step after the checkpoint, whatever attempts failed in between."""
+    ranks = [event("process", 30 + rank, rank=rank, began=BEGINNING + 24 + rank) for rank in range(4)]
+    ended = [event(launches.ENDED, seconds, node="node-0") for seconds in (13, 17)]
+    began = [event(launches.BEGAN, seconds, node="node-1") for seconds in (15, 20)]
+    early = event("process", 16, rank=0, began=BEGINNING + 15.5)
+    noticed = [event(launches.NOTICED, 11), event(launches.NOTICED, 13)]
+    parts = [event("joined", 35), event("attached", 41), event("resumed", 48, step=8)]
+    events = [fault(0, 10, faults.KILL_RANK), *noticed, *ended, *began, early, *ranks, *parts, finished(100, 99)]
+    [account] = phases.accounts(sorted(events, key=lambda one: float(one["time"])), STEPS, [])
+    durations = dict(zip(phases.RESTART_PHASES, (1, 6, 3, 7, 6, 2, 6, 7, 1), strict=True))
+    assert dict(account.seconds) == pytest.approx(durations)
+    assert account.seconds_to_good == pytest.approx(39)
+
+
+def test_launches_are_seen_in_output_and_directories(tmp_path: Path) -> None:
+    """Each once; a line counts when it is whole."""
+    journal, output, logs = Journal(tmp_path / "journal"), tmp_path / "node.log", tmp_path / "logs"
+    watch = launches.LaunchWatch(journal, "node-0", output, logs)
+    watch.look()
+    (logs / "unattended" / "attempt-1").mkdir(parents=True)
+    output.write_text("E1128 failed (exitcode: -9) local_rank: 0\ntrainmedic-run: attempt 1 fai")
+    watch.look()
+    with output.open("a") as file:
+        file.write("led: rank 0 was ended by SIGKILL\n")
+    (logs / "unattended" / "attempt-2").mkdir()
+    watch.look()
+    watch.look()
+    seen = [(one["event"], one.get("attempt")) for one in journal.events()]
+    first = [(launches.BEGAN, 1), (launches.NOTICED, None)]
+    assert seen == [*first, (launches.BEGAN, 2), (launches.NOTICED, None), (launches.ENDED, 1)]
+
+
+def test_two_revisions_are_given_the_same_faults_in_turns() -> None:
+    """Each turn has each kind once, batches of its own, and numbers that no other turn has."""
+    kinds = [faults.KILL_RANK, faults.KILL_NODE]
+    plan = Plan(1000, 0.05, 30, 50, 7, faults.plan(6, 1000, 7, kinds))
+    turns = beside.turns(plan)
+    assert [sorted(one.kind for one in turn.faults) for turn in turns] == [sorted(kinds)] * 3
+    assert [one.number for turn in turns for one in turn.faults] == list(range(6))
+    assert len({turn.seed for turn in turns}) == 3
+
+
+def test_a_revision_runs_with_its_own_sdk_and_server() -> None:
+    """It comes first on the path of imports, before this checkout, which has the benchmark."""
+    tree = Tree(Path("/other"))
+    assert tree.python_path.split(os.pathsep) == ["/other/app", "/other/sdk", str(ROOT)]
+    assert HERE.keeps_warm
 
 
 def test_what_was_done_again_is_lost() -> None:

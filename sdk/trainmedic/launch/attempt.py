@@ -75,6 +75,7 @@ class JobAttempt:
         self._begin = begin
         self._lifeline = -1
         self._terminals: list[int] = []
+        self._is_stopping = False
         self._hung = False
         self._reached = Reached()
         self._waiting: tuple[str, ...] = ()
@@ -85,6 +86,7 @@ class JobAttempt:
 
     def stop(self, number: int) -> None:
         """Give the job this signal, and SIGKILL after the grace."""
+        self._is_stopping = True
         self._order(f"end {number}")
 
     def pass_on(self, number: int) -> None:
@@ -107,13 +109,24 @@ class JobAttempt:
         environment = dict(self._plan.environment)
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
-        started = self._begin(environment) if self._begin is not None else None
-        if started is None:
-            plan = self._plan
+        plan, logs = self._plan, self._plan.logs
+        kept = KeptFile(logs.launcher(plan.node) if logs is not None else None, plan.most_output)
+        try:
+            started = self._begin(environment) if self._begin is not None else None
+            if started is not None:
+                printed = self._follow(started, kept, while_running)
+                if self._is_stopping or started.has_begun():
+                    return self._end(printed)
+                log.warning("the process on standby ended before the attempt; the attempt begins without it")
+                self._report = b""
             started = Guarded(plan.argv, environment, plan.grace, prints_to_terminal=plan.prints_to_terminal)
+            return self._end(self._follow(started, kept, while_running))
+        finally:
+            kept.close()
+
+    def _follow(self, started: Guarded, kept: KeptFile, while_running: Callable[[], None]) -> str:
+        """Follow the guard and its command to their end. Return the end of its standard error."""
         self._lifeline, report = started.lifeline, started.report
-        logs = self._plan.logs
-        kept = KeptFile(logs.launcher(self._plan.node) if logs is not None else None, self._plan.most_output)
         copies = OutputCopies([(started.out, 1), (started.err, 2)], kept)
         if started.prints_to_terminal:
             self._terminals = [started.out, started.err]
@@ -127,8 +140,7 @@ class JobAttempt:
             started.process.wait()
             self._end_orphans()
             copies.finish(_OUTPUT_SECONDS)
-            kept.close()
-        return self._end(copies.tail(1))
+        return copies.tail(1)
 
     def _watch(self, report: int, while_running: Callable[[], None]) -> None:
         """Until the guard has said how the command ended, or is gone."""

@@ -14,8 +14,7 @@ _FLAGS = frozenset({"--standalone", "-m", "--module", "--no-python", "--no_pytho
 """torchrun's options without a value."""
 _KEEPING = frozenset({"-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir"})
 """torchrun's options by which somebody else keeps the output of ranks."""
-
-
+_RESTARTS = frozenset({"--max-restarts", "--max_restarts"})
 _RANKS_ON_NODE = ("--nproc-per-node", "--nproc_per_node")
 _LONGEST_LINE = 4096
 
@@ -64,6 +63,11 @@ class LaunchLine:
     def is_elastic(self) -> bool:
         """Whether the number of nodes can be given between two bounds."""
         return self.kind == "torchrun" and "--nnodes" not in self.options
+
+    @property
+    def restarts_ranks(self) -> bool:
+        """Whether torchrun itself may start the ranks again."""
+        return self.kind == "torchrun" and not _RESTARTS.isdisjoint(self.options)
 
     @property
     def interpreter(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -50,46 +51,52 @@ class Guarded:
         )
         for descriptor in (guard_end, report_end, out_end, err_end):
             os.close(descriptor)
+        self.has_begun: Callable[[], bool] = lambda: True
+        """Whether the command has been begun, asked once the guard has ended. A process on standby can end before."""
 
 
 class WarmStandby:
     """A guard whose child has imported PyTorch and waits for the next attempt (see `warm`)."""
 
     def __init__(self, interpreter: str, threads: str, grace: float, *, prints_to_terminal: bool) -> None:
-        orders_end, self._orders = os.pipe()
-        argv = [interpreter, str(_WARM), str(orders_end), threads]
-        try:
-            self._guarded = Guarded(argv, os.environ, grace, orders_end, prints_to_terminal=prints_to_terminal)
-        finally:
-            os.close(orders_end)
+        self._orders, its_end = socket.socketpair()
+        argv = [interpreter, str(_WARM), str(its_end.fileno()), threads]
+        with its_end:
+            self._guarded = Guarded(argv, os.environ, grace, its_end.fileno(), prints_to_terminal=prints_to_terminal)
 
     def begin(self, argv: Sequence[str], torchrun: Sequence[str], environment: Mapping[str, str]) -> Guarded | None:
         """Let the attempt begin, and return its guard. None if the process has ended; then it is closed."""
         if self._guarded.process.poll() is None:
             order = {"argv": list(argv), "torchrun": list(torchrun), "environment": dict(environment)}
-            # The process reads the order after its imports, and a pipe does not hold every environment. Meanwhile
+            # The process reads the order after its imports, and a socket does not hold every environment. Meanwhile
             # signals can come for the job.
-            write = threading.Thread(target=_write, args=(self._orders, json.dumps(order).encode()), daemon=True)
-            self._orders = -1
-            write.start()
+            content = json.dumps(order).encode()
+            threading.Thread(target=_write, args=(self._orders, content), daemon=True).start()
+            self._guarded.has_begun = self._was_order_read
             return self._guarded
         self.close()
         return None
 
+    def _was_order_read(self) -> bool:
+        with self._orders, contextlib.suppress(OSError):
+            self._orders.settimeout(0)
+            return self._orders.recv(1) == warm.READ
+        return False
+
     def close(self) -> None:
         """End the process. Its guard ends it after its grace at the latest."""
         guarded = self._guarded
-        for descriptor in (self._orders, guarded.lifeline, guarded.report, guarded.out, guarded.err):
-            if descriptor >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-        self._orders = -1
+        self._orders.close()
+        for descriptor in (guarded.lifeline, guarded.report, guarded.out, guarded.err):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
         deadline = time.monotonic() + guard.LONGEST_GRACE_FOR_REST
         while guarded.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
 
 
-def _write(pipe: int, content: bytes) -> None:
-    """Write to a pipe, and close it. A reader that has ended needs nothing."""
-    with contextlib.suppress(OSError), os.fdopen(pipe, "wb") as file:
-        file.write(content)
+def _write(orders: socket.socket, content: bytes) -> None:
+    """Write an order. A reader that has ended needs nothing."""
+    with contextlib.suppress(OSError):
+        orders.sendall(content)
+        orders.shutdown(socket.SHUT_WR)

@@ -121,8 +121,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--warm",
         action="store_true",
-        help="import PyTorch for the next attempt while one runs, so that it begins sooner; for torchrun, costs the "
-        "memory of one more process",
+        help="import PyTorch once for all ranks of an attempt, and for the next one while an attempt runs, so that "
+        "attempts begin sooner; for torchrun, costs the memory of one more process",
     )
     add("--min-nodes", metavar="N", type=_count, help="fewest nodes of an elastic torchrun (default: 1)")
     add("--max-nodes", metavar="N", type=_count, help="most nodes of an elastic torchrun, which it is with this")

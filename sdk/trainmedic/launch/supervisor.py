@@ -56,7 +56,7 @@ class LaunchOptions:
     prints_to_terminal: bool = False
     """Whether the job's standard output and standard error are terminals."""
     is_warm: bool = False
-    """Whether the process of the next attempt imports PyTorch while an attempt runs."""
+    """Whether attempts begin in a process that has imported PyTorch."""
 
 
 class Supervisor:
@@ -155,7 +155,7 @@ class Supervisor:
             most_output=options.most_output,
             prints_to_terminal=options.prints_to_terminal,
         )
-        standby, self._standby = self._standby, None
+        standby, self._standby = self._standby or self._new_standby(), None
         line = options.line
 
         def begin(environment: Mapping[str, str]) -> Guarded | None:
@@ -210,9 +210,9 @@ class Supervisor:
         environment.update(attempt_logs.variables(logs, self._options.log_dir, self._membership.node, os.environ))
         if self._link is not None:
             environment[TOLD_BY_LAUNCHER] = self._link.job
-        if self._options.nodes is not None:
-            # Where a node comes into a running group, a torchrun that shares the store of its rendezvous with the ranks
-            # does not tell it the new address (seen with PyTorch 2.13), and the group fails after a minute.
+        if self._options.nodes is not None or self._options.line.restarts_ranks:
+            # Where a torchrun shares the store of its rendezvous with the ranks, a group of ranks that it starts again,
+            # or that another node joins, hangs (seen with PyTorch 2.13 and gloo; without Trainmedic too).
             environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         return environment
 
@@ -232,6 +232,8 @@ class Supervisor:
             delay = min(delay, _DELAY_AFTER_PROGRESS)
         log.error("attempt %d failed: %s. The next one begins in %.0f s", number, reason, delay)
         self._show("waiting", number)
+        if self._standby is None:
+            self._standby = self._new_standby()  # it imports while this waits
         begins_at = time.monotonic() + delay
         while time.monotonic() < begins_at and self._stopped_by is None and not self._membership.has_changed:
             time.sleep(_SHORTEST_WAIT)

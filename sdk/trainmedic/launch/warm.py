@@ -1,8 +1,9 @@
 """A program that imports PyTorch before the attempt begins, and then runs torchrun and the ranks as forks of itself.
 
-``trainmedic-run --warm`` runs it by its path, with the interpreter of the job's torchrun, while the attempt before is
-still running: ``warm.py <order pipe> <threads>``. It imports nothing of Trainmedic. It waits for one JSON object on the
-order pipe: ``argv`` and ``environment`` of the attempt, and ``torchrun``, the arguments of torchrun. Then
+``trainmedic-run --warm`` runs it by its path, with the interpreter of the job's torchrun: for the first attempt, and
+for each further one while the attempt before is still running: ``warm.py <order socket> <threads>``. It does without
+Trainmedic where that Python has none. It waits for one JSON object on the order socket: ``argv`` and ``environment`` of
+the attempt, and ``torchrun``, the arguments of torchrun. It answers `READ`. Then
 
 - a fork of this process becomes torchrun, in which only the start of a rank is replaced,
 - each rank is another fork of this process, which has one thread and has initialised no device,
@@ -13,7 +14,12 @@ If anything is missing, it runs ``argv`` as ``trainmedic-run`` without ``--warm`
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import gc
+import importlib
+import io
 import json
 import os
 import runpy
@@ -30,6 +36,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Callable, NoReturn
 
+READ = b"1"
+"""The answer to an order: this process has begun the attempt."""
 _LONGEST_MESSAGE = 1 << 20
 _LONGEST_REQUEST = 1 << 16
 """Bytes. A socket of the system's default size takes such a message whole."""
@@ -37,6 +45,9 @@ _LOOK_SECONDS = 0.05
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _THREADS = "OMP_NUM_THREADS"
 """Torchrun sets it for several ranks on a node. Libraries read it while they are imported."""
+_ALSO = ("numpy", "torch._dynamo", "trainmedic.torch", "trainmedic.distributed")
+"""What ranks import as well, if it is there. The first optimizer of a process imports the second, which takes as long
+as PyTorch itself."""
 
 
 def main(orders: int, threads: str) -> NoReturn:
@@ -45,7 +56,11 @@ def main(orders: int, threads: str) -> NoReturn:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.pop(0)  # the directory of this file
     os.set_inheritable(orders, False)
+    gc.disable()
     reason = _import_torch(threads)
+    # What was imported stays to the end. A collection in a fork would copy all of its pages to look at it.
+    gc.freeze()
+    gc.enable()
     order = _read_order(orders)
     if order is None:
         os._exit(0)  # the launcher ended
@@ -72,8 +87,9 @@ def _import_torch(threads: str) -> str:
         import torch.utils.data
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-        with contextlib.suppress(ImportError):
-            import numpy  # noqa: F401
+        for name in _ALSO:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return "the import of PyTorch initialised a device"
         if not hasattr(subprocess_handler.SubprocessHandler, "_popen"):
@@ -90,6 +106,9 @@ def _read_order(orders: int) -> dict[str, Any] | None:
     received = b""
     while chunk := os.read(orders, 1 << 16):
         received += chunk
+    if received:
+        with contextlib.suppress(OSError):
+            os.write(orders, READ)
     os.close(orders)
     return json.loads(received) if received else None
 
@@ -109,7 +128,8 @@ def _serve(order: dict[str, Any]) -> NoReturn:
     torchrun = os.fork()
     if torchrun == 0:
         own.close()
-        _run(lambda: _run_torchrun(order["torchrun"], order["environment"], its))
+        run = functools.partial(_run_torchrun, order["torchrun"], order["environment"], its)
+        _end_quickly(lambda: _run(run), ends_well_too=True)
     its.close()
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -171,7 +191,7 @@ def _fork_rank(own: socket.socket) -> int:
         for name in request["removed"]:
             os.environ.pop(name, None)
         os.environ.update(request["changed"])
-        _run(lambda: _run_rank(request["argv"]))
+        _end_quickly(lambda: _run(lambda: _run_rank(request["argv"])), ends_well_too=False)
     os.close(leads_end)
     os.read(leads, 1)
     os.close(leads)
@@ -196,6 +216,33 @@ def _run(work: Callable[[], None]) -> NoReturn:
             raise  # Python ends by SIGINT
         raise SystemExit(1) from None
     raise SystemExit(0)
+
+
+def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoReturn:
+    """Do the work of a whole process. Where it fails, and with `ends_well_too` always, end it without taking it down.
+
+    Threads are waited for, exit functions are called and files are written, as at Python's own end. But Python would
+    then take down everything that was imported, and so copy all of its pages. That takes seconds on a busy machine, in
+    which the other ranks do not see the failure and no other attempt can begin.
+    """
+    try:
+        work()
+    except SystemExit as end:
+        if not end.code and not ends_well_too:
+            raise
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):
+            sys.stderr.write(f"{end.code}\n")
+    threading._shutdown()  # type: ignore[attr-defined] # what Python calls first at its end
+    atexit._run_exitfuncs()
+    for one in gc.get_objects():  # without those of before the fork
+        if issubclass(type(one), io.IOBase):
+            with contextlib.suppress(OSError, ValueError):
+                one.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:

@@ -131,15 +131,39 @@ def test_when_the_launcher_is_killed_no_rank_stays(launch: Launch, tmp_path: Pat
 
 
 def test_a_warm_attempt_comes_to_the_same_result(launch: Launch, tmp_path: Path, undisturbed: Any) -> None:
-    """Its ranks are forks of a process that had imported PyTorch before, and torchrun says how the first one ended."""
+    """The ranks of every attempt are forks of a process that had imported PyTorch before, and torchrun says how the
+    first one ended."""
     job = launch(torchrun(tmp_path, "killed"), "--delay=0s", "--warm", STEP_SECONDS="0.7")
     assert job.wait() == 0, job.printed()
     (failed,) = job.attempts()
     assert (failed["status"], failed["rank"]) == (-9, 1), failed
     for rank in (0, 1):
         assert result(tmp_path, rank) == {**undisturbed, "resumed": 20}
-    (kept,) = job.kept(2).path.glob("ranks-*/**/1/stdout.log")
-    assert kept.read_text().startswith("rank 1 begins at 20\n")
+    first, second = (next(job.kept(number).path.glob("ranks-*/**/1/stdout.log")).read_text() for number in (1, 2))
+    assert second.startswith("rank 1 begins at 20\n")
     assert "--warm has no effect" not in job.printed()
-    assert "in a process that was warm\n" in kept.read_text()
+    assert "in a process that was warm\n" in first
+    assert "in a process that was warm\n" in second
     job.wait_until_all_are_gone()
+
+
+@pytest.mark.parametrize("options", [(), ("--warm",)], ids=["cold", "warm"])
+def test_torchrun_itself_starts_the_ranks_again(launch: Launch, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """By --max-restarts. The ranks of the second group find each other, and not those of the first."""
+    script = tmp_path / "train.py"
+    script.write_text("""
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} sees {int(total)} after {os.environ['TORCHELASTIC_RESTART_COUNT']} restarts", flush=True)
+dist.destroy_process_group()
+""")
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    job = launch([*run, str(script)], "--retries=0", *options)
+    assert job.wait() == 0, job.printed()
+    assert all(f"rank {rank} sees 2 after 1 restarts" in job.printed() for rank in (0, 1)), job.printed()
+    assert job.attempts() == []

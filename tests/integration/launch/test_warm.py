@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.launch.launched import PATIENCE
 from trainmedic.launch import warm
+from trainmedic.launch.attempt import AttemptPlan, JobAttempt
 from trainmedic.launch.guarded import WarmStandby
 
 _ONE_RANK = ["--standalone", "--nproc-per-node=1"]
@@ -55,7 +56,7 @@ def test_a_program_runs_as_the_main_program(tmp_path: Path) -> None:
     """With its arguments, environment, directory, rank, exit functions and signals."""
     program = """
 import sys
-print("forked" if "torch" in sys.modules else "executed")
+print([name for name in ("torch", "torch._dynamo", "numpy", "trainmedic.torch") if name not in sys.modules])
 import atexit, os, signal, threading
 assert __name__ == "__main__" and sys.modules["__main__"].__dict__ is globals()
 atexit.register(lambda: print("at exit"))
@@ -66,7 +67,7 @@ print(handlers == [signal.SIG_DFL] * 2, signal.getsignal(signal.SIGINT) is signa
 """
     run = ended(tmp_path, program)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["forked", "['an argument'] set later 0 True", "True True", "thread", "at exit"]
+    assert run.stdout.splitlines() == ["[]", "['an argument'] set later 0 True", "True True", "thread", "at exit"]
 
 
 def test_a_program_ends_as_a_process_of_its_own_ends(tmp_path: Path) -> None:
@@ -85,6 +86,27 @@ file.write("program, ")
     run = ended(tmp_path, program)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "lines").read_text() == "program, thread, at exit"
+
+
+def test_a_program_that_fails_ends_without_being_taken_down(tmp_path: Path) -> None:
+    """Its threads, exit functions and files come to their end all the same, and so does what it says last."""
+    program = """
+import atexit, sys, threading
+class TakenDown:
+    def __del__(self):
+        open("down", "w").close()
+taken_down = TakenDown()
+file = open("lines", "w")
+atexit.register(file.write, "at exit")
+threading.Timer(0.2, file.write, ["thread, "]).start()
+file.write("program, ")
+sys.exit("the last word")
+"""
+    run = ended(tmp_path, program)
+    assert "exitcode  : 1 (pid: " in run.stderr
+    assert "the last word\n" in run.stderr
+    assert (tmp_path / "lines").read_text() == "program, thread, at exit"
+    assert not (tmp_path / "down").exists()
 
 
 def test_a_program_finds_itself_after_it_has_changed_its_directory(tmp_path: Path) -> None:
@@ -193,12 +215,41 @@ def test_a_launcher_that_ends_before_the_attempt_leaves_nothing(tmp_path: Path) 
             os.close(writing)
 
 
+def in_place_of_python(tmp_path: Path, line: str) -> str:
+    """An interpreter that does nothing but this line of a shell: it stands for one that is slow, or that dies."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{line}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize("end", ["exit 3", "kill -9 $$"])
+def test_a_process_that_dies_before_the_attempt_costs_nothing_but_its_head_start(
+    tmp_path: Path, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where its guard has not seen its end yet: the attempt runs once, without it, and ends by its own status."""
+    standby = WarmStandby(in_place_of_python(tmp_path, f"sleep 1; {end}"), "", 1.0, prints_to_terminal=False)
+    ran = ["sh", "-c", f"echo ran >> {tmp_path}/ran; exit 7"]
+    plan = AttemptPlan(1, ran, None, "here", dict(os.environ), 1.0, None, 1 << 20)
+    attempt = JobAttempt(plan, lambda environment: standby.begin(plan.argv, [], environment))
+    result = attempt.run(lambda: None)
+    assert result.exit_code == 7
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert "the attempt begins without it" in caplog.text
+
+
+def test_an_attempt_that_is_stopped_while_its_process_imports_does_not_begin(tmp_path: Path) -> None:
+    """Not without that process either."""
+    standby = WarmStandby(in_place_of_python(tmp_path, "exec sleep 60"), "", 1.0, prints_to_terminal=False)
+    plan = AttemptPlan(1, ["touch", str(tmp_path / "ran")], None, "here", dict(os.environ), 1.0, None, 1 << 20)
+    attempt = JobAttempt(plan, lambda environment: standby.begin(plan.argv, [], environment))
+    assert attempt.run(lambda: attempt.stop(signal.SIGTERM)).exit_code == 128 + signal.SIGTERM
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_attempt_begins_though_its_process_still_imports(tmp_path: Path) -> None:
     """The launcher does not wait for it, however large the environment is. A signal for the job would wait too."""
-    busy = tmp_path / "busy"
-    busy.write_text("#!/bin/sh\nexec sleep 20\n")
-    busy.chmod(0o755)
-    standby = WarmStandby(str(busy), "", 1.0, prints_to_terminal=False)
+    standby = WarmStandby(in_place_of_python(tmp_path, "exec sleep 20"), "", 1.0, prints_to_terminal=False)
     guarded = standby.begin(["torchrun"], [], {f"LARGE_{number}": "x" * 100_000 for number in range(3)})
     assert guarded is not None
     assert guarded.process.poll() is None

@@ -71,3 +71,17 @@ def test_other_commands_are_left_as_they_are(line: str) -> None:
 def test_only_a_torchrun_can_begin_in_a_process_that_is_warm(line: str, interpreter: str | None) -> None:
     """The older module passes ``--local-rank`` to the script, and torchrun does not."""
     assert LaunchLine.of(line.split()).interpreter == interpreter
+
+
+@pytest.mark.parametrize(
+    ("line", "restarts"),
+    [
+        ("torchrun --standalone --max-restarts=3 train.py", True),
+        ("python -m torch.distributed.run --max_restarts 3 train.py", True),
+        ("torchrun --standalone train.py --max-restarts=3", False),
+        ("python train.py --max-restarts=3", False),
+    ],
+)
+def test_torchrun_may_start_ranks_again_by_its_own_option_alone(line: str, restarts: bool) -> None:
+    """Options behind the script are the script's."""
+    assert LaunchLine.of(line.split()).restarts_ranks is restarts
