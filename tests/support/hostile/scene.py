@@ -64,7 +64,7 @@ _WARM_SECONDS = 15.0
 """Time of the attack after which the memory of the agent counts: by then it has done each kind of work."""
 _MARK_SECONDS = 2.5
 _COMMAND_SECONDS = 2.0
-_ASK_SECONDS = 10.0
+_ASK_SECONDS = 1.5
 _RULES = r"""
 log_rule: marked
 summary: A line that a normal job writes for the attack.
