@@ -248,7 +248,16 @@ def archived(run_id: str) -> ArchivedRun:
     return ArchivedRun.of(run_id, json.loads(LINE), LINE.replace('"r"', json.dumps(run_id)))
 
 
-@pytest.mark.parametrize("raw", [WHOLE[:-10], DAMAGED, b"x", *map(gzip.compress, OTHER_LINES)])
+DAMAGED_FILES = {
+    "cut": WHOLE[:-10],
+    "changed": DAMAGED,
+    "no gzip": b"x",
+    **{f"line {number}": gzip.compress(line) for number, line in enumerate(OTHER_LINES)},
+}
+"""By name, because pytest's own names hold the bytes: of a gzip file they tell the time at which it was made."""
+
+
+@pytest.mark.parametrize("raw", DAMAGED_FILES.values(), ids=DAMAGED_FILES)
 def test_a_newest_file_that_was_damaged_or_replaced_is_told_as_that(tmp_path: Path, raw: bytes) -> None:
     """Nothing is deleted by what it says, and no other error ends the round that deletes old runs."""
     archive = archive_in(tmp_path)
