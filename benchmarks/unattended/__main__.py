@@ -33,11 +33,13 @@ SHORT = Plan(
 def report(plan: Plan, found: arms.Arms) -> str:
     """What is printed."""
     medic = found.by_name[MEDIC]
+    started = medic.only("started")
+    assert started is not None
     told = phases.accounts(medic.events, medic.executions, found.runs)
     lines = [
         f"{plan.steps} steps on {faults.RANKS} ranks, {len(plan.faults)} faults of "
         f"{len({fault.kind for fault in plan.faults})} kinds, a checkpoint every {plan.checkpoint_every} steps, text "
-        f"{medic.events[0]['digest']}; durations of rules, playbooks and launcher divided by {plan.faster}",
+        f"{started['digest']}; durations of rules, playbooks and launcher divided by {plan.faster}",
         *("", *_arms(plan, found)),
         *("", *_each([one for one in told if one.kind not in faults.ENDING], phases.PHASES)),
         *("", *_each([one for one in told if one.kind in faults.ENDING], phases.RESTART_PHASES)),
