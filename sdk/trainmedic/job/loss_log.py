@@ -153,9 +153,14 @@ class LossComparison:
             return
         now = _read_norms(norms)
         limit = self._course.tolerance * max(map(abs, before), default=0.0)
-        self._gradients_agree[step] = len(now) == len(before) and all(
-            abs(one - other) <= max(limit, self._course.tolerance * abs(other))
-            for one, other in zip(now, before, strict=True)
+        # Gradients of zero, such as those behind a layer that begins with zeros, show nothing.
+        self._gradients_agree[step] = (
+            any(before)
+            and len(now) == len(before)
+            and all(
+                abs(one - other) <= max(limit, self._course.tolerance * abs(other))
+                for one, other in zip(now, before, strict=True)
+            )
         )
 
     def _is_frozen(self, step: int) -> bool:

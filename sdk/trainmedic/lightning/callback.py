@@ -84,6 +84,7 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     @log_errors
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._trainer, self._step = trainer, trainer.global_step
+        self._losses, self._samples, self._norm = [], 0, None  # of a step that an error has broken off
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         start = Path(trainer.ckpt_path) if trainer.ckpt_path else None
         self._training_begins(trainer.optimizers, schedulers, self._directory, start, trainer.is_global_zero)

@@ -10,6 +10,7 @@ Not here: how a value is taken and put back (``carried_values``).
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -53,6 +54,8 @@ class CarriedState:
     """Random generators that the data set uses in this process."""
     _at_start: Mapping[str, carried_values.Held] = field(default_factory=dict)
     """Attributes that held no tensor when training was attached, such as None, zero or an empty list."""
+    _first: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    """What attributes with tensors were then, such as a table of positions; None once that is gone."""
     _told: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
@@ -66,6 +69,7 @@ class CarriedState:
             for each, value in vars(owner).items()
             if each not in _OWN and (start := _without_tensors(value)) is not None
         }
+        self._first = {name: _reference(getattr(owner, each)) for name, (owner, each) in self._seen()}
         held = self.take()
         if held:
             size = sum(_size(each) for each in held.values())
@@ -93,8 +97,8 @@ class CarriedState:
         if held is None:
             return {}
         for name, attribute in [*self._seen(), *self._changed_numbers()]:
-            if name not in held and not self._is_told(name):
-                self._forget(attribute[0], attribute[1], name)
+            if name not in held and not self._is_told(name) and not self._is_first(name, *attribute):
+                self._forget(*attribute, name)
         missing = [name for name in held if not self._put(name, held[name])]
         if missing:
             log.warning("the checkpoint holds carried state that is no longer there: %s", _listed(missing))
@@ -105,6 +109,12 @@ class CarriedState:
         if different:
             outcome["different"] = _listed(different)
         return outcome if compared else {}
+
+    def _is_first(self, name: str, owner: Any, attribute: str) -> bool:
+        """Return whether an attribute still is what it was at first. The model needs it, whatever a checkpoint that
+        another script or number of ranks has written holds."""
+        first = self._first.get(name)
+        return first is not None and first() is getattr(owner, attribute)
 
     def _is_told(self, name: str) -> bool:
         return name in self._told
@@ -257,6 +267,14 @@ def _named(name: str, value: Any) -> _Named:
         f"also: {name}: a {type(value).__name__} has no state_dict and load_state_dict to be saved with, and cannot be "
         "changed in place; give a tensor, list or dict that the loop changes, or two functions, (get, set)"
     )
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    """Return what gives the value, without keeping it where that is possible: a tensor may be large."""
+    try:
+        return weakref.ref(value)
+    except TypeError:  # a list or dict
+        return lambda: value
 
 
 def _is_part(value: Any) -> bool:

@@ -7,11 +7,14 @@ little. Who calls it: the hooks on the optimizers (``optimizer_steps``). Not her
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, Iterator
 
 import torch
 
 from trainmedic.torch.training_state import TrainingState
+
+log = logging.getLogger("trainmedic")
 
 _PARAMETERS = 16
 """Parameters of an optimizer whose gradients are looked at, evenly spread."""
@@ -24,26 +27,44 @@ class GradientSamples:
 
     def __init__(self, training: TrainingState) -> None:
         self._training = training
+        self._works = True
 
     def take(self, optimizer: Any) -> None:
-        """Take those of an optimizer, right before its update."""
+        """Take those of an optimizer, right before its update. An error is logged: it must not end the training."""
         training = self._training
-        if training.global_step < training.loss_log.until:
+        if not self._works or training.global_step >= training.loss_log.until:
+            return
+        try:
             training.gradients.extend(_norms(optimizer))
+        except Exception as error:  # tensors of other packages need not know every function of PyTorch's
+            self._works, training.gradients = False, []
+            log.warning("%s: gradients are not compared after rollbacks: %s", training.medic.job, error)
 
 
 def _norms(optimizer: Any) -> list[torch.Tensor]:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     every = max(len(parameters) // _PARAMETERS, 1)
     gradients = [each.grad.detach() for each in parameters[::every] if each.grad is not None]
-    parts = [_part(each) for each in gradients if each.layout == torch.strided and each.numel()]
-    norms = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in parts]
+    parts = [_part(each) for each in gradients if _has_numbers(each)]
+    norms = [torch.linalg.vector_norm(numbers) for part in parts for numbers in _with_half(part)]
     is_in_one_place = len({each.device for each in norms}) == 1
     return [torch.stack(norms)] if is_in_one_place else norms
+
+
+def _has_numbers(gradient: torch.Tensor) -> bool:
+    return gradient.layout == torch.strided and gradient.numel() > 0 and not gradient.is_meta
 
 
 def _part(gradient: torch.Tensor) -> torch.Tensor:
     """Return the first numbers of a gradient; of one that is spread over ranks, of what this rank holds."""
     own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     row = own if own.is_contiguous() or not own.dim() else own[0]
-    return row.reshape(-1)[:_NUMBERS]
+    numbers = row.reshape(-1)[:_NUMBERS]
+    return (torch.view_as_real(numbers).reshape(-1) if numbers.is_complex() else numbers).to(torch.float32)
+
+
+def _with_half(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield them and their first half: a loop may scale each gradient to the same norm, whatever it learns."""
+    yield numbers
+    if numbers.numel() > 1:
+        yield numbers[: numbers.numel() // 2]

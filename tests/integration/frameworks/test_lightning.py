@@ -71,6 +71,25 @@ def test_a_checkpoint_of_the_programs_own_before_the_first_step_is_gone_back_to(
     assert sent.reply().output["checkpoint"] == "step=0.ckpt"
 
 
+class FailsInside(Line):
+    """The second of the batches that make a step fails, once."""
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        if index % 2 and self.fails_at(self.global_step + 1):
+            raise RuntimeError("CUDA out of memory")
+        x, y = batch
+        return torch.nn.functional.mse_loss(self.layers(x), y)
+
+
+def test_a_batch_of_a_broken_step_is_in_no_later_loss(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Else the first loss after the restart is a mean of three batches, which never comes again."""
+    fit(make_trainer(tmp_path, max_steps=9, accumulate_grad_batches=2), medic, module=FailsInside())
+    plain = [report.loss for report in medic.progress.record.read()]
+    again = tmp_path / "again"
+    fit(make_trainer(again, max_steps=9, accumulate_grad_batches=2), medic, module=FailsInside(fails_at=(6,)))
+    assert [report.loss for report in medic.progress.record.read()] == plain
+
+
 def test_batches_are_left_out_and_stay_so(tmp_path: Path, medic: trainmedic.Medic, sent: Sent) -> None:
     """A rollback skips the next batches; a later one to a checkpoint after that still knows that they are gone."""
     order = Points()

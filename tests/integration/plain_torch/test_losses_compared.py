@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import RedisServer
 from tests.integration.plain_torch.training import Training
@@ -260,6 +261,66 @@ def test_a_running_mean_hides_no_other_course(begin: Begin, every: int) -> None:
     reply = smoothed(begin, True, every)
     assert reply.status == "failed", reply.output
     assert "it does not train as before" in reply.output["reason"]
+
+
+def test_gradients_of_one_length_hide_no_other_course(begin: Begin) -> None:
+    """A loop that scales each gradient to the norm 1 has the same norms with other weights."""
+    training = begin(loader=list(torch.randn(64, 4, 4, generator=torch.Generator().manual_seed(0))))
+
+    def step_of(batch: torch.Tensor, number: int) -> None:
+        with training.run.step() as step:
+            loss = training.model(batch).square().mean()
+            loss.backward()
+            for parameter in training.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= parameter.grad.norm() + 1e-12
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            step.report(loss=loss)
+            {32: training.order("job.rollback", step=10), 34: spoil(training, 0.5)}.get(number, int)()
+
+    for number, batch in enumerate(training.run.batches(steps=45), 1):
+        step_of(batch, number)
+    (reply,) = training.replies()
+    assert reply.status == "failed", reply.output
+    assert "it does not train as before" in reply.output["reason"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bfloat16])
+def test_training_in_another_type_goes_on_and_is_compared(begin: Begin, dtype: torch.dtype) -> None:
+    """PyTorch's norm refuses some of these as float32."""
+    weight = nn.Parameter(torch.ones(4, dtype=dtype))
+    reply = train_another(begin, weight)
+    assert reply.status == "applied", reply.output
+    assert losses_of(reply)["agreed"] == losses_of(reply)["compared"] > 0
+
+
+def test_gradients_that_cannot_be_read_end_no_training(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not compared then."""
+
+    def refuses(*arguments: Any, **options: Any) -> Any:
+        raise NotImplementedError("vector_norm")
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", refuses)
+    assert train_another(begin, nn.Parameter(torch.ones(4))).status == "applied"
+
+
+def train_another(begin: Begin, weight: nn.Parameter) -> Reply:
+    """Train that parameter beside the model; return the answer to a rollback."""
+    training = begin(loader=list(torch.randn(64, 4, 4, generator=torch.Generator().manual_seed(0))))
+    training.model.register_parameter("another", weight)
+    training.optimizer.add_param_group({"params": [weight]})
+    for number, batch in enumerate(training.run.batches(steps=45), 1):
+        with training.run.step() as step:
+            loss = training.model(batch).square().mean() + weight.abs().square().sum().float()
+            loss.backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            step.report(loss=loss)
+            if number == 32:
+                training.order("job.rollback", step=10)()
+    (reply,) = training.replies()
+    return reply
 
 
 def test_a_rate_that_is_scaled_at_the_boundary_of_a_rollback_spares_the_first_loss(begin: Begin) -> None:

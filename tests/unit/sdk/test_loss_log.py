@@ -270,6 +270,15 @@ def test_other_losses_with_the_same_gradients_are_not_comparable() -> None:
     assert "the loss of step 24 is" in comparison.problem
 
 
+def test_gradients_of_zero_explain_no_other_loss() -> None:
+    """Behind a layer that begins with zeros, as LoRA's do, they are zero whatever the batch is."""
+    log = trained()
+    log.note_gradients(21, [0.0, 0.0])
+    comparison = log.go_back(20, LossCourse())
+    noted(log, comparison, 1.1, [0.0, 0.0])
+    assert "the loss of step 21 is" in comparison.problem
+
+
 def test_a_loss_waits_for_the_gradients_of_the_next_update() -> None:
     """Where no update comes any more, the loss stands."""
     log = trained()

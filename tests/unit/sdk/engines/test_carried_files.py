@@ -49,6 +49,26 @@ def test_a_checkpoint_without_a_file_claims_nothing(tmp_path: Path) -> None:
     assert carried.restore(tmp_path)["why"] == "trainmedic-carried-00001.pt cannot be read"
 
 
+class Rotary(nn.Module):
+    """It needs what it was made with; ``hidden`` begins as a tensor, and training puts others in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("positions", torch.ones(3), persistent=False)
+        self.frequencies = torch.ones(3)
+        self.masks = {"causal": torch.ones(3)}
+        self.hidden = torch.zeros(3)
+
+
+def test_what_a_model_was_made_with_stays_without_a_file(tmp_path: Path) -> None:
+    """Such as at the start from a checkpoint that the framework alone, an earlier release or fewer ranks wrote."""
+    model, carried = Rotary(), CarriedFiles(1, None)
+    carried.begin([model])
+    assert carried.restore(tmp_path) == {"compared": 0, "agreed": 0, "why": "the checkpoint holds none"}
+    for tensor in (model.positions, model.frequencies, model.masks["causal"], model.hidden + 1):
+        assert torch.equal(tensor, torch.ones(3))  # type: ignore[arg-type]
+
+
 def test_a_training_that_carries_nothing_says_nothing(tmp_path: Path) -> None:
     carried, _ = begun()
     carried.save(tmp_path)
