@@ -121,8 +121,12 @@ class _Service:
         try:
             async with asyncio.timeout(_SENDS_WITHIN):
                 await self._turns.acquire()
+                try:
+                    threading.Thread(target=work, name=f"message to {self.channel}", daemon=True).start()
+                except RuntimeError:  # the machine gives no more threads
+                    self._turns.release()
+                    return _Sent.NO
                 is_called = True
-                threading.Thread(target=work, name=f"message to {self.channel}", daemon=True).start()
                 return _Sent.YES if await answered else _Sent.NO
         except TimeoutError:
             return _Sent.UNKNOWN if is_called else _Sent.NO

@@ -43,7 +43,6 @@ KEPT_WAITING = timedelta(days=1)
 KEPT = timedelta(days=7)
 """How long it is known what people were told."""
 _LOOK_EVERY = timedelta(seconds=2)
-_TIMEOUT = timedelta(seconds=60)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _TOO_LATE = "they could not be told for a day"
 _BROKEN_FOR = timedelta(seconds=30)
@@ -277,11 +276,8 @@ class MessageTeller:
     async def _notify(self, channel: str, messages: Sequence[Message]) -> None:
         title, text, severity = message_texts.together(messages, self._clock.now())
         self._fence()
-        try:
-            async with asyncio.timeout(_TIMEOUT.total_seconds()):
-                await self._notifier.notify(title, text or title, channel, severity)
-        except TimeoutError as error:
-            raise errors.TemporaryFailure("the notification service did not answer in time") from error
+        # No time limit here: only the notifier knows whether a service that does not answer may have the message.
+        await self._notifier.notify(title, text or title, channel, severity)
 
 
 def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:

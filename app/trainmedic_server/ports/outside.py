@@ -123,7 +123,8 @@ class Notifier(Protocol):
     ) -> None:
         """Send to the channel or channels named `to`, or to all, in the look that the severity has there.
 
-        Raises TemporaryFailure where nobody has it, so that another try does no harm, else PermanentFailure.
+        It ends within about a minute, whatever the services do. Raises TemporaryFailure where nobody has it, so that
+        another try does no harm, else PermanentFailure: also where a service may have it.
         """
         ...
 

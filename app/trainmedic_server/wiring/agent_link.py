@@ -6,7 +6,6 @@ Imported only where the policy says that logs are read. Who calls it: ``wiring.a
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -76,7 +75,7 @@ def linked_reading(
 def chosen_user(settings: AgentSettings) -> tuple[ReaderUser, str | None]:
     """Return the user under whom logs are read, and why it is the agent's own, if so. Raises ConfigurationError."""
     is_child = settings.reader is ReaderStart.CHILD
-    program = [Path(sys.executable), Path(trainmedic_server.__file__)] if is_child else []
+    program = [Path(trainmedic_server.__file__)] if is_child else []
     return reader_process.usable_user(settings.reader_user, [settings.state_dir, *program], is_started=is_child)
 
 

@@ -58,6 +58,8 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
     user, reason = reader_process.usable_user(settings.reader_user, [settings.state_dir], is_started=True)
     if reason is not None and not once:  # the agent has said it of the process that it starts
         log.warning("logs are read under the opener's own user", extra={"reason": reason, "user": user.uid})
+    if (unread := reader_process.unread_dumps(user)) is not None:
+        log.warning("flight recorder dumps are not read", extra={"reason": unread})
     has_rights = reader_process.has_rights_to_read()
     parent = os.getppid() if once else None
     if has_rights:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.unit.engine.world import World
 from trainmedic_server import errors
+from trainmedic_server.adapters import apprise_notifier
 from trainmedic_server.domain.message import DEFAULT_RULES, Severity, parse_rules
 from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.domain.pause import PauseOrder, Scope
@@ -46,12 +47,18 @@ class Channels:
         self.sent: list[tuple[str, str, str | None, Severity]] = []
         self.fails: dict[str, Exception] = {}
         self.hangs: set[str] = set()
+        self.silent: set[str] = set()
+        """Services that take a message and never answer."""
 
     async def notify(self, title: str, message: str, to: str | None, severity: Severity = Severity.INFO) -> None:
         if to in self.hangs:
             await asyncio.Event().wait()
         if to in self.fails:
             raise self.fails[to]
+        if to in self.silent:
+            await asyncio.sleep(apprise_notifier._SENDS_WITHIN)
+            self.sent.append((title, message, to, severity))
+            raise errors.PermanentFailure(f"no answer of {to}, which may have it")
         self.sent.append((title, message, to, severity))
 
     @property
@@ -365,17 +372,20 @@ async def test_a_channel_that_is_down_holds_up_nothing_and_gets_it_later(begin: 
     assert [to for _, _, to, _ in t.channels.sent] == ["mail", "chat"]
 
 
-async def test_a_service_that_hangs_is_given_up_after_a_minute_and_tried_again(begin: Any) -> None:
-    """Other channels do not wait for it."""
+async def test_a_service_that_does_not_answer_gets_a_message_once(begin: Any) -> None:
+    """The notifier waits its whole time and says that the service may have it. Other channels do not wait for it."""
     t = await begin(CAPPING, names=("chat", "mail"))
-    t.channels.hangs.add("chat")
+    t.channels.silent.add("chat")
     t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
     await t.world.post(t.world.alert(node="n1"))
     await t.world.pass_time(15)
     assert [to for _, _, to, _ in t.channels.sent] == ["mail"]
-    t.channels.hangs.clear()
     await t.world.pass_time(80)
     assert [to for _, _, to, _ in t.channels.sent] == ["mail", "chat"]
+    t.channels.silent.clear()
+    await t.world.pass_time(600)
+    assert [to for _, _, to, _ in t.channels.sent] == ["mail", "chat"], "it is not sent again"
+    assert metric(t.world, "trainmedic_messages_total", kind="run_failed", outcome="failed") == 1
 
 
 async def test_what_waits_is_bounded_and_the_oldest_are_given_up(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:

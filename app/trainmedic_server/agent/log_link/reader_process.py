@@ -101,16 +101,32 @@ def may_become(user: ReaderUser) -> bool:
 
 
 def closed_to(user: ReaderUser, path: Path) -> Path | None:
-    """Return the directory above `path` through which the user may not pass. None if there is none."""
+    """Return the directory above `path`, or above what it links to, through which the user may not pass.
+
+    None if there is none. A directory that is missing can still be made.
+    """
     if user.uid in {0, os.geteuid()}:
         return None
     groups = groups_of(user)
-    for parent in path.absolute().parents:
-        facts = parent.stat()
+    for parent in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
+        try:
+            facts = parent.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError:
+            return parent
         shift = 6 if facts.st_uid == user.uid else 3 if facts.st_gid in groups else 0
         if not facts.st_mode >> shift & 1:
             return parent
     return None
+
+
+def unread_dumps(user: ReaderUser) -> str | None:
+    """Return why the user reads no flight recorder dumps. None if it can start the Python that parses them."""
+    closed = closed_to(user, Path(sys.executable))
+    if closed is None:
+        return None
+    return f"user {user.uid} may not pass through {closed}, below which the Python lies that would parse them"
 
 
 class ReaderChild(subprocess.Popen[bytes]):

@@ -2,7 +2,8 @@
 
 Who may write in a directory without the sticky bit can rename other users' directories in it. A directory is known by
 its device, inode, owner and the time of its last change, which a rename leaves as it is. Names are known from the first
-look of this process on.
+look of this process on. If the directory itself was changed and renamed between two looks, as when an attempt begins,
+the new name counts: a new directory with the inode of a deleted one looks the same.
 
 Who calls it: ``scan_units`` and ``discovery``, for reading and for searches.
 """

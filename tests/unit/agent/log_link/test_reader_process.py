@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -195,6 +197,41 @@ def test_a_directory_that_the_user_may_not_pass_is_named(tmp_path: Path) -> None
     closed.chmod(0o700)
     assert reader_process.closed_to(other, closed / "state") == closed
     assert reader_process.closed_to(reader_process.own_user(), closed / "state") is None
+
+
+@pytest.fixture
+def others_directory() -> Iterator[Path]:
+    """A directory through which every user may pass."""
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name).resolve()
+        if any(not parent.stat().st_mode & 0o001 for parent in top.parents):
+            pytest.skip("temporary directories of this machine are closed to other users")
+        top.chmod(0o755)
+        yield top
+
+
+_OTHER = ReaderUser(os.geteuid() + 4711, os.getegid() + 4711)
+
+
+def test_a_link_into_a_closed_directory_is_closed(others_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state directory can be a link, and the Python of a virtual environment is one, often below root's home."""
+    closed = others_directory / "home"
+    (closed / "state").mkdir(parents=True)
+    (closed / "python").touch()
+    for name in ("state", "python"):
+        (others_directory / name).symlink_to(closed / name)
+    monkeypatch.setattr(sys, "executable", str(others_directory / "python"))
+    closed.chmod(0o755)
+    assert reader_process.closed_to(_OTHER, others_directory / "state" / "reader") is None
+    assert reader_process.unread_dumps(_OTHER) is None
+    closed.chmod(0o700)
+    assert reader_process.closed_to(_OTHER, others_directory / "state" / "reader") == closed
+    assert f"may not pass through {closed}" in (reader_process.unread_dumps(_OTHER) or "")
+
+
+def test_a_directory_that_is_still_to_be_made_is_not_closed(others_directory: Path) -> None:
+    """``trainmedic agent check`` is called before the first start."""
+    assert reader_process.closed_to(_OTHER, others_directory / "none" / "deeper" / "state") is None
 
 
 def test_a_stopped_process_is_known() -> None:

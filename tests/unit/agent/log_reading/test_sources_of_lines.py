@@ -108,7 +108,7 @@ def test_the_check_says_what_would_be_read(tmp_path: Path) -> None:
         roots=[f"{tmp_path}/missing"],
         kernel=f"{tmp_path}/kern.log",
     )
-    settings = agent.load({"node": NODE, "state_dir": str(tmp_path / "state")}, {})
+    settings = agent.load({"node": NODE, "state_dir": str(tmp_path / "not" / "made" / "state")}, {})
     report = check_logs(policy, settings)
     assert report.values["files"] == 1
     assert report.values["directories"] == {
