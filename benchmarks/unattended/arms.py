@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,11 @@ def protected(directory: Path, plan: Plan, tree: Tree = HERE) -> tuple[Arm, list
             _launch(directory, plan, port, looked_after.state, tree)
         except (AssertionError, KeyboardInterrupt) as error:  # what came until then is worth a report
             failure = str(error) or "interrupted"
-        eventually(lambda: looked_after.open_runs() == 0, _SETTLES, "the end of every repair", every=1.0)
+        outside.end()
+        if outside.failed is not None:
+            failure = failure or f"faults from outside were not done any more: {outside.failed!r}"
+        with suppress(AssertionError):  # the report says of each run how it ended
+            eventually(lambda: looked_after.open_runs() == 0, _SETTLES, "the end of every repair", every=1.0)
         runs = looked_after.runs()
     (directory / "runs.json").write_text(json.dumps(runs, indent=1))
     return Arm(MEDIC, journal.events(), journal.executions()), runs, failure

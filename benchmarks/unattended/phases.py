@@ -172,14 +172,14 @@ def _is_repaired(interval: Interval) -> bool:
     """Whether what counts as the repair of this kind has been seen; and then the ranks' weights are the same on all.
 
     Of what goes wrong within the training: a playbook acted, and all ended well. Of what ends the processes: they went
-    on from a checkpoint, and from an older one than that which was spoiled. Of a server or Redis that is killed: the
+    on from a checkpoint, and from another than that which was spoiled. Of a server or Redis that is killed: the
     repair that it cut off came to a good end. Of a full disk: training went on, and checkpoints did with the room.
     """
     kind, resumed = interval.fault["kind"], interval.first("resumed")
     acted = any(_first_command(run) for run in interval.runs)
     ended_well = acted and all(run["status"] == "succeeded" for run in interval.runs)
     if kind in faults.ENDING:
-        is_done = resumed is not None and resumed["step"] < interval.fault.get("of", float("inf"))
+        is_done = resumed is not None and resumed["step"] != interval.fault.get("of")
     elif kind == faults.FULL_DISK:
         is_done = interval.first("written") is not None and resumed is None and interval.first("back") is None
     elif kind in faults.COMES_AS:

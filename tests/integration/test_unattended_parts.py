@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-from benchmarks.unattended import beside, corpus, faults, launches, phases  # noqa: E402 (needs torch)
+from benchmarks.unattended import beside, corpus, faults, intruder, launches, phases  # noqa: E402 (needs torch)
 from benchmarks.unattended.arms import Plan  # noqa: E402 (needs torch)
 from benchmarks.unattended.journal import Execution, Journal  # noqa: E402 (needs torch)
 from benchmarks.unattended.trees import HERE, Tree  # noqa: E402 (needs torch)
@@ -213,9 +213,9 @@ def test_ranks_that_differ_at_the_next_fault_are_no_repair() -> None:
     assert not account.is_repaired
 
 
-@pytest.mark.parametrize(("resumed_at", "is_repaired"), [(None, False), (8, True), (10, False)])
+@pytest.mark.parametrize(("resumed_at", "is_repaired"), [(None, False), (8, True), (10, False), (12, True)])
 def test_what_ends_the_processes_is_repaired_by_going_on(resumed_at: int | None, is_repaired: bool) -> None:
-    """From a checkpoint that is older than the one that was spoiled."""
+    """From any checkpoint but the one that was spoiled. A newer one can have been on its way to the disk."""
     resumed = [] if resumed_at is None else [{"event": "resumed", "time": BEGINNING + 20, "step": resumed_at}]
     events = [fault(0, 10, faults.BAD_CHECKPOINT, of=10), *resumed, finished(100, 99)]
     [account] = phases.accounts(events, STEPS, [])
@@ -274,6 +274,17 @@ def test_a_revision_runs_with_its_own_sdk_and_server() -> None:
     tree = Tree(Path("/other"))
     assert tree.python_path.split(os.pathsep) == ["/other/app", "/other/sdk", str(ROOT)]
     assert HERE.keeps_warm
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_was_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old ones are, while the disk is watched: here between the look at its marker and that at its time."""
+    (tmp_path / "step-00000100").mkdir()
+    assert intruder.written_at(tmp_path / "step-00000100") == 0.0
+    monkeypatch.setattr("benchmarks.unattended.intruder.checkpoints.completion", lambda path: 100)
+    assert intruder.written_at(tmp_path / "step-00000100") > 0.0
+    assert intruder.written_at(tmp_path / "step-00000050") == 0.0
 
 
 def test_what_was_done_again_is_lost() -> None:
