@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Mapping, Sequence
 
-from trainmedic.job.reported_values import kept, number
+from trainmedic.job.reported_values import is_one_number, kept, number
 
 COMPARED = 20
 """Steps after a rollback whose losses are compared."""
@@ -302,8 +302,8 @@ class LossLog:
         self.until = max(self.until, step + COMPARED)
 
     def note(self, step: int, loss: Any) -> None:
-        """Take the loss of a step. A tensor is copied on its device and read later."""
-        if loss is None:
+        """Take the loss of a step. A tensor is copied on its device and read later. What is no number is no loss."""
+        if not is_one_number(loss):
             return
         self._losses[step] = value = kept(loss)
         if len(self._losses) > _LONGEST:

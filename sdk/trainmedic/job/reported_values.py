@@ -70,6 +70,14 @@ class ReportRecord:
         self._reports = reports
 
 
+def is_one_number(value: Any) -> bool:
+    """Return whether it is a real number, finite or not: no tensor of several, for one. It waits for no device."""
+    if getattr(value, "is_meta", False) or "complex" in str(getattr(value, "dtype", "")):
+        return False
+    shape = getattr(value, "shape", None)
+    return hasattr(type(value), "__float__") if shape is None else math.prod(shape) == 1
+
+
 def number(value: Any) -> float | None:
     """`value` as a float; NaN for anything that is not a finite number, None for None."""
     if value is None:

@@ -233,16 +233,21 @@ def _end_quickly(work: Callable[[], NoReturn], *, ends_well_too: bool) -> NoRetu
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if end.code is not None and not isinstance(end.code, int):
             sys.stderr.write(f"{end.code}\n")
-    threading._shutdown()  # type: ignore[attr-defined] # what Python calls first at its end
-    atexit._run_exitfuncs()
-    for one in gc.get_objects():  # without those of before the fork
-        if issubclass(type(one), io.IOBase):
-            with contextlib.suppress(OSError, ValueError):
-                one.flush()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] # what Python calls first at its end
+        atexit._run_exitfuncs()
+        for one in gc.get_objects():  # without those of before the fork
+            if issubclass(type(one), io.IOBase):
+                _flush(one)
+        _flush(sys.stdout)
+        _flush(sys.stderr)
+    finally:  # else an error would run on in what this process is a fork of
+        os._exit(code & 0xFF)
+
+
+def _flush(stream: Any) -> None:
+    with contextlib.suppress(Exception):  # a class of the program's own may raise anything
+        stream.flush()
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:

@@ -12,6 +12,7 @@ from typing import Any, Iterable, Mapping
 from torch import nn
 
 from trainmedic.job.loss_log import LossLog
+from trainmedic.job.reported_values import is_one_number
 from trainmedic.torch.learning_rate import marked_scale
 from trainmedic.torch.loss_course import Return, begin_comparison
 
@@ -28,7 +29,7 @@ class StepLosses:
 
     def add(self, loss: Any) -> None:
         """Take the loss of a step, or a part of it where several batches make a step."""
-        if loss is not None:
+        if is_one_number(loss):
             self._parts.append(loss)
 
     def step_ends(self, step: int) -> None:

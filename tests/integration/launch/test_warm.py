@@ -109,6 +109,23 @@ sys.exit("the last word")
     assert not (tmp_path / "down").exists()
 
 
+def test_an_error_at_the_end_changes_nothing_of_how_a_program_ended(tmp_path: Path) -> None:
+    """A class of the program's own may be a file in name alone; the files of others are written all the same."""
+    program = """
+import io, sys
+class Odd(io.StringIO):
+    def flush(self):
+        raise RuntimeError("odd")
+odd = Odd()
+file = open("lines", "w")
+file.write("program")
+sys.exit(4)
+"""
+    run = ended(tmp_path, program)
+    assert "exitcode  : 4 (pid: " in run.stderr
+    assert (tmp_path / "lines").read_text() == "program"
+
+
 def test_a_program_finds_itself_after_it_has_changed_its_directory(tmp_path: Path) -> None:
     """Hydra changes it, for one."""
     (tmp_path / "elsewhere").mkdir()

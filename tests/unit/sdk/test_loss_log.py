@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
+import torch
 
 from trainmedic.job.loss_log import (
     COARSE_KERNELS,
@@ -268,6 +270,17 @@ def test_other_losses_with_the_same_gradients_are_not_comparable() -> None:
     assert comparison.told()["why"].startswith("not comparable: the gradients are as before")
     noted(log, comparison, 1.1, [1.0, 2.1])
     assert "the loss of step 24 is" in comparison.problem
+
+
+@pytest.mark.parametrize("loss", [torch.ones(3), (1.0, 2.0), {"loss": 1.0}, "1.0", 1j, torch.tensor(1j)])
+def test_what_is_no_number_is_no_loss(loss: Any) -> None:
+    """Such as the losses of each sample: it is not said that they are not finite."""
+    log = LossLog()
+    log.note(1, loss)
+    comparison = log.go_back(0, LossCourse())
+    log.note(1, loss)
+    assert not comparison.problem
+    assert comparison.told()["why"] == "no loss was reported for these steps before"
 
 
 def test_gradients_of_zero_explain_no_other_loss() -> None:
