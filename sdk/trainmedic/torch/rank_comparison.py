@@ -42,6 +42,9 @@ class RankComparison:
         """The parts in which the ranks differed at the last comparison, on purpose or not."""
         self.agree: bool | None = None
         """What the last comparison has shown; None where it says nothing, and after a rollback."""
+        self.trouble_at: int | None = None
+        """The first step whose loss on this rank may come of other weights than it should; None without a fault, and
+        after a rollback."""
 
     def compare(self, step: int, digests: Digests, memory: MemoryCheckpoints | None) -> None:
         """Compare the ``digests`` of the state of ``step``. Every rank calls it, with its own."""
@@ -72,7 +75,7 @@ class RankComparison:
 
     def went_back(self) -> None:
         """Say that a rollback has given the ranks the states of a checkpoint."""
-        self._faulty = frozenset()
+        self._faulty, self.trouble_at = frozenset(), None
         if self.agree is False:
             self.agree = None
             self._medic.progress.ranks_differing = 0
@@ -91,12 +94,16 @@ class RankComparison:
             message = "%s: at step %d the weights of %s are not those of the others, as they were at step %d"
             log.error(message, self._medic.job, step, ranks_named(faulty), agreed_at)
             self.agree, progress.ranks_differing = False, len(faulty)
+            # A rank like most others computed one more loss before it heard of wrong gradients.
+            is_sound = self._medic.rank not in faulty and 2 * len(faulty) < self._medic.world_size
+            self.trouble_at = agreed_at + (2 if is_sound else 1)
             if memory is not None:
                 memory.forget_after(agreed_at)
             return
         agreed = [part for part, ranks in judged.items() if not ranks]
         if agreed or self.agree is False:
             self.agree, progress.ranks_differing = (True if agreed else None), 0
+            self.trouble_at = None
         # Before the first step of a process the ranks agree however they compute.
         self._agreed_at.update((part, step) for part in agreed if progress.steps)
 

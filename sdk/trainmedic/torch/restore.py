@@ -117,6 +117,8 @@ class CheckpointRestore:
     def _compare_losses(self, kept: KeptState | None, data: str, skipped: int, onset: Onset | None) -> None:
         """Compare the losses from here on. ``data`` is what the answer says of the batches."""
         training, state = self._training, kept or {}
+        # What the losses show, and what the comparison of the ranks' weights has shown.
+        faults = [None if onset is None else onset.step, training.rank_comparison.trouble_at]
         back = Return(
             step=training.global_step,
             data=data,
@@ -124,7 +126,7 @@ class CheckpointRestore:
             accumulation=training.accumulation,
             accumulation_then=(state.get("losses") or {}).get("accumulation", training.accumulation),
             is_scaled_otherwise=state.get("lr_scale", training.rate.scale) != training.rate.scale,
-            trouble_at=None if onset is None else onset.step,
+            trouble_at=min((step for step in faults if step is not None), default=None),
             has_state=kept is not None,
             has_random=state.get("random") is not None,
             is_replay=data == NOT_KNOWN,  # the loop draws its own batches, and perhaps the same ones

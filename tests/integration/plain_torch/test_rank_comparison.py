@@ -39,8 +39,8 @@ class Ranks:
         self.progress = [Progress() for _ in ranks.members]
         self.memory = [Memory() for _ in ranks.members]
         self.comparisons = [
-            RankComparison(SimpleNamespace(job="j", world_size=3, progress=progress, group=one.share.group))  # type: ignore[arg-type]
-            for one, progress in zip(ranks.members, self.progress, strict=True)
+            RankComparison(SimpleNamespace(job="j", rank=rank, world_size=3, progress=progress, group=one.share.group))  # type: ignore[arg-type]
+            for rank, (one, progress) in enumerate(zip(ranks.members, self.progress, strict=True))
         ]
 
     def compare(self, step: int, *digests: Mapping[str, str]) -> list[bool | None]:
@@ -82,6 +82,19 @@ def test_a_rollback_ends_the_difference_until_the_next_comparison() -> None:
         assert [progress.ranks_differing for progress in ranks.progress] == [0] * 3
         # The same step again, with other weights.
         assert ranks.compare(20, SAME, SAME, SAME) == [True] * 3
+
+
+def test_losses_are_not_trusted_from_the_first_step_that_may_have_had_other_weights() -> None:
+    """A rank like most has one more loss that came of right weights than the one that changed."""
+    with RankThreads(3, every=1) as threads:
+        ranks = Ranks(threads)
+        ranks.compare(10, SAME, SAME, SAME)
+        assert [comparison.trouble_at for comparison in ranks.comparisons] == [None] * 3
+        ranks.compare(20, SAME, OTHER, SAME)
+        assert [comparison.trouble_at for comparison in ranks.comparisons] == [12, 11, 12]
+        for comparison in ranks.comparisons:
+            comparison.went_back()
+        assert [comparison.trouble_at for comparison in ranks.comparisons] == [None] * 3
 
 
 def test_ranks_that_have_never_agreed_after_a_step_are_left_alone() -> None:
