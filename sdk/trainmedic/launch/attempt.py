@@ -115,7 +115,7 @@ class JobAttempt:
             started = self._begin(environment) if self._begin is not None else None
             if started is not None:
                 printed = self._follow(started, kept, while_running)
-                if self._is_stopping or started.has_begun():
+                if started.has_begun() or self._is_stopping:  # asked in any case, as it closes the order socket
                     return self._end(printed)
                 log.warning("the process on standby ended before the attempt; the attempt begins without it")
                 self._report = b""
