@@ -14,6 +14,7 @@ import trainmedic
 import trainmedic.lightning
 from tests.integration.frameworks.line import Line, Points, Script, loader, make_trainer
 from tests.support.command_sender import Commander, Sent
+from trainmedic.job import progress
 from trainmedic.lightning import checkpoints
 
 QUICK = trainmedic.lightning.Limits(retries=2, delay=0.0)
@@ -81,8 +82,11 @@ class FailsInside(Line):
         return torch.nn.functional.mse_loss(self.layers(x), y)
 
 
-def test_a_batch_of_a_broken_step_is_in_no_later_loss(tmp_path: Path, medic: trainmedic.Medic) -> None:
+def test_a_batch_of_a_broken_step_is_in_no_later_loss(
+    tmp_path: Path, medic: trainmedic.Medic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the first loss after the restart is a mean of three batches, which never comes again."""
+    monkeypatch.setattr(progress, "TENSOR_INTERVAL", 0.0)  # every loss is recorded, however fast the steps are
     fit(make_trainer(tmp_path, max_steps=9, accumulate_grad_batches=2), medic, module=FailsInside())
     plain = [report.loss for report in medic.progress.record.read()]
     again = tmp_path / "again"
