@@ -66,7 +66,7 @@ def test_a_scaled_rate_is_kept_over_a_kill(tmp_path: Path, medic: trainmedic.Med
     """It is kept though the checkpoint is older than the scale, and an undo still fits. A new training has no scale."""
     plain = hf.Script()
     hf.make_trainer(tmp_path / "plain", plain, max_steps=20).train()
-    script = hf.Script(at_12=sent("job.scale_lr", factor=0.3), at_13=killed)
+    script = hf.Script(at_11=sent("job.scale_lr", factor=0.3), at_14=killed)
     with pytest.raises(Killed):
         huggingface.train(hf.make_trainer(tmp_path, script, max_steps=20), medic=medic, limits=QUICK)
 

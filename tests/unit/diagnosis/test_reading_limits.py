@@ -83,9 +83,9 @@ def test_the_command_states_the_limit_that_was_reached(tmp_path: Path) -> None:
     """In text and in JSON, with the option that sets it."""
     bombs(tmp_path, 0, 40, 128)
     (tmp_path / "a.log").write_bytes(OOM)
-    base = ["diagnose", "--dir", str(tmp_path), "--limit-seconds", "1"]
+    base = ["diagnose", "--dir", str(tmp_path), "--limit-seconds", "3"]
     text = CliRunner().invoke(main, base)
-    assert "the limit of 1 s was reached" in text.output
+    assert "the limit of 3 s was reached" in text.output
     found = json.loads(CliRunner().invoke(main, [*base, "--output", "json"]).output)
     assert found["limit_reached"] == "seconds"
     assert found["left_out"]
