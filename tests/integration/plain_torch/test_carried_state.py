@@ -50,8 +50,8 @@ class Looped:
         )
         self.losses: list[tuple[int, float]] = []
 
-    def train(self, loss_of: Loss, steps: int = 40, at: int = 18, **params: Any) -> Reply:
-        """Train so many steps; at one of them a rollback to step 10 is ordered. Return the answer to it."""
+    def train(self, loss_of: Loss, steps: int = 40, at: int = 18, to: int = 10, **params: Any) -> Reply:
+        """Train so many steps; at one of them a rollback to another is ordered. Return the answer to it."""
         sent = ""
         for batch in self.run.batches(steps=steps):
             with self.run.step() as step:
@@ -61,7 +61,7 @@ class Looped:
                 step.report(loss=loss)
                 self.losses.append((step.number, loss.item()))
                 if step.number == at and not sent:
-                    sent = self.commander.send_and_wait(self.medic, "job.rollback", step=10, **params)
+                    sent = self.commander.send_and_wait(self.medic, "job.rollback", step=to, **params)
         return self.commander.final(sent)
 
     def repeats(self) -> bool:
@@ -172,17 +172,7 @@ def test_state_from_before_the_first_step_is_as_it_was(
 ) -> None:
     """The checkpoint of step 0 knows no hidden state, and the loop needs what it began with."""
     training = looped(model())
-    sent = ""
-    for batch in training.run.batches(steps=30):
-        with training.run.step() as step:
-            loss = squared(training.model, batch)
-            step.backward(loss)
-            step.update()
-            step.report(loss=loss)
-            training.losses.append((step.number, loss.item()))
-            if step.number == 8 and not sent:
-                sent = training.commander.send_and_wait(training.medic, "job.rollback", step=0)
-    assert training.commander.final(sent).status == "applied"
+    assert training.train(squared, steps=30, at=8, to=0).status == "applied"
     assert training.repeats()
 
 
@@ -427,17 +417,7 @@ def test_numbers_that_a_module_keeps_go_back(looped: Callable[..., Looped]) -> N
 def test_numbers_are_as_at_first_after_a_rollback_to_the_start(looped: Callable[..., Looped]) -> None:
     """The checkpoint of step 0 holds none of them, because none had changed."""
     training = looped(Counting())
-    sent = ""
-    for batch in training.run.batches(steps=30):
-        with training.run.step() as step:
-            loss = squared(training.model, batch)
-            step.backward(loss)
-            step.update()
-            step.report(loss=loss)
-            training.losses.append((step.number, loss.item()))
-            if step.number == 25 and not sent:
-                sent = training.commander.send_and_wait(training.medic, "job.rollback", step=0)
-    reply = training.commander.final(sent)
+    reply = training.train(squared, steps=30, at=25, to=0)
     assert reply.status == "applied", reply.output
     assert training.repeats()
 
