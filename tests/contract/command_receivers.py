@@ -17,12 +17,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import redis
 
 from tests.support.messages import make_command
 from tests.support.programs import eventually
 from trainmedic.errors import Rejected
-from trainmedic.job import queue as job_queue
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import LIVE, HandlerRegistry
 from trainmedic.job.queue import CommandQueue
@@ -32,17 +32,15 @@ from trainmedic.wire.connection import OutageLog, RedisConnection
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic.wire.receiver import CommandConsumer, ReceivedCommand
 from trainmedic.wire.writer import PresenceKey, ReplyWriter
-from trainmedic_server.agent import intake
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.agent.intake import CommandIntake
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
-from trainmedic_server.errors import CommandFailed, CommandRejected
+from trainmedic_server.errors import CommandFailed, CommandRejected, JournalUnavailable
 
 
 class Killed(BaseException):
@@ -149,10 +147,6 @@ class Receiver(ABC):
         """Carry out what waits."""
 
     @abstractmethod
-    def limit_waiting(self, monkeypatch: Any, most: int) -> None:
-        """Let so many commands wait at most."""
-
-    @abstractmethod
     def _lose_memory(self) -> None: ...
 
     @abstractmethod
@@ -202,8 +196,16 @@ class Agent(Receiver):
         while self._waiting:
             self._runner.carry_out(self._waiting.pop(0))
 
-    def limit_waiting(self, monkeypatch: Any, most: int) -> None:
-        monkeypatch.setattr(intake, "MOST_WAITING", most)
+    @contextlib.contextmanager
+    def without_journal(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """While this holds nothing can be written into the journal, as on a disk that fails."""
+
+        def fail(*_: object) -> None:
+            raise JournalUnavailable("as the test says")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(self._journal, "write", fail)
+            yield
 
     def _start(self) -> CommandConsumer:
         self._waiting: list[AcceptedCommand] = []
@@ -213,13 +215,10 @@ class Agent(Receiver):
             "n1", lambda: None, None, policy, self._journal, AgentCounters(), lambda: envelope.utc_now()
         )
         self._replies = AgentReplies(context, envelope.new_id(), self._connection, dict)
-        executors = {self.action: self}
-        self._runner = CommandRunner(context, executors, self._replies, threading.Event())
-        queues = {self.queue: cast("WorkerQueue", self)}
-        consumer = CommandIntake(context, executors, queues, self._runner, self._replies)
-        consumer.reenter_open_commands()
+        self._runner = CommandRunner(context, {self.action: self}, self._replies, threading.Event())
+        self._runner.begin({self.queue: cast("WorkerQueue", self)})
         self._replies.start()
-        return consumer
+        return self._runner
 
     def _end_process(self) -> None:
         self._replies.stop(60)
@@ -238,9 +237,6 @@ class Job(Receiver):
 
     def work(self) -> None:
         self._handlers.carry_out(self._queue.take_due(envelope.utc_now()))
-
-    def limit_waiting(self, monkeypatch: Any, most: int) -> None:
-        monkeypatch.setattr(job_queue, "_MOST_WAITING", most)
 
     def _handle(self, command: JobCommand) -> Mapping[str, Any]:
         refusals = {

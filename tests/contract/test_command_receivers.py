@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.command_receivers import Agent, Job, Killed, Receiver, later
 from tests.support.programs import eventually
-from trainmedic.wire import envelope
+from trainmedic.wire import command_book, envelope
 
 NEVER_APPLIED = {"nothing_to_undo": True, "known": "never_applied"}
 
@@ -262,7 +262,7 @@ def test_a_clock_that_jumps_applies_nothing_twice(receiver: Receiver, advance: C
 
 def test_what_finds_no_room_may_come_again(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is not remembered. A repeat of what waits needs no room."""
-    receiver.limit_waiting(monkeypatch, 2)
+    monkeypatch.setattr(command_book, "MOST_WAITING", 2)
     waiting = [receiver.send(receiver.command()) for _ in range(2)]
     third = receiver.send(receiver.command())
     reply = receiver.answered(third)
@@ -271,3 +271,49 @@ def test_what_finds_no_room_may_come_again(receiver: Receiver, monkeypatch: pyte
     receiver.work()
     assert receiver.ask(third).status == envelope.APPLIED
     assert receiver.done == [waiting[0].id, waiting[1].id, third.id]
+
+
+# --- an agent whose journal fails -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def agent(tmp_path: Path, redis_url: str) -> Iterator[Agent]:
+    made = Agent(tmp_path / "state", redis_url)
+    yield made
+    made.close()
+
+
+def test_an_outcome_that_the_journal_could_not_take_is_known_to_the_process(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeat is answered with it, and an undo finds what there is to take back."""
+    command = agent.send(agent.command())
+    with agent.without_journal(monkeypatch):
+        agent.work()
+    assert agent.answered(command).status == envelope.APPLIED
+    assert agent.ask(command).status == envelope.APPLIED
+    undo = agent.command(undo_of=command.id)
+    assert agent.ask(undo).output != NEVER_APPLIED
+    assert agent.done == [command.id, undo.id]
+
+
+def test_an_expiry_that_the_journal_could_not_take_lets_the_command_come_again(
+    agent: Agent, advance: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the journal it is still open; it was never applied all the same."""
+    command = agent.send(agent.command(seconds=60))
+    advance(120)
+    with agent.without_journal(monkeypatch):
+        agent.work()
+    assert agent.answered(command).status == envelope.EXPIRED
+    assert agent.ask(later(command)).status == envelope.APPLIED
+    assert agent.done == [command.id]
+
+
+def test_what_cannot_be_written_down_is_not_begun(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered as failed, and may come again."""
+    command = agent.command()
+    with agent.without_journal(monkeypatch):
+        assert agent.ask(command).status == envelope.FAILED
+        assert agent.done == []
+    assert agent.ask(command).status == envelope.APPLIED

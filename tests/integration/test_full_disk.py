@@ -132,17 +132,18 @@ import sys
 from pathlib import Path
 sys.path[:0] = {PYTHON_PATH.split(os.pathsep)!r}
 from datetime import UTC, datetime
-from trainmedic_server.agent.journal import Journal, JournalEntry
+from trainmedic.wire.command_book import CommandRecord
+from trainmedic_server.agent.journal import Journal
 from tests.integration.test_full_disk import fill, free
 disk = Path({str(tmp_path)!r})
 now = datetime.now(UTC)
 journal = Journal(disk / "state")
-journal.record_outcome(JournalEntry("c1", "applied", now))
+journal.record_outcome("c1", CommandRecord("applied", at=now))
 journal.close()
 fill(disk, "junk.tmp")
 assert free(disk) == 0
 journal = Journal(disk / "state")
-journal.record_outcome(JournalEntry("c2", "applied", now))
+journal.record_outcome("c2", CommandRecord("applied", at=now))
 assert [journal.look_up(command).status for command in ("c1", "c2")] == ["applied", "applied"]
 """
     done = subprocess.run(

@@ -17,7 +17,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from trainmedic.job.command import JobCommand
 from trainmedic.job.handlers import HandlerRegistry
-from trainmedic.job.parameters import parse
 from trainmedic.job.queue import CommandQueue
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.wire import envelope
@@ -89,7 +88,7 @@ class RankThreads:
         """Put a command in as the receiver does."""
         queue = self.members[0].queue
         assert queue is not None
-        queue.enter(sent, parse(sent.action, sent.params), b"1-0")
+        queue.enter(sent, b"1-0")
         return sent
 
     def joined(self) -> int:

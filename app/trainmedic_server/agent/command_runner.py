@@ -1,7 +1,12 @@
-"""Runs commands: calls the executor, and records exactly one outcome, in the journal before anywhere else.
+"""The commands of a node: which ones are carried out, and that each has one outcome, in the journal before all else.
 
-The threads of the worker queues call it. It also knows which commands have been accepted and are unfinished, so that a
-repeat of one finds it.
+A command that is not carried out is answered at once: one with a wrong signature or node, or that the policy does not
+allow (``rejected``), one with an unknown action (``unsupported``), one that came too late (``expired``), and one that
+cannot be written down, would wait behind too many others, or could be meant for another agent of the same name
+(``failed``). A repeat is answered from the journal. A withdrawal is noted, without journal and reply.
+
+The thread of the node's command receiver (``trainmedic.wire.receiver``) hands commands in, and the threads of the
+worker queues have them carried out.
 """
 
 from __future__ import annotations
@@ -9,11 +14,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
-from trainmedic.wire import envelope, undoing
+import redis
+
+from trainmedic.wire import command_book, envelope, undoing
+from trainmedic.wire.command_book import CommandDecision, CommandEffect, CommandRecord, Do, ended, turn_away
 from trainmedic.wire.output import plain
+from trainmedic.wire.receiver import ReceivedCommand
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import (
     AcceptedCommand,
@@ -22,9 +31,10 @@ from trainmedic_server.agent.executors import (
     SupportsAbandon,
     SupportsWithdrawal,
 )
-from trainmedic_server.agent.journal import JournalEntry
 from trainmedic_server.agent.own_log import command_fields
 from trainmedic_server.agent.replies import AgentReplies
+from trainmedic_server.agent.worker_queues import WorkerQueue
+from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.errors import (
     CommandFailed,
     CommandInterrupted,
@@ -35,95 +45,182 @@ from trainmedic_server.errors import (
 
 log = logging.getLogger(__name__)
 
-_MAY_HAVE_ACTED = (envelope.APPLIED, envelope.FAILED)
-
 
 class CommandRunner:
-    """What happens to a command in its worker queue."""
+    """The commands of one node, from their arrival to their outcome."""
 
     def __init__(
         self, context: AgentContext, executors: Mapping[str, Executor], replies: AgentReplies, stopping: threading.Event
     ) -> None:
         self._context = context
+        self._now = context.now
+        self._journal = context.journal
         self._executors = executors
+        self._withdrawals = {each.withdrawal for each in executors.values() if isinstance(each, SupportsWithdrawal)}
         self._replies = replies
         self._stopping = stopping
+        self._queues: Mapping[str, WorkerQueue] = {}
         self._lock = threading.Lock()
         self._deadlines: dict[str, datetime] = {}  # of the unfinished commands; a repeat can put one off
         self._withdrawn: set[str] = set()
         """Unfinished commands for whose outcome no caller waits."""
         # Outcomes that the journal could not take: there the commands are still open, and resumed at the next start.
-        self._unwritten: dict[str, JournalEntry] = {}
+        self._unwritten: dict[str, CommandRecord] = {}
 
-    def accept(self, command: envelope.Command, resumed: bool = False) -> AcceptedCommand:
-        """Count a command of the journal as unfinished, until `carry_out` has recorded its outcome."""
+    def begin(self, queues: Mapping[str, WorkerQueue]) -> None:
+        """Put commands into these queues from now on, and first what an earlier process accepted and did not finish.
+
+        Called before the first command is read. Raises JournalUnavailable.
+        """
+        self._queues = queues
+        for command in self._journal.open_commands():
+            log.info("an interrupted command is taken up again", extra=command_fields(command))
+            self._enter(command, resumed=True)
+
+    # --- what the receiver's thread calls -----------------------------------------------------------------
+
+    def receive(self, received: ReceivedCommand) -> None:
+        """Answer a genuine command, or let it through."""
+        try:
+            self._receive(received)
+        except JournalUnavailable as error:  # nothing has been done
+            fields = command_fields(received.command, reason=str(error))
+            log.error("a command is refused, because it cannot be written down", extra=fields)
+            self._turn_away(received, ended(envelope.FAILED, str(error)))
+
+    def refuse(self, received: ReceivedCommand, reason: str) -> None:
+        """Answer a command with a wrong signature, or for another node."""
+        self._replies.refuse(received.command.id, reason, received.entry)
+        self._context.counters.command("", envelope.REJECTED)
+
+    def note_unreadable(self) -> None:
+        """Count a message that is no command; it gets no reply."""
+        self._context.counters.command("", "unreadable")
+
+    def connected(self, client: redis.Redis) -> None:
+        """Do nothing: the agent's memory is its journal, and not in Redis."""
+
+    def _receive(self, received: ReceivedCommand) -> None:
+        command = received.command
+        if command.action in self._withdrawals:
+            self._withdraw(str(command.params.get("command")))
+            received.drop()
+            return
+        record = self._known(command.id)
+        if record is not None and record.status == envelope.EXPIRED:
+            record = None  # it was never applied, and may come again with more time
+        decision = command_book.admit(
+            command, record, self._now(), lambda: self._refusal(command), lambda: self._claim(command)
+        )
+        if decision.what is Do.CARRY_OUT:
+            self._replies.answer(command.id, CommandRecord(envelope.ACCEPTED), received.entry)
+            self._enter(command)
+        elif decision.outcome is None:
+            self._extend(command)
+            received.drop()  # its outcome will be sent when there is one
+        elif record is None:
+            self._turn_away(received, decision.outcome)
+        else:
+            self._replies.answer(command.id, decision.outcome, received.entry)
+
+    def _turn_away(self, received: ReceivedCommand, outcome: CommandRecord) -> None:
+        """Answer a command that is not entered, and count it."""
+        command = received.command
+        self._replies.answer(command.id, outcome, received.entry)
+        # An action's name comes from outside: only those that exist make a series of their own.
+        self._context.counters.command(command.action if command.action in self._executors else "", outcome.status)
+
+    def _refusal(self, command: envelope.Command) -> CommandDecision | None:
+        """Return the answer to a command that this agent does not carry out; None where it does."""
+        if command.action not in self._executors:
+            near = did_you_mean(command.action, self._executors)
+            return turn_away(envelope.UNSUPPORTED, f"this agent does not know {command.action}{near}")
+        if (refusal := self._context.policy.refusal(command)) is not None:
+            log.warning("a command is refused by the policy", extra=command_fields(command, reason=refusal))
+            return turn_away(envelope.REJECTED, refusal)
+        # An undo is accepted even during a name conflict, because the command was carried out here.
+        if command.undo_of is None and (other := self._replies.name_conflict()) is not None:
+            node = self._context.node
+            reason = f"two agents call themselves {node}, the other is {other}; stop one, or give it another name"
+            return turn_away(envelope.FAILED, reason)
+        if len(self._deadlines) >= command_book.MOST_WAITING:
+            return turn_away(envelope.FAILED, f"{command_book.MOST_WAITING} commands wait on this node already")
+        return None
+
+    def _claim(self, command: envelope.Command) -> None:
+        """Enter a command in the journal.
+
+        Only this thread enters any, so a row that is there already is of the same command, which expired. It can be
+        open still, where the journal could not take that.
+        """
+        self._journal.claim(command, self._now())
+
+    def _enter(self, command: envelope.Command, resumed: bool = False) -> None:
+        """Count a command of the journal as unfinished, until `carry_out` has recorded its outcome, and queue it."""
         with self._lock:
             self._deadlines[command.id] = command.expires_at
-        return AcceptedCommand(command, resumed, self._stopping.is_set, lambda: command.id in self._withdrawn)
+        executor = self._executors.get(command.action)
+        # A command of the journal may be of an older agent; any queue brings it to `carry_out`, which answers it.
+        name = executor.queue if executor is not None else next(iter(self._queues))
+        accepted = AcceptedCommand(command, resumed, self._stopping.is_set, lambda: command.id in self._withdrawn)
+        self._queues[name].put(accepted)
 
-    def withdraw(self, command_id: str) -> None:
+    def _extend(self, command: envelope.Command) -> None:
+        """Give an open command that has come again as much time as the repeat has."""
+        with self._lock:
+            if command.id in self._deadlines:
+                self._deadlines[command.id] = max(self._deadlines[command.id], command.expires_at)
+
+    def _withdraw(self, command_id: str) -> None:
         """Note that no caller waits for this command's outcome. Commands that are finished or unknown are ignored."""
         with self._lock:
             if command_id in self._deadlines:
                 self._withdrawn.add(command_id)
 
-    def unfinished(self) -> int:
-        """How many accepted commands have no outcome yet."""
-        with self._lock:
-            return len(self._deadlines)
-
-    def extend(self, command_id: str, expires_at: datetime) -> JournalEntry | None:
-        """An open command has come again: it now has as much time as the repeat gives it.
-
-        Returns its outcome where there is one that the journal does not know.
-        """
-        with self._lock:
-            if command_id in self._deadlines:
-                self._deadlines[command_id] = max(self._deadlines[command_id], expires_at)
-            return self._unwritten.get(command_id)
+    # --- what the threads of the worker queues call -------------------------------------------------------
 
     def carry_out(self, accepted: AcceptedCommand) -> None:
         """Run a command to its end, unless the agent stops in the middle: then it stays open in the journal."""
         try:
-            status, output = self._outcome(accepted)
+            outcome = self._outcome(accepted)
         except CommandInterrupted as interrupted:
             fields = command_fields(accepted.command, reason=str(interrupted))
             log.info("a command goes on at the next start", extra=fields)
             return
-        self._report_outcome(accepted.command, status, output)
+        self._report_outcome(accepted.command, outcome)
 
-    def _outcome(self, accepted: AcceptedCommand) -> tuple[str, Mapping[str, Any]]:
-        """Return the reply's status and output. Raises CommandInterrupted."""
+    def _outcome(self, accepted: AcceptedCommand) -> CommandRecord:
+        """Carry a command out, and return how it ended. Raises CommandInterrupted."""
         command = accepted.command
         executor = self._executors.get(command.action)
         if executor is None:  # another version of the agent has accepted it
-            return envelope.UNSUPPORTED, {"reason": f"this agent does not know {command.action}"}
+            return ended(envelope.UNSUPPORTED, f"this agent does not know {command.action}")
         with self._lock:
             deadline = self._deadlines[command.id]
-        if self._context.now() >= deadline:
+        if self._now() >= deadline:
             self._abandon(executor, accepted)
-            return envelope.EXPIRED, {"reason": "the agent did not come to it in time"}
+            return ended(envelope.EXPIRED, "the agent did not come to it in time")
         refusal = self._context.policy.refusal(command)
         if refusal is not None:
             self._abandon(executor, accepted)
-            return envelope.REJECTED, {"reason": refusal}
+            return ended(envelope.REJECTED, refusal)
         try:
             if isinstance(executor, SupportsWithdrawal) and accepted.is_withdrawn():
                 raise CommandWithdrawn("the server withdrew it")
             if command.undo_of is not None and not self._is_undoable(executor, command.undo_of):
-                return envelope.APPLIED, undoing.nothing_to_undo(undoing.NEVER_APPLIED)
-            return envelope.APPLIED, executor.perform(accepted)
+                return CommandRecord(envelope.APPLIED, undoing.nothing_to_undo(undoing.NEVER_APPLIED))
+            return CommandRecord(envelope.APPLIED, executor.perform(accepted))
         except CommandInterrupted:
             raise
         except CommandNotExecuted as error:
-            return error.status, {**error.output, "reason": str(error)}
+            return CommandRecord(error.status, {**error.output, "reason": str(error)})
         except JournalUnavailable as error:
             log.error("a command was not carried out", extra=command_fields(command, reason=str(error)))
-            return envelope.FAILED, {"reason": str(error)}
+            return ended(envelope.FAILED, str(error))
         except Exception as error:  # an executor's own error is answered like any failure, and does not end its queue
             log.exception("a command failed unexpectedly", extra=command_fields(command))
             self._context.counters.loop_error(executor.queue)
-            return envelope.FAILED, {"reason": f"{type(error).__name__}: {error}"}
+            return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
     def _abandon(self, executor: Executor, accepted: AcceptedCommand) -> None:
         """Undo what an earlier process may have begun of a command that this one must not finish."""
@@ -142,36 +239,45 @@ class CommandRunner:
         Raises CommandFailed while it is being carried out, and where the journal may have been lost since it came;
         JournalUnavailable.
         """
-        entry = self._context.journal.look_up(command_id)
-        if entry is None and isinstance(executor, RemembersEffects) and executor.remembers(command_id):
+        record = self._known(command_id)
+        if record is None and isinstance(executor, RemembersEffects) and executor.remembers(command_id):
             return True
-        if entry is not None and entry.is_open:
-            with self._lock:
-                entry = self._unwritten.get(command_id)
-            if entry is None:
-                raise CommandFailed("the command that it takes back is still being carried out; try again")
-        since = self._context.journal.whole_since()
-        if entry is None and not undoing.is_covered(command_id, since):
+        since = self._journal.whole_since()
+        # An executor that failed may have changed something before.
+        effect = command_book.effect_of(record, lambda: undoing.is_covered(command_id, since), CommandEffect.POSSIBLE)
+        if effect is CommandEffect.OPEN:
+            raise CommandFailed("the command that it takes back is still being carried out; try again")
+        if effect is CommandEffect.UNKNOWN:
             raise CommandFailed(undoing.unknown_command(f"the agent on node {self._context.node!r}", since))
-        if entry is None or entry.status == envelope.EXPIRED:
-            self._context.journal.revoke(command_id, self._context.now())
-            return False
-        return entry.status in _MAY_HAVE_ACTED
+        if record is None or record.status == envelope.EXPIRED:
+            self._journal.revoke(command_id, self._now())
+        return effect is CommandEffect.POSSIBLE
 
-    def _report_outcome(self, command: envelope.Command, status: str, output: Mapping[str, Any]) -> None:
-        entry = JournalEntry(command.id, status, self._context.now(), plain(output))
+    def _known(self, command_id: str) -> CommandRecord | None:
+        """Return the record of a command: the journal's, or the outcome that the journal could not take.
+
+        Raises JournalUnavailable.
+        """
+        record = self._journal.look_up(command_id)
+        if record is None or record.is_final:
+            return record
+        with self._lock:
+            return self._unwritten.get(command_id, record)
+
+    def _report_outcome(self, command: envelope.Command, outcome: CommandRecord) -> None:
+        outcome = replace(outcome, output=plain(outcome.output), at=self._now())
         with self._lock:
             # Before the journal is written: once it has an expired command, the same one can be accepted again, and its
             # new deadline must not be removed here.
             self._deadlines.pop(command.id, None)
             self._withdrawn.discard(command.id)
         try:
-            self._context.journal.record_outcome(entry)
+            self._journal.record_outcome(command.id, outcome)
         except JournalUnavailable as error:
-            fields = command_fields(command, status=status, reason=str(error))
+            fields = command_fields(command, status=outcome.status, reason=str(error))
             log.error("the outcome of a command is not in the journal", extra=fields)
             with self._lock:
-                self._unwritten[command.id] = entry
-        self._replies.send_outcome(entry)
-        self._context.counters.command(command.action, status)
-        log.info("a command was answered", extra=command_fields(command, status=status))
+                self._unwritten[command.id] = outcome
+        self._replies.send_outcome(command.id, outcome)
+        self._context.counters.command(command.action, outcome.status)
+        log.info("a command was answered", extra=command_fields(command, status=outcome.status))

@@ -8,7 +8,7 @@ A command can come to its executor again, ``resumed``, when the agent ended in t
 towards a state that the command and its own records name, never from the state that it finds: it sets an absolute
 value, or deletes what a rule names.
 
-Not here: where commands come from (``intake``), or when they are carried out (``worker_queues``).
+Not here: where commands come from (``command_runner``), or when they are carried out (``worker_queues``).
 """
 
 from __future__ import annotations

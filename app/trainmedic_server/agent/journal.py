@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from msgspec import Struct, field
 
 from trainmedic.wire import envelope
+from trainmedic.wire.command_book import REVOKED, CommandRecord
 from trainmedic_server.agent.database import AgentDatabase
 
 KEPT_SECONDS = 30 * 24 * 3600.0
@@ -54,24 +53,6 @@ _MEMORY_TABLES = (
 )
 
 
-class JournalEntry(Struct, frozen=True):
-    """What the journal knows of one command.
-
-    ``status``: ``accepted`` while its outcome is open, else how it ended.
-    ``at``: when it was accepted, or ended.
-    ``output``: that of its final reply.
-    """
-
-    id: str
-    status: str
-    at: datetime
-    output: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_open(self) -> bool:
-        return self.status == envelope.ACCEPTED
-
-
 class Journal(AgentDatabase):
     """The commands in the agent's database. Every method raises JournalUnavailable."""
 
@@ -89,48 +70,45 @@ class Journal(AgentDatabase):
         ((since,),) = self.rows("SELECT whole_since FROM memory")
         return datetime.fromtimestamp(since, UTC)
 
-    def look_up(self, command_id: str) -> JournalEntry | None:
-        rows = self.rows("SELECT id, status, at, output FROM commands WHERE id = ?", (command_id,))
-        return _entry(rows[0]) if rows else None
+    def look_up(self, command_id: str) -> CommandRecord | None:
+        rows = self.rows("SELECT status, at, output FROM commands WHERE id = ?", (command_id,))
+        return _record(*rows[0]) if rows else None
 
-    def take(self, command: envelope.Command, now: datetime) -> JournalEntry | None:
-        """Enter a command that is going to be carried out; return None, or the entry that it already has.
+    def claim(self, command: envelope.Command, now: datetime) -> CommandRecord | None:
+        """Enter a command that is going to be carried out; return None, or the record that it already has.
 
         A command that expired was never applied, so it is entered again when it is sent with more time.
         """
 
-        def enter(connection: sqlite3.Connection) -> JournalEntry | None:
-            entry = self.look_up(command.id)
-            if entry is not None and entry.status != envelope.EXPIRED:
-                return entry
+        def enter(connection: sqlite3.Connection) -> CommandRecord | None:
+            record = self.look_up(command.id)
+            if record is not None and record.status != envelope.EXPIRED:
+                return record
             values = (command.id, envelope.ACCEPTED, now.timestamp(), "{}", command.encode(), 1)
             connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
             return None
 
         return self.write(enter)
 
-    def record_outcome(self, entry: JournalEntry) -> None:
+    def record_outcome(self, command_id: str, outcome: CommandRecord) -> None:
         """Enter how a command ended, with its reply still to be sent."""
-        self._put(entry, is_sent=False)
+        self._put(command_id, outcome, is_sent=False)
 
     def revoke(self, command_id: str, now: datetime) -> None:
         """Enter a command that was never applied as rejected, so that it never will be: its undo came first."""
-        self._put(
-            JournalEntry(command_id, envelope.REJECTED, now, {"reason": "it was taken back before it was applied"}),
-            True,
-        )
+        self._put(command_id, replace(REVOKED, at=now), is_sent=True)
 
     def open_commands(self) -> list[envelope.Command]:
         """Return what an earlier process accepted and did not finish, in the order in which it accepted them."""
         rows = self.rows("SELECT envelope FROM commands WHERE status = 'accepted' ORDER BY at, id")
         return [envelope.Command.decode(raw) for (raw,) in rows]
 
-    def unsent(self, most: int) -> list[JournalEntry]:
-        """Return the oldest outcomes whose reply has not been sent, `most` of them at most."""
+    def unsent(self, most: int) -> list[tuple[str, CommandRecord]]:
+        """Return the oldest outcomes whose reply has not been sent, by command, `most` of them at most."""
         rows = self.rows(
             "SELECT id, status, at, output FROM commands WHERE is_sent = 0 ORDER BY at, id LIMIT ?", (most,)
         )
-        return [_entry(row) for row in rows]
+        return [(command_id, _record(*record)) for command_id, *record in rows]
 
     def mark_sent(self, command_ids: Sequence[str]) -> None:
         """Record that these replies are in Redis. Where the record is lost they are sent again, which does no harm."""
@@ -160,13 +138,12 @@ class Journal(AgentDatabase):
                 connection.execute("UPDATE memory SET whole_since = MAX(whole_since, ?)", (latest,))
         return forgotten
 
-    def _put(self, entry: JournalEntry, is_sent: bool) -> None:
-        values = (entry.id, entry.status, entry.at.timestamp(), json.dumps(dict(entry.output)), None, int(is_sent))
+    def _put(self, command_id: str, record: CommandRecord, is_sent: bool) -> None:
+        values = (command_id, record.status, record.at.timestamp(), json.dumps(dict(record.output)), None, int(is_sent))
         self.write(
             lambda connection: connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
         )
 
 
-def _entry(row: Sequence[Any]) -> JournalEntry:
-    command_id, status, at, output = row
-    return JournalEntry(command_id, status, datetime.fromtimestamp(at, UTC), json.loads(output))
+def _record(status: str, at: float, output: str) -> CommandRecord:
+    return CommandRecord(status, json.loads(output), at=datetime.fromtimestamp(at, UTC))

@@ -17,11 +17,11 @@ from datetime import datetime
 from typing import Any
 
 from trainmedic.wire import envelope
+from trainmedic.wire.command_book import CommandRecord, ended
 from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.connection import RedisConnection
 from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 from trainmedic_server.agent.context import AgentContext
-from trainmedic_server.agent.journal import JournalEntry
 from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
@@ -77,30 +77,26 @@ class AgentReplies:
             return None
         return conflict[1]
 
-    def answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
-        """Send a reply that is not in the journal. With it `entry` is taken off the stream."""
-        self._writer.put(OutgoingReplies((self._reply(JournalEntry(command_id, status, self._now(), output)),), entry))
+    def answer(self, command_id: str, record: CommandRecord, entry: bytes) -> None:
+        """Answer a command that has come with its record; with the reply `entry` is taken off the stream."""
+        self._writer.put(OutgoingReplies((self._reply(command_id, record),), entry))
 
     def refuse(self, command_id: str, reason: str, entry: bytes) -> None:
         """Answer a command that is not genuine, or not for this node; its id may be that of another."""
-        outcome = JournalEntry(command_id, envelope.REJECTED, self._now(), {"reason": reason})
-        self._writer.put(OutgoingReplies((replace(self._reply(outcome), is_to_genuine=False),), entry))
+        reply = self._reply(command_id, ended(envelope.REJECTED, reason))
+        self._writer.put(OutgoingReplies((replace(reply, is_to_genuine=False),), entry))
 
-    def resend_outcome(self, outcome: JournalEntry, stream_entry: bytes) -> None:
-        """Send the outcome again of a command that was received once more."""
-        self._writer.put(OutgoingReplies((self._reply(outcome),), stream_entry))
-
-    def send_outcome(self, outcome: JournalEntry) -> None:
+    def send_outcome(self, command_id: str, outcome: CommandRecord) -> None:
         """Send the outcome of a command. It is in the journal, as unsent."""
         with self._lock:
-            self._in_flight.add(outcome.id)
-        if not self._writer.put(OutgoingReplies((self._reply(outcome),))):
+            self._in_flight.add(command_id)
+        if not self._writer.put(OutgoingReplies((self._reply(command_id, outcome),))):
             with self._lock:
-                self._in_flight.discard(outcome.id)
+                self._in_flight.discard(command_id)
                 self._is_behind = True
 
-    def _reply(self, entry: JournalEntry) -> envelope.Reply:
-        return envelope.Reply(entry.id, self._node, entry.status, None, entry.output, entry.at, node=self._node)
+    def _reply(self, command_id: str, record: CommandRecord) -> envelope.Reply:
+        return envelope.Reply(command_id, self._node, record.status, None, record.output, record.at, node=self._node)
 
     def _on_conflict(self, presence: Mapping[str, Any]) -> None:
         """Record that another agent's presence has this node's key. Called in the writer's thread."""
@@ -152,7 +148,8 @@ class AgentReplies:
             log.error("unsent replies could not be read", extra={"reason": str(error)})
             return
         with self._lock:
-            left = [entry for entry in unsent if entry.id not in self._in_flight and entry.id not in self._sent_ids]
+            known = {*self._in_flight, *self._sent_ids}
             self._is_behind = len(unsent) == _REFILL
-        for entry in left:
-            self.send_outcome(entry)
+        for command_id, outcome in unsent:
+            if command_id not in known:
+                self.send_outcome(command_id, outcome)

@@ -26,7 +26,6 @@ from trainmedic_server import __version__
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import Executor, PeriodicTask
-from trainmedic_server.agent.intake import CommandIntake
 from trainmedic_server.agent.policy import allowed
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
@@ -114,26 +113,25 @@ class Agent:
         executors = {executor.action: executor for executor in parts.executors}
         self._actions = allowed(context.policy, executors)
         self._replies = AgentReplies(context, self._instance, context.redis.shared(), self._describe)
-        runner = CommandRunner(context, executors, self._replies, self._stopping)
+        self._runner = CommandRunner(context, executors, self._replies, self._stopping)
         tasks: list[PeriodicTask] = [*parts.tasks, _Pruning(context)]
         self._queues = {
             name: WorkerQueue(
                 name,
-                runner.carry_out,
+                self._runner.carry_out,
                 [task for task in tasks if task.queue == name],
                 self._stopping,
                 context.counters,
             )
             for name in QUEUES
         }
-        self._intake = CommandIntake(context, executors, self._queues, runner, self._replies)
         name = f"node {context.node}"
         addressee = Addressee("node", context.node, envelope.node_commands(context.node), "agent", name)
-        self._receiver = CommandReceiver(context.redis.shared(), addressee, context.signer, self._intake)
+        self._receiver = CommandReceiver(context.redis.shared(), addressee, context.signer, self._runner)
 
     def start(self) -> None:
         """Take up what was interrupted, then start every thread. Raises JournalUnavailable."""
-        self._intake.reenter_open_commands()
+        self._runner.begin(self._queues)
         for worker_queue in self._queues.values():
             worker_queue.start()
         self._replies.start()

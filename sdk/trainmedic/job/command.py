@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping
 from trainmedic.job.group import Group, SingleRankGroup
 from trainmedic.job.parameters import Parameters
 from trainmedic.wire import envelope
-from trainmedic.wire.command_memory import RankOutcome
+from trainmedic.wire.command_book import RankOutcome
 from trainmedic.wire.output import plain
 
 log = logging.getLogger("trainmedic")

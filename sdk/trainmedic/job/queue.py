@@ -24,10 +24,11 @@ import redis
 
 from trainmedic.job.command import JobCommand, OutcomeCallback
 from trainmedic.job.handlers import UNSUPPORTED, HandlerRegistry
-from trainmedic.job.parameters import Parameters, Rollback, parse
+from trainmedic.job.parameters import Rollback, parse
 from trainmedic.job.status_file import waited_before
-from trainmedic.wire import envelope, undoing
-from trainmedic.wire.command_memory import CommandMemory, CommandRecord, RankOutcome
+from trainmedic.wire import command_book, envelope, undoing
+from trainmedic.wire.command_book import CommandDecision, CommandEffect, CommandRecord, Do, RankOutcome, ended
+from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.output import fitting
 from trainmedic.wire.receiver import ReceivedCommand
 from trainmedic.wire.writer import OutgoingReplies
@@ -35,7 +36,6 @@ from trainmedic.wire.writer import OutgoingReplies
 TOO_LATE = "the training loop did not come to it in time"
 _INTERRUPTED = "interrupted: the job's process ended while it had the command"
 _RECOVERED = "the job's process ended before it could answer; what it has recorded says that the command was applied"
-_MOST_WAITING = 1000
 
 
 class CommandQueue:
@@ -79,31 +79,23 @@ class CommandQueue:
 
     def receive(self, received: ReceivedCommand) -> None:
         """Answer a genuine command, or let it wait for the training loop."""
-        command, entry = received.command, received.entry
-        record = self._memory.look_up(received.client, command.id)
-        if record is not None:
-            self._repeat(received, record)
-            return
-        if envelope.utc_now() >= command.expires_at:
-            self._answer(command.id, envelope.EXPIRED, {"reason": "it came after it had expired"}, entry)
-            return
-        if len(self.waiting) >= _MOST_WAITING:
-            self._answer(command.id, envelope.REJECTED, {"reason": "too many commands wait already"}, entry)
-            return
-        try:
-            parameters = parse(command.action, command.params)
-        except ValueError as error:
-            self._remember(command.id, envelope.REJECTED, {"reason": str(error)}, entry)
-            return
-        if command.undo_of is not None and self._was_never_applied(received.client, command.action, command.undo_of):
-            self._remember(command.id, envelope.APPLIED, undoing.nothing_to_undo(undoing.NEVER_APPLIED), entry)
-            return
-        record = self._memory.claim(received.client, command.id)
-        if record is not None:
-            self._repeat(received, record)
-            return
-        self.enter(command, parameters, entry)
-        self._put(OutgoingReplies((self._reply(command.id, 0, (envelope.ACCEPTED, {})),)))
+        command, client, memory = received.command, received.client, self._memory
+        decision = command_book.admit(
+            command,
+            memory.look_up(client, command.id),
+            envelope.utc_now(),
+            lambda: self._refusal(received),
+            lambda: memory.claim(client, command.id),
+        )
+        if decision.what is Do.CARRY_OUT:
+            self.enter(command, received.entry)
+            self._put(OutgoingReplies((self._reply(command.id, 0, (envelope.ACCEPTED, {})),)))
+        elif decision.outcome is not None:
+            self._reply_of_all(command.id, decision.outcome, received.entry, decision.what is Do.CLOSE)
+        elif decision.what is Do.TAKE_OVER:
+            self._take_over_or_answer(received)
+        elif decision.what is Do.DROP or not self._extend(received):
+            received.drop()
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
         """Answer a command with a wrong signature or for another job. Its id may be forged, so it is not remembered."""
@@ -117,9 +109,12 @@ class CommandQueue:
         """Note since when the memory in Redis is whole."""
         self._memory.mark_whole(client)
 
-    def enter(self, sent: envelope.Command, parameters: Parameters | None, entry: bytes) -> None:
-        """Let a command wait for the training loop, unless it is known already that it will not be carried out."""
-        command = JobCommand(sent, parameters, entry, self._on_outcome)
+    def enter(self, sent: envelope.Command, entry: bytes) -> None:
+        """Let a command wait for the training loop, unless it is known already that it will not be carried out.
+
+        Raises ValueError for parameters that its action does not have.
+        """
+        command = JobCommand(sent, parse(sent.action, sent.params), entry, self._on_outcome)
         self.waiting[command.id] = command
         if self._handlers.capabilities.get(command.action) == UNSUPPORTED:
             command.unsupported(self._handlers.refusal_reason(command.action) or "")
@@ -129,42 +124,52 @@ class CommandQueue:
             self.arrived.append(command)
             self.on_arrival()
 
-    def _repeat(self, received: ReceivedCommand, record: CommandRecord) -> None:
-        """Deal with a command that has come before."""
+    def _refusal(self, received: ReceivedCommand) -> CommandDecision | None:
+        """Return the answer to a new command that does not wait for the loop; None where it does."""
         command = received.command
-        if record.is_forged:
-            received.drop()  # without an answer the outcome is unknown to the server, as it is here
-        elif record.is_final:
-            self._reply_of_all(command.id, record, received.entry)
-        elif record.owner != self._memory.owner:
-            self._take_over_or_answer(received)
-        else:
-            waiting = self.waiting.get(command.id)
-            if waiting is not None:  # the server asks once more, and waits longer
-                waiting.expires_at = max(waiting.expires_at, command.expires_at)
-                self.reply_so_far(waiting, list(waiting.outcomes))
-            if waiting is None or waiting.entry != received.entry:
-                received.drop()
+        if len(self.waiting) >= command_book.MOST_WAITING:
+            return command_book.turn_away(envelope.REJECTED, "too many commands wait already")
+        try:
+            parse(command.action, command.params)
+        except ValueError as error:
+            return CommandDecision(Do.CLOSE, ended(envelope.REJECTED, str(error)))
+        if command.undo_of is not None and self._was_never_applied(received.client, command.action, command.undo_of):
+            nothing = undoing.nothing_to_undo(undoing.NEVER_APPLIED)
+            return CommandDecision(Do.CLOSE, CommandRecord(envelope.APPLIED, nothing))
+        return None
+
+    def _extend(self, received: ReceivedCommand) -> bool:
+        """Give a waiting command the time of its repeat, and return whether this entry is the one that it waits by."""
+        command = received.command
+        waiting = self.waiting.get(command.id)
+        if waiting is None:
+            return False
+        waiting.expires_at = max(waiting.expires_at, command.expires_at)
+        self.reply_so_far(waiting, list(waiting.outcomes))
+        return waiting.entry == received.entry
 
     def _take_over_or_answer(self, received: ReceivedCommand) -> None:
         """Deal with a command that an earlier process had: whatever it did of a rollback has ended with it."""
         command = received.command
-        parameters = parse(command.action, command.params) if command.id in self._waited_before else None
-        if not isinstance(parameters, Rollback) or envelope.utc_now() >= command.expires_at:
+        was_waiting = command.id in self._waited_before
+        is_rollback = was_waiting and isinstance(parse(command.action, command.params), Rollback)
+        if not is_rollback or envelope.utc_now() >= command.expires_at:
             self.interrupted[command.id] = received
             return
         self._memory.take_over(received.client, command.id)
-        self.enter(command, parameters, received.entry)
+        self.enter(command, received.entry)
 
     def _was_never_applied(self, client: redis.Redis, action: str, command_id: str) -> bool:
         """Whether the command was certainly not applied, nor will be. `take_due` decides about all others."""
         if self._handlers.is_in_force(action, command_id):
             return False  # whatever the memory says: somebody can have deleted what it holds in Redis
         record = self._memory.look_up(client, command_id)
-        if record is None and self._memory.covers(client, command_id):
+        effect = command_book.effect_of(
+            record, lambda: self._memory.covers(client, command_id), _effect_of_failed(record)
+        )
+        if effect is CommandEffect.NONE and record is None:
             self._memory.revoke(client, command_id)
-            return True
-        return record is not None and _is_refusal(record)
+        return effect is CommandEffect.NONE
 
     # --- whose turn it is ---------------------------------------------------------------------------------
 
@@ -198,10 +203,9 @@ class CommandQueue:
             if was_applied is None and now < command.expires_at and self._closed_because is None:
                 continue
             del self.interrupted[command_id]
-            if was_applied:
-                self._remember(command_id, envelope.APPLIED, {"recovered": _RECOVERED}, received.entry)
-            else:
-                self._remember(command_id, envelope.FAILED, {"reason": _INTERRUPTED}, received.entry)
+            applied = CommandRecord(envelope.APPLIED, {"recovered": _RECOVERED})
+            record = applied if was_applied else ended(envelope.FAILED, _INTERRUPTED)
+            self._reply_of_all(command_id, record, received.entry, remember=True)
 
     def fail_all(self, reason: str) -> None:
         """Answer every command whose turn has not come, and those that are yet to arrive: their turn never comes."""
@@ -223,13 +227,12 @@ class CommandQueue:
                 undo.applied(undoing.nothing_to_undo(undoing.NOT_IN_FORCE))
             return is_in_force
         record = self._memory.recall(command_id)
-        if record is not None and record.status == envelope.APPLIED:
-            return True
-        if _is_refusal(record) if record is not None else self._memory.covers_here(command_id):
+        effect = command_book.effect_of(record, lambda: self._memory.covers_here(command_id), _effect_of_failed(record))
+        if effect is CommandEffect.NONE:
             undo.applied(undoing.nothing_to_undo(undoing.NEVER_APPLIED))
-        else:
+        elif effect is not CommandEffect.POSSIBLE:
             undo.failed(undoing.unknown_command(f"job {self._job!r}", self._memory.whole_since))
-        return False
+        return effect is CommandEffect.POSSIBLE
 
     # --- outcomes -----------------------------------------------------------------------------------------
 
@@ -238,12 +241,11 @@ class CommandQueue:
         command.status = envelope.EXPIRED
         self._memory.forget(command.id)
         self.waiting.pop(command.id, None)
-        record = CommandRecord(self._memory.owner, envelope.EXPIRED, {"reason": reason})
-        self._reply_of_all(command.id, record, command.entry, forget=True)
+        self._reply_of_all(command.id, ended(envelope.EXPIRED, reason), command.entry, forget=True)
 
     def close(self, command: JobCommand, status: str, output: Mapping[str, Any]) -> None:
         """The command has been answered, for all ranks alike."""
-        self._remember(command.id, status, fitting(output), command.entry)
+        self._reply_of_all(command.id, CommandRecord(status, fitting(output)), command.entry, remember=True)
         self.waiting.pop(command.id, None)
 
     def close_ranks(self, command: JobCommand, replied: Iterable[int]) -> None:
@@ -251,7 +253,7 @@ class CommandQueue:
         outcomes = dict(command.outcomes)
         applied = [outcome for outcome in outcomes.values() if outcome[0] == envelope.APPLIED]
         status, output = applied[0] if applied else outcomes[min(outcomes)]
-        record = CommandRecord(self._memory.owner, status, output, outcomes)
+        record = CommandRecord(status, output, outcomes)
         self._memory.remember(command.id, record)
         self.waiting.pop(command.id, None)
         # Without a reply nothing would go to the writer, and the entry would stay on the stream.
@@ -266,18 +268,12 @@ class CommandQueue:
         if replies:
             self._put(OutgoingReplies(replies))
 
-    def _remember(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes | None) -> None:
-        record = CommandRecord(self._memory.owner, status, output)
-        self._memory.remember(command_id, record)
-        self._reply_of_all(command_id, record, entry, remember=True)
-
-    def _answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes) -> None:
-        self._reply_of_all(command_id, CommandRecord(self._memory.owner, status, output), entry)
-
     def _reply_of_all(
         self, command_id: str, record: CommandRecord, entry: bytes | None, remember: bool = False, forget: bool = False
     ) -> None:
         """Send the final reply of every rank; then the entry is off the stream."""
+        if remember:
+            self._memory.remember(command_id, record)
         ranks = sorted({*self.ranks, *record.ranks})
         replies = tuple(self._reply(command_id, rank, record.of_rank(rank), len(ranks)) for rank in ranks)
         self._put(OutgoingReplies(replies, entry, record if remember else None, forget))
@@ -288,7 +284,7 @@ class CommandQueue:
         return envelope.Reply(command_id, f"{self._job}/{rank}{host}", status, rank, output, job=self._job, ranks=ranks)
 
 
-def _is_refusal(record: CommandRecord) -> bool:
-    """Whether the command ended without being applied. A process that died over it may have applied it."""
-    was_interrupted = record.output.get("reason") == _INTERRUPTED
-    return record.is_final and record.status != envelope.APPLIED and not was_interrupted
+def _effect_of_failed(record: CommandRecord | None) -> CommandEffect:
+    """A handler that failed has changed nothing. A process that died over the command may have applied it."""
+    was_interrupted = record is not None and record.output.get("reason") == _INTERRUPTED
+    return CommandEffect.UNKNOWN if was_interrupted else CommandEffect.NONE

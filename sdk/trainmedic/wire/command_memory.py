@@ -19,13 +19,13 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Mapping
+from typing import Any
 
 import redis
 
 from trainmedic.wire import envelope, undoing
+from trainmedic.wire.command_book import LARGEST_RECORD, REVOKED, CommandRecord
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.signing import BadSignature, Signer, unseal
@@ -37,67 +37,6 @@ SECONDS = 30 * 24 * 3600
 _KEPT_HERE = 10_000
 _KEPT_BYTES = 2048
 """What is remembered of a larger outcome in this process is its status; the whole is in Redis."""
-_LARGEST_IN_REDIS = 1024 * 1024
-_TAKEN_BACK = "it was taken back before it was applied"
-
-
-RankOutcome = tuple[str, Mapping[str, Any]]
-"""Status and output of one rank."""
-
-
-@dataclass(frozen=True)
-class CommandRecord:
-    """The remembered state of a command."""
-
-    owner: str
-    """The instance id of the process that entered it."""
-    status: str
-    """The status of its reply; ``accepted`` while it is not answered."""
-    output: Mapping[str, Any] = field(default_factory=dict)
-    ranks: Mapping[int, RankOutcome] = field(default_factory=dict)
-    """The outcomes of ranks that differ from ``status`` and ``output``."""
-    is_cut: bool = False
-    """Whether outputs were left out."""
-    is_forged: bool = False
-    """Whether somebody without the signing key wrote it: what became of the command is not known."""
-
-    @property
-    def is_final(self) -> bool:
-        return self.status in envelope.FINAL
-
-    def of_rank(self, rank: int) -> RankOutcome:
-        return self.ranks.get(rank, (self.status, self.output))
-
-    def cut(self) -> CommandRecord:
-        """The same without outputs."""
-        ranks: dict[int, RankOutcome] = {
-            rank: (status, {}) for rank, (status, _) in self.ranks.items() if status != self.status
-        }
-        return CommandRecord(self.owner, self.status, {}, ranks, is_cut=True)
-
-    def encode(self) -> bytes:
-        fields: dict[str, Any] = {"by": self.owner, "status": self.status, "output": dict(self.output)}
-        if self.ranks:
-            fields["ranks"] = {str(rank): [status, dict(output)] for rank, (status, output) in self.ranks.items()}
-        raw = json.dumps(fields).encode()
-        return raw if len(raw) <= _LARGEST_IN_REDIS or self.is_cut else self.cut().encode()
-
-    @classmethod
-    def decode(cls, raw: bytes) -> CommandRecord:
-        """A record that cannot be read counts as another process's, so that the command is not applied twice."""
-        try:
-            fields = read_object(raw)
-            status, output = fields["status"], fields["output"]
-            ranks: dict[int, RankOutcome] = {
-                int(rank): (rank_status, dict(rank_output))
-                for rank, (rank_status, rank_output) in fields.get("ranks", {}).items()
-            }
-            statuses = {status, *(rank_status for rank_status, _ in ranks.values())}
-            if statuses <= envelope.STATUSES and isinstance(output, dict):
-                return cls(str(fields["by"]), status, output, ranks)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            pass
-        return cls("", envelope.ACCEPTED)
 
 
 class CommandMemory:
@@ -125,7 +64,7 @@ class CommandMemory:
 
     def entry(self, command_id: str, record: CommandRecord) -> bytes:
         """What is kept in Redis under `key`."""
-        return self._sealed(self.key(command_id), record.encode())
+        return self._sealed(self.key(command_id), record.encode(self.owner))
 
     def recall(self, command_id: str) -> CommandRecord | None:
         """The record of a command in this process, if any."""
@@ -143,7 +82,7 @@ class CommandMemory:
             return stored if stored is not None and stored.is_final else here
         if stored is not None and stored.is_final:
             self.remember(command_id, stored)
-        elif stored is not None and stored.owner == self.owner:
+        elif stored is not None and stored.is_ours:
             return None  # our own mark without a memory of it: it expired here, and the mark is about to go
         return stored
 
@@ -186,32 +125,35 @@ class CommandMemory:
 
     def claim(self, client: redis.Redis, command_id: str) -> CommandRecord | None:
         """Enter a command as ours to apply. Returns None on success, else its existing record."""
-        mine = CommandRecord(self.owner, envelope.ACCEPTED)
+        mine = CommandRecord(envelope.ACCEPTED)
         with self._marking:
-            if not client.set(self.key(command_id), self.entry(command_id, mine), nx=True, ex=SECONDS):
-                record = self.look_up(client, command_id)
-                if record is not None:
-                    return record
-                client.set(self.key(command_id), self.entry(command_id, mine), ex=SECONDS)
-            self.remember(command_id, mine)
-        return None
+            if self._enter(client, command_id, mine):
+                return None
+            record = self.look_up(client, command_id)
+            if record is None:
+                self._enter(client, command_id, mine, replace=True)
+            return record
 
     def take_over(self, client: redis.Redis, command_id: str) -> None:
         """Enter a command as ours to apply that an earlier process had entered."""
-        mine = CommandRecord(self.owner, envelope.ACCEPTED)
         with self._marking:
-            client.set(self.key(command_id), self.entry(command_id, mine), ex=SECONDS)
-            self.remember(command_id, mine)
+            self._enter(client, command_id, CommandRecord(envelope.ACCEPTED), replace=True)
 
     def revoke(self, client: redis.Redis, command_id: str) -> None:
         """Make sure that a command is never applied: its undo came before it was."""
-        record = CommandRecord(self.owner, envelope.REJECTED, {"reason": _TAKEN_BACK})
-        if client.set(self.key(command_id), self.entry(command_id, record), nx=True, ex=SECONDS):
+        self._enter(client, command_id, REVOKED)
+
+    def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:
+        """Enter a record in Redis and in this process; return False where Redis has one already and keeps it."""
+        entry = self.entry(command_id, record)
+        is_entered = bool(client.set(self.key(command_id), entry, nx=not replace, ex=SECONDS))
+        if is_entered:
             self.remember(command_id, record)
+        return is_entered
 
     def remember(self, command_id: str, record: CommandRecord) -> None:
         """Remember in this process; the writer takes a final record to Redis with its reply."""
-        kept = record if len(record.encode()) <= _KEPT_BYTES else record.cut()
+        kept = record if len(record.encode(self.owner)) <= _KEPT_BYTES else record.cut()
         with self._lock:
             self._records[command_id] = kept
             self._records.move_to_end(command_id)
@@ -246,8 +188,8 @@ class CommandMemory:
         except BadSignature as error:
             if self._log_limit.lets_through():
                 log.warning("what is kept in Redis of the command %s is not genuine: it %s", command_id, error)
-            return CommandRecord("", envelope.ACCEPTED, is_forged=True)
-        return CommandRecord.decode(raw)
+            return CommandRecord(envelope.ACCEPTED, is_ours=False, is_forged=True)
+        return CommandRecord.decode(raw, self.owner)
 
     def _since_in(self, value: Any, run: str) -> datetime | None:
         """Since when the memory in this run of Redis is whole; None where that is not kept, or of another run."""
@@ -263,7 +205,7 @@ class CommandMemory:
 def _read(client: redis.Redis, key: str) -> bytes | None:
     """What is under a key, within bounds; None if nothing is. What is no text, somebody else has put there."""
     try:
-        value: Any = client.getrange(key, 0, 2 * _LARGEST_IN_REDIS)
+        value: Any = client.getrange(key, 0, 2 * LARGEST_RECORD)
     except redis.ResponseError as error:
         if "WRONGTYPE" not in str(error):
             raise

@@ -5,7 +5,7 @@ at least once: an entry that was not acknowledged is read again, by this process
 not hand it on again while its answer waits to be sent. The thread survives an outage of Redis, a Redis that comes
 back empty, and the loss of the consumer group.
 
-Not here: what becomes of a genuine command (``trainmedic.job.queue``, the agent's ``intake``).
+Not here: what becomes of a genuine command (``trainmedic.job.queue``, the agent's ``command_runner``).
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from typing import Any, Callable, Mapping, Sequence
 import redis
 
 from trainmedic.wire import envelope
-from trainmedic.wire.command_memory import SECONDS, CommandMemory, CommandRecord
+from trainmedic.wire.command_book import CommandRecord
+from trainmedic.wire.command_memory import SECONDS, CommandMemory
 from trainmedic.wire.connection import REDIS_ERRORS, RedisConnection
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.notice import FIELD, Notice

@@ -11,8 +11,9 @@ import pytest
 
 from tests.support.messages import make_command
 from trainmedic.wire import envelope
+from trainmedic.wire.command_book import CommandRecord
 from trainmedic_server.agent import journal as journals
-from trainmedic_server.agent.journal import Journal, JournalEntry
+from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.reserved_space import PIECE, PIECES
 from trainmedic_server.errors import ConfigurationError, JournalUnavailable
 
@@ -46,18 +47,21 @@ def reopened(journal: Journal, directory: Path) -> Journal:
 
 def test_a_command_is_taken_once(journal: Journal) -> None:
     """The second taking of an id says what became of the first."""
-    assert journal.take(cap_command("c1"), NOW) is None
-    assert journal.take(cap_command("c1"), NOW) == JournalEntry("c1", envelope.ACCEPTED, NOW)
-    journal.record_outcome(JournalEntry("c1", envelope.APPLIED, NOW, {"watts": 320}))
-    assert journal.take(cap_command("c1"), NOW) == JournalEntry("c1", envelope.APPLIED, NOW, {"watts": 320})
+    assert journal.claim(cap_command("c1"), NOW) is None
+    assert journal.claim(cap_command("c1"), NOW) == CommandRecord(envelope.ACCEPTED)
+    ended_at = NOW + timedelta(seconds=1)
+    journal.record_outcome("c1", CommandRecord(envelope.APPLIED, {"watts": 320}, at=ended_at))
+    known = journal.claim(cap_command("c1"), NOW)
+    assert known == CommandRecord(envelope.APPLIED, {"watts": 320})
+    assert known.at == ended_at
 
 
 def test_what_was_taken_is_found_again_after_a_restart(journal: Journal, tmp_path: Path) -> None:
     """Unfinished commands come back whole, oldest first."""
-    journal.take(cap_command("c2"), NOW + timedelta(seconds=1))
-    journal.take(cap_command("c1"), NOW + timedelta(seconds=2))
-    journal.take(cap_command("c0"), NOW)
-    journal.record_outcome(JournalEntry("c0", envelope.APPLIED, NOW))
+    journal.claim(cap_command("c2"), NOW + timedelta(seconds=1))
+    journal.claim(cap_command("c1"), NOW + timedelta(seconds=2))
+    journal.claim(cap_command("c0"), NOW)
+    journal.record_outcome("c0", CommandRecord(envelope.APPLIED, at=NOW))
     again = reopened(journal, tmp_path)
     assert again.open_commands() == [cap_command("c2"), cap_command("c1")]
     again.close()
@@ -65,11 +69,11 @@ def test_what_was_taken_is_found_again_after_a_restart(journal: Journal, tmp_pat
 
 def test_a_reply_waits_until_it_was_sent(journal: Journal, tmp_path: Path) -> None:
     """Outcomes are unsent, over a restart too, until somebody says that they were sent."""
-    journal.take(cap_command("c1"), NOW)
+    journal.claim(cap_command("c1"), NOW)
     assert journal.unsent(10) == []
-    journal.record_outcome(JournalEntry("c1", envelope.FAILED, NOW, {"reason": "lost"}))
+    journal.record_outcome("c1", CommandRecord(envelope.FAILED, {"reason": "lost"}, at=NOW))
     again = reopened(journal, tmp_path)
-    assert again.unsent(10) == [JournalEntry("c1", envelope.FAILED, NOW, {"reason": "lost"})]
+    assert again.unsent(10) == [("c1", CommandRecord(envelope.FAILED, {"reason": "lost"}))]
     again.mark_sent(["c1"])
     assert again.unsent(10) == []
     again.close()
@@ -78,7 +82,7 @@ def test_a_reply_waits_until_it_was_sent(journal: Journal, tmp_path: Path) -> No
 def test_a_revoked_command_is_never_taken(journal: Journal) -> None:
     """An undo that came first bars the way for what it undoes, and nobody is told of that unasked."""
     journal.revoke("c1", NOW)
-    known = journal.take(cap_command("c1"), NOW)
+    known = journal.claim(cap_command("c1"), NOW)
     assert known is not None
     assert known.status == envelope.REJECTED
     assert journal.unsent(10) == []
@@ -86,18 +90,19 @@ def test_a_revoked_command_is_never_taken(journal: Journal) -> None:
 
 def test_a_command_that_expired_can_come_again(journal: Journal) -> None:
     """It was never applied, and the server may send it once more with more time; the old answer is void then."""
-    journal.take(cap_command("c1"), NOW)
-    journal.record_outcome(JournalEntry("c1", envelope.EXPIRED, NOW))
-    assert journal.take(cap_command("c1"), NOW) is None
+    journal.claim(cap_command("c1"), NOW)
+    journal.record_outcome("c1", CommandRecord(envelope.EXPIRED, at=NOW))
+    assert journal.claim(cap_command("c1"), NOW) is None
     assert journal.unsent(10) == []
 
 
 def test_old_outcomes_are_pruned_and_nothing_else(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither what is open nor what waits to be sent is ever forgotten."""
-    journal.take(cap_command("open"), NOW)
+    journal.claim(cap_command("open"), NOW)
     for name in ("unsent", "old", "new"):
-        journal.take(cap_command(name), NOW)
-        journal.record_outcome(JournalEntry(name, envelope.APPLIED, NOW + timedelta(days=20 if name == "new" else 0)))
+        journal.claim(cap_command(name), NOW)
+        at = NOW + timedelta(days=20 if name == "new" else 0)
+        journal.record_outcome(name, CommandRecord(envelope.APPLIED, at=at))
     journal.mark_sent(["old", "new"])
     assert journal.prune(NOW + timedelta(days=31)) == 1
     assert journal.look_up("old") is None
@@ -138,8 +143,8 @@ def test_a_part_is_brought_up_to_date_once(journal: Journal, tmp_path: Path) -> 
 def test_the_log_stays_within_a_part_of_the_reserve(journal: Journal, tmp_path: Path) -> None:
     """On a full disk the reserve is all that it may grow by, so it is used again from its beginning."""
     for number in range(200):
-        journal.take(cap_command(f"c{number}"), NOW)
-        journal.record_outcome(JournalEntry(f"c{number}", envelope.APPLIED, NOW))
+        journal.claim(cap_command(f"c{number}"), NOW)
+        journal.record_outcome(f"c{number}", CommandRecord(envelope.APPLIED, at=NOW))
     assert (tmp_path / "agent.db-wal").stat().st_size < PIECES * PIECE / 2
 
 
@@ -168,7 +173,7 @@ def test_a_journal_that_cannot_be_written_says_so(journal: Journal) -> None:
     """Every error of SQLite is one error of ours."""
     journal._connection.execute("PRAGMA query_only = ON")
     with pytest.raises(JournalUnavailable, match="read-only") as caught:
-        journal.take(cap_command("c1"), NOW)
+        journal.claim(cap_command("c1"), NOW)
     assert isinstance(caught.value.__cause__, sqlite3.Error)
 
 
@@ -181,12 +186,12 @@ def test_a_journal_that_has_gone_takes_nothing(journal: Journal, tmp_path: Path,
         tmp_path.mkdir()
         (tmp_path / "agent.db").touch()
     with pytest.raises(JournalUnavailable, match=r"agent\.db was moved or removed.*put it back"):
-        journal.take(cap_command("c1"), NOW)
+        journal.claim(cap_command("c1"), NOW)
     if is_replaced:
         (tmp_path / "agent.db").unlink()
         tmp_path.rmdir()
     directory.rename(tmp_path)
-    assert journal.take(cap_command("c1"), NOW) is None
+    assert journal.claim(cap_command("c1"), NOW) is None
 
 
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -214,16 +219,16 @@ def test_a_journal_is_whole_since_it_was_made_or_since_the_newest_that_it_forgot
     """Over restarts too. By that an undo of a command that it does not have is certain, or is not."""
     made_at = journal.whole_since()
     assert abs(made_at - datetime.now(UTC)) < timedelta(minutes=1)
-    journal.take(cap_command("c1"), made_at + timedelta(days=1))
-    journal.record_outcome(JournalEntry("c1", envelope.APPLIED, made_at + timedelta(days=1)))
+    journal.claim(cap_command("c1"), made_at + timedelta(days=1))
+    journal.record_outcome("c1", CommandRecord(envelope.APPLIED, at=made_at + timedelta(days=1)))
     journal.mark_sent(["c1"])
     assert journal.prune(made_at + timedelta(days=2)) == 0
     again = reopened(journal, tmp_path)
     assert again.whole_since() == made_at
     assert again.prune(made_at + timedelta(days=40)) == 1
     assert abs(again.whole_since() - (made_at + timedelta(days=10))) < timedelta(seconds=1)
-    again.take(cap_command("c2"), made_at + timedelta(days=41))
-    again.record_outcome(JournalEntry("c2", envelope.APPLIED, made_at + timedelta(days=41)))
+    again.claim(cap_command("c2"), made_at + timedelta(days=41))
+    again.record_outcome("c2", CommandRecord(envelope.APPLIED, at=made_at + timedelta(days=41)))
     again.mark_sent(["c2"])
     monkeypatch.setattr(journals, "KEPT_ENTRIES", 0)
     assert again.prune(made_at + timedelta(days=42)) == 1
@@ -234,8 +239,8 @@ def test_a_journal_is_whole_since_it_was_made_or_since_the_newest_that_it_forgot
 def test_a_journal_of_an_earlier_release_is_whole_since_its_oldest_command(tmp_path: Path) -> None:
     """It may have been made anew right before that."""
     before = Journal(tmp_path)
-    before.take(cap_command("c1"), NOW)
-    before.take(cap_command("c2"), NOW + timedelta(days=1))
+    before.claim(cap_command("c1"), NOW)
+    before.claim(cap_command("c2"), NOW + timedelta(days=1))
     with before.transaction() as connection:
         connection.execute("DROP TABLE memory")
         connection.execute("DELETE FROM parts WHERE name = 'memory'")

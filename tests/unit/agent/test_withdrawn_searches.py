@@ -16,13 +16,13 @@ from msgspec import Struct
 from tests.support.messages import make_command
 from tests.support.search_in_process import search_executor
 from trainmedic.wire import envelope
+from trainmedic.wire.command_book import CommandRecord
 from trainmedic.wire.receiver import ReceivedCommand
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.executors import AcceptedCommand, Executor
-from trainmedic_server.agent.intake import CommandIntake
-from trainmedic_server.agent.journal import Journal, JournalEntry
+from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.log_link.linked_reading import LinkedSearch
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.agent.log_search.searcher import LogSearcher
@@ -115,11 +115,11 @@ class Replies:
 
     answers: list[tuple[str, str]] = field(default_factory=list)
 
-    def answer(self, command_id: str, status: str, output: Mapping[str, Any], entry: bytes) -> None:
-        self.answers.append((command_id, status))
+    def answer(self, command_id: str, record: CommandRecord, entry: bytes) -> None:
+        self.answers.append((command_id, record.status))
 
-    def send_outcome(self, entry: JournalEntry) -> None:
-        self.answers.append((entry.id, entry.status))
+    def send_outcome(self, command_id: str, outcome: CommandRecord) -> None:
+        self.answers.append((command_id, outcome.status))
 
     def name_conflict(self) -> None:
         return None
@@ -146,11 +146,9 @@ class Agent:
             "n1", lambda: None, None, Policy(allow=frozenset({"gpu.power_limit"})), self.journal, AgentCounters()
         )
         self.replies = Replies()
-        runner = CommandRunner(context, executors, cast("AgentReplies", self.replies), threading.Event())
         self.waiting: list[AcceptedCommand] = []
-        queues = {"logs": cast("WorkerQueue", self)}
-        self._intake = CommandIntake(context, executors, queues, runner, cast("AgentReplies", self.replies))
-        self._runner = runner
+        self._runner = CommandRunner(context, executors, cast("AgentReplies", self.replies), threading.Event())
+        self._runner.begin({"logs": cast("WorkerQueue", self)})
 
     def put(self, accepted: AcceptedCommand) -> None:
         """Queue a command, as its worker queue does."""
@@ -158,7 +156,7 @@ class Agent:
 
     def receive(self, command: envelope.Command) -> Received:
         received = Received(command)
-        self._intake.receive(cast("ReceivedCommand", received))
+        self._runner.receive(cast("ReceivedCommand", received))
         return received
 
     def work(self) -> None:

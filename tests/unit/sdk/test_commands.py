@@ -15,7 +15,7 @@ import pytest
 from tests.support.messages import make_job_command
 from trainmedic.job.command import JobCommand, plain
 from trainmedic.wire import envelope
-from trainmedic.wire.command_memory import CommandRecord
+from trainmedic.wire.command_book import CommandRecord
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
@@ -79,14 +79,15 @@ def test_an_output_that_contains_itself_ends() -> None:
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"by": "x"}', b'{"by": "x", "status": "fine", "output": {}}'])
 def test_a_memory_that_cannot_be_read_counts_as_begun_by_somebody_else(raw: bytes) -> None:
     """Better not applied than applied twice."""
-    known = CommandRecord.decode(raw)
-    assert (known.owner, known.status) == ("", envelope.ACCEPTED)
+    known = CommandRecord.decode(raw, "p1")
+    assert (known.is_ours, known.status) == (False, envelope.ACCEPTED)
 
 
 def test_a_memory_is_read_as_it_was_written() -> None:
-    """Owner, status and output."""
-    known = CommandRecord("p1", envelope.APPLIED, {"after": 0.5})
-    assert CommandRecord.decode(known.encode()) == known
+    """Status, output, those of ranks that differ, and whose it is."""
+    known = CommandRecord(envelope.APPLIED, {"after": 0.5}, {1: (envelope.FAILED, {"reason": "no"})})
+    assert CommandRecord.decode(known.encode("p1"), "p1") == known
+    assert not CommandRecord.decode(known.encode("p1"), "p2").is_ours
 
 
 class Unspeakable:
