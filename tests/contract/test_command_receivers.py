@@ -11,10 +11,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.contract.command_receivers import Agent, Job, Killed, Receiver, later
 from tests.support.programs import eventually
 from trainmedic.wire import command_book, envelope
+from trainmedic.wire.command_memory import CommandMemory
 
 NEVER_APPLIED = {"nothing_to_undo": True, "known": "never_applied"}
 
@@ -271,6 +273,21 @@ def test_what_finds_no_room_may_come_again(receiver: Receiver, monkeypatch: pyte
     receiver.work()
     assert receiver.ask(third).status == envelope.APPLIED
     assert receiver.done == [waiting[0].id, waiting[1].id, third.id]
+
+
+# --- a job with two processes -----------------------------------------------------------------------------
+
+
+def test_one_of_two_processes_enters_a_command(redis_url: str) -> None:
+    """Both had looked it up before. Neither a later claim nor an undo takes it from the one that has it."""
+    first, second = CommandMemory("job:llm-1", "first"), CommandMemory("job:llm-1", "second")
+    with redis.Redis.from_url(redis_url) as client:
+        assert first.claim(client, "c1") is None
+        known = second.claim(client, "c1")
+        assert known is not None
+        assert (known.status, known.is_ours) == (envelope.ACCEPTED, False)
+        second.revoke(client, "c1")
+        assert second.look_up(client, "c1") == known
 
 
 # --- an agent whose journal fails -------------------------------------------------------------------------
