@@ -44,6 +44,10 @@ _SEARCH_TIME = timedelta(seconds=30)
 """Time limit for the first answers of all of them together."""
 
 
+SEARCH_SECONDS = 60.0
+"""Time for the pages of all nodes of a search that is not followed. What is left out then is a note."""
+
+
 class _NodeAnswer(Struct):
     """What one node has answered so far."""
 
@@ -58,6 +62,8 @@ class _NodeAnswer(Struct):
     """Whether the reader was told that its lines are not here."""
     deadline: datetime | None = None
     """Latest time for the request of its first page."""
+    ends_at: datetime | None = None
+    """Latest time for any of its pages."""
     job_files: int | None = None
     """Number of the job's files on the node. None if its agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
@@ -82,6 +88,8 @@ class AgentLogs:
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
         left = most
         answers = self._begin(query, nodes)
+        for answer in answers:
+            answer.ends_at = self._clock.now() + timedelta(seconds=SEARCH_SECONDS)
         async for batch in self._to_the_end(query, answers):
             if len(batch.lines) > left:
                 last = batch.lines[left - 1].at if left else query.since
@@ -196,6 +204,9 @@ class AgentLogs:
                 if answer.deadline is not None and self._clock.now() > answer.deadline:
                     answer.silence = "was not asked in time"
                     break
+                if answer.ends_at is not None and self._clock.now() >= answer.ends_at:
+                    answer.silence = f"its further lines were not read within {SEARCH_SECONDS:g} s"
+                    break
                 page = await self._page(query, answer)
             if page is not None:
                 answer.deadline = None
@@ -228,7 +239,7 @@ class AgentLogs:
             playbook="",
             reason="a person or program searches the logs of a job",
             issued_at=now,
-            expires_at=now + self._patience,
+            expires_at=min(now + self._patience, answer.ends_at or now + self._patience),
         )
         try:
             replies = await self._bus.request(command, _stop_waiting)

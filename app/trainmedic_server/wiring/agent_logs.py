@@ -94,7 +94,7 @@ class LogReading:
             shipping=self._shipping,
         )
         self._reader.counters.takes_rights = takes_rights
-        searcher = LogSearcher(policy, context.node, arrivals=arrivals, files=files, names=self._reader.names)
+        searcher = LogSearcher(policy, context.node, self._reader.scans, arrivals=arrivals, files=files)
         self._searches = SearchPages(searcher)
 
     def start(self) -> None:
