@@ -88,10 +88,10 @@ class Scan(Struct, frozen=True):
     """There were more entries than are looked at."""
     late: int = 0
     """Jobs whose directories were not looked through, or not to their ends, because time had run out."""
-    is_stale: bool = False
-    """It is an earlier one than was asked for, because the next one did not end in time."""
     errors: int = 0
     """Jobs at which looking ended by an unexpected error."""
+    is_stale: bool = False
+    """It is an earlier one than was asked for, because the next one did not end in time."""
 
 
 class _Top(Struct):
