@@ -46,12 +46,12 @@ class ProgramSource:
     @classmethod
     def forked(cls, programs: Programs, confine: Callable[[], None]) -> ProgramSource:
         """Fork the process from this one, which has one thread. `confine` gives up what no program needs."""
-        own, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection, source_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            _be_source(far, programs, confine)
-        far.close()
-        return cls(pid, own)
+            _be_source(source_end, programs, confine)
+        source_end.close()
+        return cls(pid, connection)
 
     @property
     def has_ended(self) -> bool:
@@ -189,8 +189,8 @@ def _be_program(
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        for own, given in enumerate((*descriptors, silence)):
-            os.dup2(given, own)
+        for number, descriptor in enumerate((*descriptors, silence)):
+            os.dup2(descriptor, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         program(arguments)
         sys.stdout.flush()

@@ -279,13 +279,13 @@ class FindingTracker:
 
     def changes(self) -> TrackerChanges:
         """Return what has changed since `stored`. It goes with the places up to which the streams were fed."""
-        kept = {followed.number: followed.kept for followed in self._followed.values()}
-        written = {
+        states = {followed.number: followed.kept for followed in self._followed.values()}
+        texts = {
             followed.number: json.dumps(_written(followed))
             for followed in self._followed.values()
-            if self._stored.get(followed.number) != kept[followed.number]
+            if self._stored.get(followed.number) != states[followed.number]
         }
-        return TrackerChanges(written, self._stored.keys() - kept.keys(), kept)
+        return TrackerChanges(texts, self._stored.keys() - states.keys(), states)
 
     def stored(self, changes: TrackerChanges) -> None:
         """Take note that the latest changes were stored."""

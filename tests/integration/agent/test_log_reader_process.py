@@ -169,7 +169,7 @@ def test_logs_are_read_under_a_user_of_their_own(redis_url: str, named: str | No
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process under another user")
 def test_dumps_are_read_wherever_python_lies(redis_url: str) -> None:
-    """The reader's user may be unable to execute Python. The process that parses is forked, with no right to anything."""
+    """The reader may be unable to execute Python. The process that parses is forked, with no right to anything."""
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         top.chmod(0o755)
@@ -187,7 +187,7 @@ def test_dumps_are_read_wherever_python_lies(redis_url: str) -> None:
                 told = [update for update in node.updates() if update.finding.rule == digest.RULE]
                 return [line for update in told if update.excerpt is not None for line in update.excerpt.lines]
 
-            dumps, refused = digest.read(eventually(excerpts, LONG, "a finding of the dump", every=0.2))
+            dumps, refused = digest.read(eventually(excerpts, LONG, "a finding of the dump", every=0.2), None)
             assert ([each.rank for each in dumps], refused) == ([0], {})
             (parsers,) = node.parser_pids()[:1]
             status = Path(f"/proc/{parsers}/status").read_text()

@@ -360,8 +360,8 @@ class Discovery:
         for entry in listing.entries if self._budget.goes_on() else ():
             if not entry.is_directory:
                 files.append(entry)
-            elif (known := units.get(entry.name)) is not None:
-                deeper.append((entry.name, known.found_by))
+            elif (unit := units.get(entry.name)) is not None:
+                deeper.append((entry.name, unit.found_by))
             elif (inner := look.finder.enter(entry.name)) is not None:
                 deeper.append((entry.name, inner))
         return deeper, files, listing

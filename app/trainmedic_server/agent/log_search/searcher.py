@@ -143,16 +143,16 @@ class LogSearcher:
         files = self._candidates(query, job_files, notes, left_out)
         budget = ReadBudget(MOST_READ, MOST_SECONDS, is_stopping)
         rotations = Rotations(self._node_files, LISTING_SECONDS)
-        late: list[str] = []
+        unopened: list[str] = []
         with ExitStack() as stack:
-            opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack, rotations, late)]
+            opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack, rotations, unopened)]
             budget.begin()  # a page gets on, however long opening takes
             opened += self._kernel_lines(line_filter, places, budget, stack, notes)
             lines, is_cut = _merged(opened, min(most, MOST_LINES))
             reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
         if places:
             notes, left_out = [], {}  # they were on the first page
-        notes += late
+        notes += unopened
         if rotations.left_out:
             notes.append(
                 f"older parts of {rotations.left_out} files on {self._node} are not searched: listing their "
