@@ -189,8 +189,8 @@ def _be_program(
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        for number, descriptor in enumerate((*descriptors, silence)):
-            os.dup2(descriptor, number)
+        for standard, descriptor in enumerate((*descriptors, silence)):
+            os.dup2(descriptor, standard)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         program(arguments)
         sys.stdout.flush()
