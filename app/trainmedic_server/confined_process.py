@@ -49,32 +49,32 @@ class ExecutedProgram:
         # No environment: what stands in it, such as tokens, is none of the program's business.
         environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         command = [sys.executable, "-P", "-m", module, *arguments]
-        self._process = subprocess.Popen(  # noqa: S603 - our own program; what others wrote is its input alone
+        self.process = subprocess.Popen(  # noqa: S603 - our own program; what others wrote is its input alone
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         )
 
     @property
     def requests(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
+        assert self.process.stdin is not None
+        return self.process.stdin
 
     @property
     def answers(self) -> IO[bytes]:
-        assert self._process.stdout is not None
-        return self._process.stdout
+        assert self.process.stdout is not None
+        return self.process.stdout
 
     def kill(self) -> None:
         """End the process, also as another user's and without CAP_KILL."""
         try:
-            self._process.kill()
+            self.process.kill()
         except PermissionError:
             own = confined_child.first_mapped(confined_child.PARSER_IDS)
-            if own is not None and self._process.returncode is None:
-                kill_as_user.kill(self._process.pid, own)
+            if own is not None and self.process.returncode is None:
+                kill_as_user.kill(self.process.pid, own)
 
     def close(self) -> None:
         with suppress(OSError):  # what the pipe still holds is not wanted
-            self._process.communicate()
+            self.process.communicate()
 
 
 class ConfinedProcess:

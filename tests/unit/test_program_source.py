@@ -46,8 +46,13 @@ said["endless"] = hanging.ask(b"x\\n", 0.1).decode()
 hanging.end()
 for _ in range(20):
     ConfinedProcess("endless", (), 1000, source.start).ask(b"x\\n", 0.01)
-children = Path(f"/proc/{source._pid}/task/{source._pid}/children").read_text().split()
-said["children"] = len(children)
+def running():
+    return len(Path(f"/proc/{source._pid}/task/{source._pid}/children").read_text().split())
+
+until = time.monotonic() + 60
+while running() > 1 and time.monotonic() < until:  # the end of the last one is under way
+    time.sleep(0.01)
+said["children"] = running()
 said["has_ended"] = [source.has_ended]
 os.kill(source._pid, signal.SIGKILL)
 until = time.monotonic() + 60

@@ -65,7 +65,7 @@ import os, signal, sys
 from trainmedic_server import confined_child, confined_process
 process = confined_process.ConfinedProcess("trainmedic_server.agent.disk.metadata_child", (), 100)
 assert process.ask(b"latest 3\\n100", 60.0) == b'{"step": 100}\\n'
-child = process._process
+child = process._process.process
 assert os.stat(f"/proc/{child.pid}").st_uid in (0, *confined_child.PARSER_IDS)
 try:
     child.kill()
