@@ -18,6 +18,8 @@ from pathlib import Path
 PARSER_IDS = (2_100_000_018, 60_998)
 """User and group of a process that root starts, the first that this user namespace has. No account has them: they lie
 outside the ranges of distributions, systemd and SSSD."""
+_OF_PYTHON = 64 * 1024**2
+"""Bytes of address space that count as the parsing program's own at its start."""
 _SELF = Path("/proc/self")
 _CAP_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64
@@ -39,8 +41,9 @@ _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 def give_up_everything(most_memory: int) -> None:
     """Give up other users' files, writing, opening, starting processes, signals, and memory above `most_memory` bytes.
 
-    Raises OSError.
+    A process that was forked has the address space of a larger program, which does not count. Raises OSError.
     """
+    most_memory += max(_address_space() - _OF_PYTHON, 0)
     # Where memory runs short all the same, this process is to be killed, and not the one that started it.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -61,6 +64,13 @@ def give_up_everything(most_memory: int) -> None:
         (resource.RLIMIT_NPROC, 0),
     ):
         resource.setrlimit(kind, (limit, limit))
+
+
+def _address_space() -> int:
+    """Return the bytes of this process's address space. 0 if the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((_SELF / "statm").read_text().split()[0]) * resource.getpagesize()
+    return 0
 
 
 def refuse_signals() -> None:

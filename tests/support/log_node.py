@@ -21,6 +21,7 @@ from tests.support.gpu_node import GpuNode
 from tests.support.programs import eventually
 from trainmedic.wire.findings import FIELD, FINDINGS, RULES, RulesNotice, notice_of_rules
 from trainmedic.wire.signing import Signer, signatures_of
+from trainmedic_server import program_source
 from trainmedic_server.domain import finding_codec
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.finding_codec import FindingUpdate
@@ -82,7 +83,17 @@ class LogNode(GpuNode):
 
     def reader_pids(self) -> list[int]:
         """The processes that read logs for the agent: the opener, then the reader that it has started."""
-        return [pid for pid in _descendants(self.agent.process.pid) if _is_reader(pid)]
+        return [pid for pid, name in self._reading() if name != program_source.NAME]
+
+    def parser_pids(self) -> list[int]:
+        """The process that starts parsers for the reader, and the parsers."""
+        return [pid for pid, name in self._reading() if name == program_source.NAME]
+
+    def _reading(self) -> list[tuple[int, str]]:
+        """All processes of the reader, each with its name."""
+        return [
+            (pid, name) for pid in _descendants(self.agent.process.pid) if (name := _name_of_reader(pid)) is not None
+        ]
 
     def metrics(self) -> str:
         """What its exporter shows."""
@@ -130,7 +141,9 @@ def _descendants(pid: int) -> list[int]:
     return [each for child in found for each in (child, *_descendants(child))]
 
 
-def _is_reader(pid: int) -> bool:
+def _name_of_reader(pid: int) -> str | None:
+    """Return the name of a process. None if it is not of the reader."""
     with contextlib.suppress(OSError):
-        return b"agent-reader" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
+        if b"agent-reader" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return Path(f"/proc/{pid}/comm").read_text().strip()
+    return None

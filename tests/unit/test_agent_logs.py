@@ -17,6 +17,7 @@ from trainmedic.wire import envelope
 from trainmedic_server.adapters import agent_logs
 from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.no_logs import NoLogsExecutor
 from trainmedic_server.domain import log_pages
 from trainmedic_server.domain.log_search import LogQuery, TimeKnownBy
@@ -287,3 +288,30 @@ class SilentBus(BusOfNodes):
         self.asked.append(command)
         await asyncio.Event().wait()
         return ()
+
+
+async def test_a_search_ends_although_a_node_always_has_more(node: LogNode) -> None:
+    """Pages without lines follow each other where a node is slow. The answer says what is missing."""
+    clock = ManualClock(NOW)
+
+    class Slow:
+        """Stands for an agent whose pages take 7 s and reach nothing."""
+
+        action, queue = "logs.read", "logs"
+
+        def perform(self, accepted: AcceptedCommand) -> dict[str, Any]:
+            clock.sleep(7.0)
+            page = {"lines": [], "cursor": [], "end": False, "notes": [], "left_out": {}, "job_files": 1}
+            return {"page": log_pages.packed(page)}
+
+    slow = replace_executor(node, Slow())
+    bus = BusOfNodes(names([slow]))
+    with pytest.raises(LogsUnavailable, match="its further lines were not read within 60 s"):
+        _ = [batch async for batch in AgentLogs(bus, clock).search(QUERY, ["gpu-01"], 100)]
+    assert len(bus.asked) == 9
+    assert all(command.expires_at <= NOW + timedelta(seconds=agent_logs.SEARCH_SECONDS) for command in bus.asked)
+
+
+def replace_executor(node: LogNode, executor: Any) -> LogNode:
+    node.executor = executor
+    return node

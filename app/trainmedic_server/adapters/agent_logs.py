@@ -44,6 +44,10 @@ _SEARCH_TIME = timedelta(seconds=30)
 """Time limit for the first answers of all of them together."""
 
 
+SEARCH_SECONDS = 60.0
+"""Time for the pages of all nodes of a search that is not followed. What is left out then is a note."""
+
+
 class _NodeAnswer(Struct):
     """What one node has answered so far."""
 
@@ -58,6 +62,8 @@ class _NodeAnswer(Struct):
     """Whether the reader was told that its lines are not here."""
     deadline: datetime | None = None
     """Latest time for the request of its first page."""
+    ends_at: datetime | None = None
+    """Latest time for any of its pages."""
     job_files: int | None = None
     """Number of the job's files on the node. None if its agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
@@ -81,7 +87,7 @@ class AgentLogs:
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
         left = most
-        answers = self._begin(query, nodes)
+        answers = self._begin(query, nodes, timedelta(seconds=SEARCH_SECONDS))
         async for batch in self._to_the_end(query, answers):
             if len(batch.lines) > left:
                 last = batch.lines[left - 1].at if left else query.since
@@ -139,14 +145,17 @@ class AgentLogs:
                 asking[answer.node] = asyncio.create_task(self._ask_node(query, answer, self._turns_of_missed))
         return due, notes
 
-    def _begin(self, query: LogQuery, nodes: Collection[str]) -> list[_NodeAnswer]:
+    def _begin(self, query: LogQuery, nodes: Collection[str], lasting: timedelta | None = None) -> list[_NodeAnswer]:
         asked = {query.node} if query.node is not None else set(nodes)
         if not asked:
             raise NotFound(
                 f"it is not known on which nodes {query.job} runs or has run, so no agent can be asked; name a node"
             )
-        deadline = self._clock.now() + _SEARCH_TIME if query.is_search else None
-        return [_NodeAnswer(node, deadline=deadline) for node in sorted(asked)[: MOST_SEARCHED if deadline else None]]
+        now = self._clock.now()
+        deadline = now + _SEARCH_TIME if query.is_search else None
+        ends_at = now + lasting if lasting is not None else None
+        asked_now = sorted(asked)[: MOST_SEARCHED if deadline else None]
+        return [_NodeAnswer(node, deadline=deadline, ends_at=ends_at) for node in asked_now]
 
     async def _to_the_end(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_again: bool = False
@@ -193,10 +202,14 @@ class AgentLogs:
         notes: list[str] = []
         while answer.wants_more:
             async with turns:
-                if answer.deadline is not None and self._clock.now() > answer.deadline:
+                now = self._clock.now()
+                if answer.deadline is not None and now > answer.deadline:
                     answer.silence = "was not asked in time"
                     break
-                page = await self._page(query, answer)
+                if answer.ends_at is not None and now >= answer.ends_at:
+                    answer.silence = f"its further lines were not read within {SEARCH_SECONDS:g} s"
+                    break
+                page = await self._page(query, answer, now)
             if page is not None:
                 answer.deadline = None
                 # Who answers says where its lines are from, and not they.
@@ -215,9 +228,8 @@ class AgentLogs:
                 notes += fresh
         return notes
 
-    async def _page(self, query: LogQuery, answer: _NodeAnswer) -> dict[str, Any] | None:
+    async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
         """The next page of a node; None, and why in its answer, where there is none."""
-        now = self._clock.now()
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -228,7 +240,7 @@ class AgentLogs:
             playbook="",
             reason="a person or program searches the logs of a job",
             issued_at=now,
-            expires_at=now + self._patience,
+            expires_at=min(now + self._patience, answer.ends_at or now + self._patience),
         )
         try:
             replies = await self._bus.request(command, _stop_waiting)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from trainmedic_server import confined_child
@@ -19,6 +20,7 @@ from trainmedic_server.diagnosis.flight_recorder import dump
 from trainmedic_server.errors import DumpError
 
 SECONDS_PER_DUMP = 5
+"""Seconds of processor time. A busy node takes longer, which is no fault of the dump."""
 MEMORY = 2 * 1024**3
 """Bytes of address space. A dump of 64 MiB takes up to 1 GiB as Python's values."""
 LONGEST_ANSWER = 16 * 1024**2
@@ -29,13 +31,14 @@ TOO_MUCH = "it has too much under way"
 def main(most_memory: int = MEMORY, longest_answer: int = LONGEST_ANSWER) -> None:
     """Answer the dumps that come on standard input, one after another."""
     source, answers = sys.stdin.buffer, sys.stdout.buffer
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     confined_child.give_up_everything(most_memory)
     while header := source.readline(64):
         rank, length = (int(part) for part in header.split())
-        signal.alarm(SECONDS_PER_DUMP)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_DUMP)
         answers.write(_answer(source, rank, length, longest_answer).encode() + b"\n")
         answers.flush()
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _answer(source: BinaryIO, rank: int, length: int, longest: int) -> str:
@@ -49,5 +52,10 @@ def _answer(source: BinaryIO, rank: int, length: int, longest: int) -> str:
     return answer if len(answer) <= longest else json.dumps({"refused": TOO_MUCH})
 
 
+def run(arguments: Sequence[str]) -> None:
+    """Run the program with its arguments."""
+    main(*map(int, arguments))
+
+
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    run(sys.argv[1:])

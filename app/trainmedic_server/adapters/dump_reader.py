@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from trainmedic_server.adapters import dump_child
 from trainmedic_server.adapters.reading_limits import ReadingLimits
-from trainmedic_server.confined_process import START_SECONDS, ConfinedProcess
+from trainmedic_server.confined_process import START_SECONDS, ConfinedProcess, ExecutedProgram, StartsPrograms
 from trainmedic_server.diagnosis.flight_recorder import dump
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump, ProcessGroup
 from trainmedic_server.errors import DumpError
@@ -27,6 +27,8 @@ MOST_DUMPS = 4096
 """Of one job."""
 _ANSWER_SHARE = 64
 """An answer has this part of the memory at most: as Python's values it is up to ten times as large."""
+_WALL_SECONDS = 60
+"""Time for one dump, of which its reader may use `dump_child.SECONDS_PER_DUMP` of a processor."""
 _ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
@@ -66,11 +68,12 @@ def read_raw(
     raw: Sequence[tuple[int, bytes]],
     most_memory: int = dump_child.MEMORY,
     longest_answer: int = dump_child.LONGEST_ANSWER,
+    start: StartsPrograms = ExecutedProgram,
 ) -> list[Dump | str]:
     """Of each rank's bytes the dump, or why it is none. One process reads them all; after one that ends it, another
     goes on with the next. ``most_memory`` is the bytes of address space that such a process may have, and
-    ``longest_answer`` the bytes that this process takes for one dump."""
-    with DumpProcess(most_memory, longest_answer) as process:
+    ``longest_answer`` the bytes that this process takes for one dump. `start` starts it. Raises OSError."""
+    with DumpProcess(most_memory, longest_answer, start=start) as process:
         return [process.read(rank, each) for rank, each in raw]
 
 
@@ -118,12 +121,16 @@ class DumpProcess:
     """The process that reads dumps, one at a time."""
 
     def __init__(
-        self, most_memory: int, longest_answer: int, seconds_left: Callable[[], float] = lambda: float("inf")
+        self,
+        most_memory: int,
+        longest_answer: int,
+        seconds_left: Callable[[], float] = lambda: float("inf"),
+        start: StartsPrograms = ExecutedProgram,
     ) -> None:
         self._longest_answer = longest_answer
         self._seconds_left = seconds_left
         limits = (str(most_memory), str(longest_answer))
-        self._process = ConfinedProcess(dump_child.__name__, limits, longest_answer)
+        self._process = ConfinedProcess(dump_child.__name__, limits, longest_answer, start)
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +140,7 @@ class DumpProcess:
 
     def read(self, rank: int, raw: bytes) -> Dump | str:
         """Return the dump, or why it is none."""
-        seconds = min(dump_child.SECONDS_PER_DUMP + START_SECONDS, self._seconds_left())
+        seconds = min(_WALL_SECONDS + START_SECONDS, self._seconds_left())
         line = self._process.ask(b"%d %d\n%s" % (rank, len(raw), raw), seconds)
         if not line.endswith(b"\n"):
             self.end()

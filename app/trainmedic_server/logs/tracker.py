@@ -7,8 +7,9 @@ It reads no clock: what lasts (`for`, silence) is counted by the times that it i
 from __future__ import annotations
 
 import heapq
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -36,6 +37,18 @@ _EVERY = timedelta(seconds=1)
 """The shortest time between two updates of one finding."""
 
 _Key = tuple[Any, ...]
+_Kept = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
+
+
+class TrackerChanges(Struct, frozen=True):
+    """What differs from what was stored last, so that little is stored where little has changed."""
+
+    written: Mapping[int, str]
+    """JSON of findings that are followed, by their numbers."""
+    gone: Collection[int] = ()
+    """Numbers of those that are followed no more."""
+    kept: Mapping[int, _Kept] = {}
+    """What will be stored of all, for `FindingTracker.stored`."""
 
 
 class _Followed(Struct):
@@ -50,8 +63,13 @@ class _Followed(Struct):
     told_at: datetime | None = None
     refused: int = 0
     """Consecutive records that the rule could have matched and did not, since the last match."""
-    written: tuple[Finding, str] | None = None
-    """The finding, and what was written of it last: most do not change between two calls of `FindingTracker.state`."""
+    number: int = 0
+    """Names it among all that this tracker has followed, and where it is stored."""
+
+    @property
+    def kept(self) -> _Kept:
+        """What is stored of it."""
+        return self.finding, tuple(self.waiting), self.is_told, self.has_changed, self.told_at
 
     @property
     def is_counted(self) -> bool:
@@ -78,6 +96,9 @@ class FindingTracker:
         """Raises ValueError or Malformed for a rule that cannot be compiled."""
         self._gpu_of = gpu_of
         self._followed: dict[_Key, _Followed] = {}
+        self._last_number = 0
+        self._stored: Mapping[int, _Kept | None] = {}
+        """What was stored of each finding. None where that is to be stored again."""
         self._rows: set[_Key] = set()
         """Those whose first lines are counted in a row."""
         self._stretches: set[_Key] = set()
@@ -185,6 +206,7 @@ class FindingTracker:
         if followed is None:
             self._bound()
             followed = self._followed[key] = _Followed(rule, new, [new] if rule.count else [])
+            followed.number = self._last_number = self._last_number + 1
         else:
             followed.waiting.append(new)
             followed.finding = new
@@ -255,19 +277,31 @@ class FindingTracker:
 
     # --- over a restart -------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Return what is followed, for JSON. It goes with the places up to which the streams were fed."""
-        return {"followed": [_kept(followed) for followed in self._followed.values()]}
+    def changes(self) -> TrackerChanges:
+        """Return what has changed since `stored`. It goes with the places up to which the streams were fed."""
+        states = {followed.number: followed.kept for followed in self._followed.values()}
+        texts = {
+            followed.number: json.dumps(_written(followed))
+            for followed in self._followed.values()
+            if self._stored.get(followed.number) != states[followed.number]
+        }
+        return TrackerChanges(texts, self._stored.keys() - states.keys(), states)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Follow again what another tracker followed when it gave this state. What cannot be read is left out."""
-        entries = state.get("followed")
-        for entry in entries if isinstance(entries, list) else ():
+    def stored(self, changes: TrackerChanges) -> None:
+        """Take note that the latest changes were stored."""
+        self._stored = changes.kept
+
+    def restore(self, entries: Mapping[int, Any]) -> None:
+        """Follow again what another tracker has followed, by its numbers. What cannot be read is left out."""
+        self._stored = dict.fromkeys(entries)
+        for number, entry in entries.items():
+            self._last_number = max(self._last_number, number)
             try:
                 followed = _restored(entry, self._rule_set)
             except (TrainmedicError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # of another version, or damaged; the finding begins anew with its next line
             if followed is not None:
+                followed.number = number
                 finding = followed.finding
                 whose = FindingIdentity(finding.target, finding.labels)
                 key = _key(followed.rule, finding.origin, finding.role, finding.cause, whose, finding.fields)
@@ -342,12 +376,10 @@ def _with(finding: Finding, new: Finding) -> Finding:
     )
 
 
-def _kept(followed: _Followed) -> dict[str, Any]:
-    if followed.written is None or followed.written[0] is not followed.finding:
-        followed.written = followed.finding, _written(followed.finding)
+def _written(followed: _Followed) -> dict[str, Any]:
     return {
-        "finding": followed.written[1],
-        "waiting": [_written(each) for each in followed.waiting],
+        "finding": _encoded(followed.finding),
+        "waiting": [_encoded(each) for each in followed.waiting],
         "generation": followed.finding.origin.generation,
         "is_told": followed.is_told,
         "has_changed": followed.has_changed,
@@ -355,7 +387,7 @@ def _kept(followed: _Followed) -> dict[str, Any]:
     }
 
 
-def _written(finding: Finding) -> str:
+def _encoded(finding: Finding) -> str:
     node = finding.origin.node or "unknown"
     return finding_codec.encode(FindingUpdate(node, "state", 1, finding)).decode()
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from trainmedic_server.agent.log_link import reader_process
 from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles, others_may_rename
 from trainmedic_server.agent.log_opening.rights import UserDatabase
 from trainmedic_server.agent.log_reading import kernel_log
@@ -21,7 +20,7 @@ from trainmedic_server.agent.log_reading.discovery import PODS, Discovery, Found
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.settings.agent import AgentSettings, ReaderStart
+from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring.agent_files import node_files
 from trainmedic_server.wiring.agent_link import chosen_user
 
@@ -83,8 +82,6 @@ def _user(settings: AgentSettings, report: LogsCheck) -> None:
             "to the agent, and open its files; name another user with --reader-user, or give the agent CAP_SETUID, "
             "CAP_SETGID and CAP_CHOWN"
         )
-    if settings.reader is ReaderStart.CHILD and (unread := reader_process.unread_dumps(user)) is not None:
-        report.warnings.append(f"flight recorder dumps would not be read: {unread}; install Python where all may read")
 
 
 def _may_be_renamed_in(path: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from prometheus_client.metrics_core import Metric
 
-from trainmedic_server.adapters import dump_reader
+from trainmedic_server.adapters import dump_child, dump_reader
 from trainmedic_server.agent.log_link import metric_families
 from trainmedic_server.agent.log_link.messages import LogMetric, ReaderStatus
 from trainmedic_server.agent.log_link.reader_process import is_stopped
@@ -30,7 +30,9 @@ from trainmedic_server.agent.log_search.search_pages import SearchPages
 from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.agent.log_shipping.ship_counters import ShipCounters
 from trainmedic_server.agent.log_shipping.store_access import StoreAccess
+from trainmedic_server.confined_process import StartsPrograms
 from trainmedic_server.domain import gpu_names
+from trainmedic_server.program_source import Programs
 
 _MEMORY_OF_DUMPS = 192 * 1024**2
 """Address space of the process that reads dumps. One of 5 MB, with 2,000 entries, takes 45 MiB of memory."""
@@ -56,6 +58,10 @@ class Shipping(ShipsLines, Protocol):
     def metrics(self) -> Iterator[Metric]: ...
 
 
+PROGRAMS: Programs = {dump_child.__name__: dump_child.run}
+"""The programs that parse what users wrote."""
+
+
 def load(policy: LogsPolicy) -> None:
     """Load what reading by this policy takes beside this module: a confined process may be unable to load it later."""
     if policy.ship is not None:
@@ -77,6 +83,7 @@ class LogReading:
         files: NodeFiles,
         *,
         takes_rights: bool,
+        start_program: StartsPrograms,
     ) -> None:
         """`takes_rights` says whether files are opened with the rights of users. Raises JournalUnavailable."""
         self._context = context
@@ -87,14 +94,19 @@ class LogReading:
             policy,
             boot,
             _uuid_by(link),
-            read_dumps=partial(dump_reader.read_raw, most_memory=_MEMORY_OF_DUMPS, longest_answer=_LONGEST_ANSWER),
+            read_dumps=partial(
+                dump_reader.read_raw,
+                most_memory=_MEMORY_OF_DUMPS,
+                longest_answer=_LONGEST_ANSWER,
+                start=start_program,
+            ),
             port=link,
             files=files,
             arrivals=arrivals,
             shipping=self._shipping,
         )
         self._reader.counters.takes_rights = takes_rights
-        searcher = LogSearcher(policy, context.node, arrivals=arrivals, files=files, names=self._reader.names)
+        searcher = LogSearcher(policy, context.node, self._reader.scans, arrivals=arrivals, files=files)
         self._searches = SearchPages(searcher)
 
     def start(self) -> None:

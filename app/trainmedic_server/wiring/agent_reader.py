@@ -34,6 +34,7 @@ from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.reading_context import ReadingContext
 from trainmedic_server.errors import ConfigurationError, TrainmedicError
+from trainmedic_server.program_source import ProgramSource
 from trainmedic_server.settings.agent_reader import ReaderSettings
 from trainmedic_server.wiring.agent_files import KernelFiles, node_files
 
@@ -58,8 +59,6 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
     user, reason = reader_process.usable_user(settings.reader_user, [settings.state_dir], is_started=True)
     if reason is not None and not once:  # the agent has said it of the process that it starts
         log.warning("logs are read under the opener's own user", extra={"reason": reason, "user": user.uid})
-    if (unread := reader_process.unread_dumps(user)) is not None:
-        log.warning("flight recorder dumps are not read", extra={"reason": unread})
     has_rights = reader_process.has_rights_to_read()
     parent = os.getppid() if once else None
     if has_rights:
@@ -131,27 +130,43 @@ class _Reading:
         self.stream = session.stream
 
     def run(self, order: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
-        """Read until the link ends or the pipe `order` is closed. Raises ConfigurationError, JournalUnavailable."""
+        """Read until the link ends or the pipe `order` is closed. Raises TrainmedicError."""
         # Only this process loads what reading takes, while it may still open the files of the program.
-        from trainmedic_server.wiring.agent_logs import LogReading, load
+        from trainmedic_server.wiring.agent_logs import PROGRAMS, LogReading, load
 
         load(self.welcome.policy)
-        reader_process.confine(self.user, self._settings.reader_memory)
-        reader_process.end_with(parent)
+        own = os.getpid()
+        programs = ProgramSource.forked(PROGRAMS, lambda: self._confine(own))
+        self._confine(parent)
         stopping = threading.Event()
         threading.Thread(target=_await_end, args=(order, stopping), daemon=True).start()
         session, welcome = self._session, self.welcome
         directory = self._settings.state_dir / reader_directory.NAME
         with contextlib.closing(_database(directory, stopping)) as database:
             context = ReadingContext(welcome.boot.node, database, AgentCounters())
-            reading = LogReading(context, welcome.policy, welcome.boot, session, files, takes_rights=takes_rights)
+            reading = LogReading(
+                context,
+                welcome.policy,
+                welcome.boot,
+                session,
+                files,
+                takes_rights=takes_rights,
+                start_program=programs.start,
+            )
             reading.start()
             session.serve(reading)
             log.info("reading logs", extra={"node": welcome.boot.node, "user": os.geteuid()})
-            while not session.ended.wait(_LOOK_SECONDS) and not stopping.is_set():
+            while not session.ended.wait(_LOOK_SECONDS) and not stopping.is_set() and not programs.has_ended:
                 continue
             reading.stop(_STOP_SECONDS)
             session.close()
+        if programs.has_ended:
+            raise TrainmedicError("the process that starts the parsers has ended")
+
+    def _confine(self, parent: int) -> None:
+        """Give up every right, and end with the parent. Raises ConfigurationError."""
+        reader_process.confine(self.user, self._settings.reader_memory)
+        reader_process.end_with(parent)
 
 
 def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:

@@ -19,8 +19,10 @@ from benchmarks.agent_idle import memory
 from tests.integration.agent.test_log_reading import append
 from tests.support.log_node import LogNode
 from tests.support.programs import PYTHON_PATH, Program, eventually
+from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_server.agent.log_link import link_socket, reader_process
 from trainmedic_server.agent.log_link.messages import LARGEST_OF_READER
+from trainmedic_server.diagnosis.flight_recorder import digest
 
 _HOSTILE = """
 import socket, sys
@@ -33,6 +35,7 @@ try:
 except OSError:
     pass
 """
+PUBLISHED = Path(__file__).parents[2] / "unit" / "diagnosis" / "nvidia_dumps" / "lock_gil_1st"
 _NOBODY = 65534
 _AGENT, _READER, _TENANT = 20_001, 20_002, 20_003
 """Users that no machine has."""
@@ -90,7 +93,13 @@ def _searched(node: ActingNode) -> str:
 
 
 @pytest.mark.parametrize(
-    ("who", "how"), [("reader", signal.SIGKILL), ("reader", signal.SIGSTOP), ("opener", signal.SIGSTOP)]
+    ("who", "how"),
+    [
+        ("reader", signal.SIGKILL),
+        ("reader", signal.SIGSTOP),
+        ("opener", signal.SIGSTOP),
+        ("parsers", signal.SIGKILL),
+    ],
 )
 def test_commands_do_not_notice_that_the_reader_is_gone(
     node: ActingNode, tmp_path: Path, who: str, how: signal.Signals
@@ -100,7 +109,8 @@ def test_commands_do_not_notice_that_the_reader_is_gone(
     append(path, "MARK 1\n")
     node.found(1, within=LONG)
     reader = node.a_reader()
-    os.kill(reader if who == "reader" else node.reader_pids()[0], how)
+    killed = {"reader": reader, "opener": node.reader_pids()[0], "parsers": node.parser_pids()[0]}
+    os.kill(killed[who], how)
     node.caps_a_gpu()
     append(path, "MARK 2\n")
     node.caps_a_gpu()
@@ -153,6 +163,36 @@ def test_logs_are_read_under_a_user_of_their_own(redis_url: str, named: str | No
             assert "trainmedic_agent_reader_own_user 1.0" in node.metrics()
             assert _searched(node) == "applied"
             assert {path.stat().st_uid for path in (node.state / "reader").iterdir()} == {uid}
+        finally:
+            node.agent.end()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process under another user")
+def test_dumps_are_read_wherever_python_lies(redis_url: str) -> None:
+    """The reader may be unable to execute Python. The process that parses is forked, with no right to anything."""
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        top.chmod(0o755)
+        attempt = AttemptLogs.of(top / "logs", "llm-1", 1)
+        for path in (attempt.launcher("n1"), attempt.dump(0)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        attempt.launcher("n1").write_text("started\n")
+        attempt.dump(0).write_bytes((PUBLISHED / "_dump_0").read_bytes())
+        node = ActingNode(top / "node", redis_url, roots=[str(top / "logs")])
+        node.start("--reader-user", str(_NOBODY))
+        try:
+            node.hand_out()
+
+            def excerpts() -> list[str]:
+                told = [update for update in node.updates() if update.finding.rule == digest.RULE]
+                return [line for update in told if update.excerpt is not None for line in update.excerpt.lines]
+
+            dumps, refused = digest.read(eventually(excerpts, LONG, "a finding of the dump", every=0.2), None)
+            assert ([each.rank for each in dumps], refused) == ([0], {})
+            (parsers,) = node.parser_pids()[:1]
+            status = Path(f"/proc/{parsers}/status").read_text()
+            assert "CapEff:\t0000000000000000" in status
+            assert Path(f"/proc/{parsers}").stat().st_uid == Path(f"/proc/{node.a_reader()}").stat().st_uid
         finally:
             node.agent.end()
 

@@ -19,7 +19,7 @@ from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
 from trainmedic_server.agent.log_search import packed_lines, searcher
 from trainmedic_server.agent.log_search.searcher import LogPage, LogSearcher
-from trainmedic_server.agent.log_search.wanted_lines import FilePlace
+from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget
 from trainmedic_server.domain.log_search import FoundLine, LeftOut, LogQuery, left_out_notes
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -319,3 +319,28 @@ def test_listing_directories_for_older_parts_is_cut_and_that_is_said(
     page = node.search.page(QUERY, {})
     assert len(page.lines) == 3
     assert any("older parts of 1 files on n1 are not searched" in note for note in page.notes)
+
+
+def test_files_that_are_not_opened_in_time_are_left_out_and_that_is_said(
+    node: SearchedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page gets on however slow opening is: reading has its time afterwards, and the first file is always read."""
+    node.write(3)
+    other = node.log.parent.with_name("attempt-9") / node.log.name
+    other.parent.mkdir()
+    node.write(3, other)
+    monkeypatch.setattr(searcher, "OPEN_SECONDS", -1.0)
+    page = node.search.page(QUERY, {})
+    assert len(page.lines) == 3
+    assert any("1 files on n1 are not searched: opening them takes too long" in note for note in page.notes)
+
+
+def test_the_time_for_reading_begins_after_the_files_are_open() -> None:
+    """Otherwise each page of many files would be empty, and the next one too."""
+    budget = ReadBudget(1000, 0.0)
+    assert budget.is_spent
+    lasting = ReadBudget(1000, 60.0)
+    lasting._until = 0.0
+    assert lasting.is_spent
+    lasting.begin()
+    assert not lasting.is_spent

@@ -194,7 +194,7 @@ def test_a_finding_of_a_stretch_lasts_over_a_restart() -> None:
     text = "\n".join(form.format(at, 8.7, 8.6) for at in range(60))
     first, again = FindingTracker(RULES), FindingTracker(RULES)
     assert len([finding for line in lines(text) for finding in first.feed(line)]) == 1
-    again.restore(json.loads(json.dumps(first.state())))
+    again.restore({number: json.loads(text) for number, text in first.changes().written.items()})
     assert [finding for line in lines(text) for finding in again.feed(line)] == []
     fast = "\n".join(form.format(60 + at, 0.5, 0.01) for at in range(60))
     (over,) = [finding for line in lines(fast) for finding in again.feed(line)]

@@ -52,6 +52,11 @@ def feed(followed: FindingTracker, *given: Line) -> list[Finding]:
     return [finding for each in given for finding in followed.feed(each)]
 
 
+def stored(tracker: FindingTracker) -> dict[int, Any]:
+    """What is stored of all that a tracker follows."""
+    return {number: json.loads(text) for number, text in tracker.changes().written.items()}
+
+
 def test_a_finding_begins_and_is_counted() -> None:
     """The first line makes it at once; repeats are told together, at most once a second."""
     followed = FindingTracker(RuleSet((rule(),)))
@@ -92,7 +97,7 @@ def test_after_silence_a_new_finding_begins() -> None:
     assert [each.first_at for each in began] == [NOW, NOW + 130 * SECOND]
     followed.tick(NOW + 131 * SECOND)
     followed.tick(NOW + 300 * SECOND)
-    assert followed.state() == {"followed": []}
+    assert stored(followed) == {}
 
 
 def test_each_attempt_of_a_job_has_its_finding() -> None:
@@ -182,25 +187,6 @@ def test_what_a_training_prints_names_no_node_and_no_gpu(source: str) -> None:
     assert finding.target.key == "node:gpu-07"
 
 
-def test_only_findings_that_have_changed_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state is taken several times a second, and one hostile job has as many findings as can be followed."""
-    written: list[str] = []
-    write = tracker._written
-
-    def count(finding: Finding) -> str:
-        written.append(finding.line)
-        return write(finding)
-
-    monkeypatch.setattr(tracker, "_written", count)
-    followed = FindingTracker(RuleSet((NFS, XID)))
-    feed(followed, at(0, "nfs: server a not responding", "kernel"), at(1, "Xid (PCI:0:9b:0): 79", "kernel"))
-    followed.state()
-    assert len(written) == 2
-    feed(followed, at(2, "nfs: server a not responding", "kernel"))
-    assert '"count":2' in json.dumps(followed.state()).replace("\\", "")
-    assert len(written) == 3
-
-
 def test_what_is_followed_survives_a_restart() -> None:
     """Open findings, counts that are not reached, and when a finding was told last."""
     counted = rule("counted", count=RequiredCount(3, timedelta(minutes=1)))
@@ -209,8 +195,8 @@ def test_what_is_followed_survives_a_restart() -> None:
     feed(before, at(0, "CUDA out of memory"), at(1, "CUDA out of memory"))
     (nfs,) = feed(before, at(2, "nfs: server a not responding", "kernel", generation="9"))
     after = FindingTracker(rules)
-    after.restore(json.loads(json.dumps(before.state())))
-    assert after.state() == before.state()
+    after.restore(stored(before))
+    assert stored(after) == stored(before)
     (began,) = feed(after, at(3, "CUDA out of memory"))
     assert (began.count, began.first_at) == (3, NOW)
     (over,) = feed(after, at(4, "nfs: server a OK", "kernel", generation="9"))
@@ -223,18 +209,32 @@ def test_each_process_that_the_kernel_kills_for_want_of_memory_is_told() -> None
     before, after = FindingTracker(rules), FindingTracker(rules)
     found = feed(before, *(at(n, f"Killed process {pid} (x)", "kernel") for n, pid in enumerate((7, 8, 7))))
     assert [finding.fields["pid"] for finding in found] == ["7", "8"]
-    after.restore(json.loads(json.dumps(before.state())))
+    after.restore(stored(before))
     assert feed(after, at(3, "Killed process 8 (x)", "kernel"), at(4, "Killed process 9 (x)", "kernel"))[0].fields == {
         "pid": "9"
     }
 
 
-@pytest.mark.parametrize("state", [{}, {"followed": 3}, {"followed": [1, {}, {"finding": "x", "waiting": []}]}])
-def test_a_damaged_state_is_left_out(state: dict[str, Any]) -> None:
-    """The agent begins anew rather than not at all."""
+@pytest.mark.parametrize("entry", [1, {}, {"finding": "x", "waiting": []}])
+def test_a_damaged_state_is_left_out(entry: Any) -> None:
+    """The agent begins anew rather than not at all, and the row goes."""
     followed = FindingTracker(RuleSet((rule(),)))
-    followed.restore(state)
-    assert followed.state() == {"followed": []}
+    followed.restore({4: entry})
+    assert (dict(followed.changes().written), set(followed.changes().gone)) == ({}, {4})
+
+
+def test_only_what_has_changed_is_stored_again() -> None:
+    """What a job has had followed costs nothing at the next finding of another."""
+    tracker = FindingTracker(
+        RuleSet((kernel_rule("oom", r"Killed process (?P<pid>\d+)", "Killed", cause=CauseClass.HOST_MEMORY),))
+    )
+    feed(tracker, *(at(n, f"Killed process {n} (x)", "kernel") for n in range(50)))
+    first = tracker.changes()
+    assert len(first.written) == len(tracker.changes().written) == 50
+    tracker.stored(first)
+    assert not tracker.changes().written
+    feed(tracker, at(51, "Killed process 7 (x)", "kernel"))
+    assert len(tracker.changes().written) == 1
 
 
 def test_other_rules_take_over_what_they_still_have() -> None:
@@ -252,7 +252,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     labelled = replace(NFS, alert=RuleAlert("A", labels={"server": "{{ fields.server }}"}))
     followed = FindingTracker(RuleSet((labelled,)))
     feed(followed, *(at(number, f"nfs: server s{number} not", "kernel") for number in range(50)))
-    assert len(followed.state()["followed"]) == 10
+    assert len(stored(followed)) == 10
 
 
 def test_the_line_shown_is_the_telling_one_and_has_no_secret() -> None:

@@ -18,7 +18,7 @@ from trainmedic_server.agent.log_link.reader_process import ReaderUser
 from trainmedic_server.errors import JournalUnavailable
 
 NAME = "reader"
-_PARTS = ("log_reading", "log_arrivals", "log_shipping")
+_PARTS = ("log_reading", "log_queue", "log_arrivals", "log_shipping")
 _OWN_TABLES = "SELECT name, type, sql FROM {}sqlite_master WHERE tbl_name GLOB 'log_*' OR tbl_name GLOB 'ship_*'"
 
 

@@ -121,14 +121,6 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
     return None
 
 
-def unread_dumps(user: ReaderUser) -> str | None:
-    """Return why the user reads no flight recorder dumps. None if it can start the Python that parses them."""
-    closed = closed_to(user, Path(sys.executable))
-    if closed is None:
-        return None
-    return f"user {user.uid} may not pass through {closed}, below which the Python lies that would parse them"
-
-
 class ReaderChild(subprocess.Popen[bytes]):
     """The reader as a child of this process: the leader of a group, in which its own child has another user.
 

@@ -53,6 +53,7 @@ from trainmedic_server.agent.log_reading.scan_units import (
     ScanBudget,
     ScanUnit,
     UnitTable,
+    first_of_users,
     newest,
     newest_of_users,
     trim,
@@ -89,6 +90,8 @@ class Scan(Struct, frozen=True):
     """Jobs whose directories were not looked through, or not to their ends, because time had run out."""
     errors: int = 0
     """Jobs at which looking ended by an unexpected error."""
+    is_stale: bool = False
+    """It is an earlier one than was asked for, because the next one did not end in time."""
 
 
 class _Top(Struct):
@@ -157,11 +160,14 @@ class Discovery:
         is_stopping: Callable[[], bool],
         seconds: float | None = None,
         job_seconds: float = 0.0,
+        *,
+        is_asked: bool = False,
     ) -> Scan:
         """Look at everything once. `known` are the devices and inodes of files that are followed by any name.
 
         With `seconds`, it ends about then. Of a job whose turn has not come, what the last look found still holds. The
-        look at one job may take `job_seconds`, or longer if earlier looks were too short.
+        look at one job may take `job_seconds`, or longer if earlier looks were too short. `is_asked` says that somebody
+        waits for it: what is looked at quickly is then looked at before it is due.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -171,7 +177,7 @@ class Discovery:
             tops.append(self._top(path, finder, units))
             is_cut |= self._budget.is_cut
         self._late = 0
-        is_cut |= self._look_at_units(tops, is_stopping, seconds, job_seconds)
+        is_cut |= self._look_at_units(tops, is_stopping, seconds, job_seconds, CHEAP_SECONDS if is_asked else 0.0)
         return self._assembled(tops, refused, is_cut)
 
     def _assembled(self, tops: Sequence[_Top], refused: Counter[UnreadReason], is_cut: bool) -> Scan:
@@ -202,7 +208,7 @@ class Discovery:
     def _top(self, path: str, finder: Finder, units: UnitTable) -> _Top:
         look = _Look(path, finder)
         try:
-            deeper, files, listing = self._listed(look)
+            deeper, files, listing = self._listed(look, units.by_name)
             found = list(self._logs_among(look, files, listing.device))
             units.renew(path, deeper, may_be_renamed=listing.may_be_renamed)
         except (OSError, LogRefused) as error:
@@ -216,15 +222,22 @@ class Discovery:
     # --- the directories of jobs ------------------------------------------------------------------------
 
     def _look_at_units(
-        self, tops: Sequence[_Top], is_stopping: Callable[[], bool], seconds: float | None, job_seconds: float
+        self,
+        tops: Sequence[_Top],
+        is_stopping: Callable[[], bool],
+        seconds: float | None,
+        job_seconds: float,
+        cheap: float,
     ) -> bool:
-        """Look at those that are due, each user and job in turn. Return whether one had too many entries."""
+        """Look at those that are due, each user and job in turn, and at those whose looks take less than `cheap`
+        seconds. Return whether one had too many entries."""
         now, is_cut = time.monotonic(), False
         count = sum(len(top.units) for top in tops)
         waiting: dict[BudgetOwner, list[tuple[ScanUnit, int]]] = {}
         for top, table in zip(tops, self._units, strict=True):
-            due = [unit for unit in top.units.values() if seconds is None or unit.due <= now]
-            self._late += len(due)
+            every = [unit for unit in top.units.values() if seconds is None or unit.due <= now or unit.cost < cheap]
+            self._late += len(every)
+            due = every if seconds is None else first_of_users(every)
             for unit, facts in zip(due, self._facts(top.path, due), strict=True):
                 seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
                 waiting.setdefault(seen.owner, []).append((seen, facts.written_ns if facts is not None else -1))
@@ -333,10 +346,12 @@ class Discovery:
             if file is not None and (file.origin is not None or file.key in self._known):
                 yield file
 
-    def _listed(self, look: _Look) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
+    def _listed(
+        self, look: _Look, units: Mapping[str, ScanUnit] = {}
+    ) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
         """The directories of a directory that are entered, its other entries, and the listing.
 
-        Raises OSError, LogRefused.
+        `units` are those of its directories that are known already. Raises OSError, LogRefused.
         """
         deeper: list[tuple[str, Finder]] = []
         files: list[ListedName] = []
@@ -345,6 +360,8 @@ class Discovery:
         for entry in listing.entries if self._budget.goes_on() else ():
             if not entry.is_directory:
                 files.append(entry)
+            elif (unit := units.get(entry.name)) is not None:
+                deeper.append((entry.name, unit.found_by))
             elif (inner := look.finder.enter(entry.name)) is not None:
                 deeper.append((entry.name, inner))
         return deeper, files, listing

@@ -56,7 +56,7 @@ class TakesFindings(Protocol):
 
     @property
     def can_take(self) -> bool: ...
-    def tell(self, finding: Finding, excerpt: Excerpt) -> None: ...
+    def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None: ...
     def settle(self) -> None: ...
 
 
@@ -199,7 +199,7 @@ class DumpReading:
             ranks=ranks,
             count=len(files),
         )
-        self._findings.tell(finding, Excerpt(lines, min(MOST_AROUND, len(lines) - 1)))
+        self._findings.tell(finding, Excerpt(lines, min(MOST_AROUND, len(lines) - 1)), files[0].owner)
 
 
 def _rank(file: FoundFile) -> int:

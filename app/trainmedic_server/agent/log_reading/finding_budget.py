@@ -1,4 +1,4 @@
-"""Number of findings that one job may report within an hour, so that no job takes the place of others' findings.
+"""Number of findings that one job may report within an hour, and whose they are: no job takes the place of others'.
 
 Who calls it: ``rule_runner``, under its lock.
 """
@@ -25,7 +25,7 @@ class FindingsOfJobs:
         self._budget = HourlyBudget(most, monotonic)
         self._cuts = cuts or CutRecord()
         self._refused: dict[str, None] = {}
-        self._admitted: dict[str, None] = {}
+        self._admitted: dict[str, BudgetOwner] = {}
 
     def admits(self, owner: BudgetOwner, finding: Finding) -> bool:
         """Return whether the finding is to be reported. A new one counts."""
@@ -34,13 +34,19 @@ class FindingsOfJobs:
         if finding.is_over or finding.id in self._admitted:
             return True
         is_admitted = self._budget.take(owner)
-        remembered = self._admitted if is_admitted else self._refused
-        remembered[finding.id] = None
-        if len(remembered) > _MOST_REMEMBERED:
-            del remembered[next(iter(remembered))]
-        if not is_admitted:
+        if is_admitted:
+            self._admitted[finding.id] = owner
+        else:
+            self._refused[finding.id] = None
             self._cuts.add(owner, CutKind.FINDINGS)
+        for remembered in (self._admitted, self._refused):
+            if len(remembered) > _MOST_REMEMBERED:
+                del remembered[next(iter(remembered))]
         return is_admitted
+
+    def owner_of(self, finding: Finding) -> BudgetOwner:
+        """Return whose finding it is. Of one from before this process began, only the job is known."""
+        return self._admitted.get(finding.id) or BudgetOwner(None, finding.origin.job)
 
     def was_admitted(self, finding: Finding) -> bool:
         """Return whether a later word on the finding is to be reported."""

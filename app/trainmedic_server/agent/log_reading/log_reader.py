@@ -32,6 +32,7 @@ from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot
 from trainmedic_server.agent.log_reading.reading_context import ReadingContext
 from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
 from trainmedic_server.agent.log_reading.rules_in_force import RulesInForce
+from trainmedic_server.agent.log_reading.shared_scan import SharedScan
 from trainmedic_server.domain.finding import Origin
 
 log = logging.getLogger(__name__)
@@ -101,9 +102,9 @@ class LogReader:
         self._kept = self._store.positions()
         self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
         kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
-        self.names = DirectoryNames()
+        self.scans = SharedScan()
         self._discovery = Discovery(
-            policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files, names=self.names
+            policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files, names=DirectoryNames()
         )
         self._following = FileFollowing(
             self.runner,
@@ -143,6 +144,7 @@ class LogReader:
         """End everything; what is not sent by then is sent after the next start."""
         deadline = time.monotonic() + timeout
         self._stopping.set()
+        self.scans.stop()
         if self._shipping is not None:
             self._shipping.stop(timeout / 2)
         for thread in self._threads:
@@ -196,14 +198,18 @@ class LogReader:
             users.append(self._shipping)
         known = {key for user in users for key in user.known_keys}
         began_at = self._context.now()
-        scan = self._discovery.scan(known, self._stopping.is_set, TURN_SECONDS)
+        is_asked = self.scans.begin()
+        scan = self._discovery.scan(known, self._stopping.is_set, TURN_SECONDS, is_asked=is_asked)
+        if not self._stopping.is_set():
+            self.scans.end(scan)
         if self._arrivals is not None and not self._stopping.is_set():
             self._arrivals.scanned(scan.files, began_at, self._context.now())
         for _ in range(scan.errors):
             self._context.counters.loop_error("log-scan")
         for user in (*users, self._dumps) if not self._stopping.is_set() else ():
             user.found(scan)
-        return max(SCAN_SECONDS, time.monotonic() - began)
+        self.scans.pause(max(SCAN_SECONDS, time.monotonic() - began))
+        return 0.0
 
     def _read_kernel(self) -> float:
         if not self.runner.can_take:

@@ -10,6 +10,7 @@ On a disk that is full nothing of this may use up the space that is kept back fo
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -20,10 +21,14 @@ from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server.agent.database import AgentDatabase
+from trainmedic_server.agent.log_reading import finding_queue
+from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
+from trainmedic_server.agent.log_reading.finding_queue import FindingQueue
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.domain import finding_codec
 from trainmedic_server.domain.finding import Excerpt, Finding
 from trainmedic_server.domain.finding_codec import FindingUpdate
+from trainmedic_server.logs.tracker import TrackerChanges
 
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 
@@ -35,6 +40,10 @@ _TABLES = (
     "CREATE INDEX log_findings_finding ON log_findings (finding)",
     "CREATE TABLE log_memory (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
+_TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
+_IN_ROWS = "{}"
+"""The value of the tracker's state whose entries are rows of their own. An earlier release writes all into it."""
+_COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
 _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 
 
@@ -52,6 +61,8 @@ class OutgoingFinding(Struct, frozen=True):
 
     finding: Finding
     excerpt: Excerpt | None = None
+    owner: BudgetOwner = NODE_ITSELF
+    """Whose turn it is sent in."""
 
 
 class LogStore:
@@ -59,17 +70,18 @@ class LogStore:
 
     def __init__(self, journal: AgentDatabase, boot: NodeBoot, counters: LogCounters) -> None:
         journal.install("log_reading", [_TABLES])
+        journal.install("log_queue", [(*finding_queue.TABLES, _TRACKED)])
         self._journal = journal
         self._boot = boot
         self._counters = counters
         self._lock = threading.Lock()
-        # Numbers up to this one may be on their way, or were sent by an earlier process: they are not changed any more.
-        ((self._taken,),) = journal.rows("SELECT COALESCE(MAX(number), 0) FROM log_findings")
+        self._queue = FindingQueue()
         if self._value(_INSTANCE) is None:
             self._put(_INSTANCE, envelope.new_id())
         self._instance = self._value(_INSTANCE) or ""
         self.is_new = self._value(_TRACKER) is None
         """Nothing was ever committed: no log was read here before."""
+        self._adopt_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
         self._measure()
 
@@ -82,14 +94,17 @@ class LogStore:
             for stream, text in self._journal.rows("SELECT stream, position FROM log_positions")
         }
 
-    def tracker(self) -> dict[str, Any]:
-        """The state of what rules know; empty at first."""
-        return dict(json.loads(self._value(_TRACKER) or "{}"))
+    def tracker(self) -> dict[int, Any]:
+        """What rules know, as `TrackerChanges` have written it. Empty at first."""
+        return {
+            number: json.loads(text)
+            for number, text in self._journal.rows("SELECT number, value FROM log_followed ORDER BY number")
+        }
 
     def commit(
         self,
         positions: Mapping[str, Mapping[str, Any] | None],
-        tracker: Mapping[str, Any],
+        tracker: TrackerChanges,
         outgoing: Sequence[OutgoingFinding],
         now: datetime,
     ) -> None:
@@ -101,8 +116,9 @@ class LogStore:
                 else:
                     row = (stream, now.timestamp(), json.dumps(position))
                     connection.execute("INSERT OR REPLACE INTO log_positions VALUES (?, ?, ?)", row)
-            state = (_TRACKER, json.dumps(tracker))
-            connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", state)
+            if self.is_new:
+                connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_ROWS))
+            _write_tracker(connection, tracker)
             for each in outgoing:
                 self._add(connection, each)
             lost = self._make_room(connection)
@@ -113,7 +129,7 @@ class LogStore:
 
     def first_word(self, finding: Finding) -> str:
         """The finding as text, from which `finding_of` makes it again."""
-        return self._encoded(0, OutgoingFinding(finding)).decode()
+        return self._encoded(OutgoingFinding(finding)).decode()
 
     @staticmethod
     def finding_of(text: str) -> Finding:
@@ -136,11 +152,13 @@ class LogStore:
     # --- sending ----------------------------------------------------------------------------------------
 
     def waiting(self, most: int) -> list[tuple[int, bytes]]:
-        """The oldest updates that were not sent, with their numbers. They are not changed from now on."""
+        """The updates that are sent next, with their numbers. They are not changed from now on."""
         with self._lock:
-            rows = self._journal.rows("SELECT number, body FROM log_findings ORDER BY number LIMIT ?", (most,))
-            self._taken = max([self._taken, *(number for number, _ in rows)])
-        return rows
+            ((numbered, queued),) = self._journal.rows(_COUNTS)
+            if queued and numbered < most:
+                with self._journal.transaction() as connection:
+                    self._queue.take(connection, most - numbered, _numbered)
+            return self._journal.rows("SELECT number, body FROM log_findings ORDER BY number LIMIT ?", (most,))
 
     def sent(self, numbers: Iterable[int]) -> None:
         """Forget updates that Redis has. Where that is lost they are sent again, with the same number."""
@@ -151,26 +169,18 @@ class LogStore:
     # ----------------------------------------------------------------------------------------------------
 
     def _add(self, connection: Any, outgoing: OutgoingFinding) -> None:
-        """Add an update, or put it in the place of an earlier one of the same finding that nobody has taken yet."""
+        """Add an update, or put it in the place of an earlier one of the same finding that has no number yet."""
         finding = outgoing.finding.id
-        earlier = connection.execute(
-            "SELECT number, body FROM log_findings WHERE finding = ? AND number > ?", (finding, self._taken)
-        ).fetchone()
-        if earlier is None:
-            cursor = connection.execute("INSERT INTO log_findings (finding, size, body) VALUES (?, 0, x'')", (finding,))
-            number = cursor.lastrowid
-        else:
-            number = earlier[0]
-            if outgoing.excerpt is None:
-                outgoing = replace(outgoing, excerpt=finding_codec.decode(earlier[1]).excerpt)
-        body = self._encoded(number, outgoing)
-        connection.execute("UPDATE log_findings SET size = ?, body = ? WHERE number = ?", (len(body), body, number))
+        earlier = self._queue.body(connection, finding) if outgoing.excerpt is None else None
+        if earlier is not None:
+            outgoing = replace(outgoing, excerpt=finding_codec.decode(earlier).excerpt)
+        self._queue.put(connection, finding, outgoing.owner, self._encoded(outgoing))
 
-    def _encoded(self, number: int, outgoing: OutgoingFinding) -> bytes:
+    def _encoded(self, outgoing: OutgoingFinding) -> bytes:
         update = FindingUpdate(
             node=self._boot.node,
             instance=self._instance,
-            number=max(number, 1),
+            number=1,
             finding=outgoing.finding,
             excerpt=outgoing.excerpt,
             boot=self._boot.boot,
@@ -178,26 +188,42 @@ class LogStore:
         )
         return finding_codec.encode(update)
 
+    def _adopt_tracker(self) -> None:
+        """Take over what an earlier release has written of the tracker. Rows from before that release are stale."""
+        text = self._value(_TRACKER)
+        if text is None or text == _IN_ROWS:
+            return
+        entries = json.loads(text).get("followed")
+        rows = list(enumerate(map(json.dumps, entries if isinstance(entries, list) else ()), start=1))
+
+        def adopt(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM log_followed")
+            connection.executemany("INSERT INTO log_followed VALUES (?, ?)", rows)
+            connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_ROWS))
+
+        self._journal.write(adopt)
+
     def _make_room(self, connection: Any) -> int:
-        """Let the oldest updates go while there are too many bytes; return how many."""
+        """Let the oldest updates go while there are too many bytes; return how many. Their numbers are left out."""
         lost = 0
-        ((size,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_findings")
+        ((size,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")
         while size > MOST_WAITING_BYTES:
-            rows = connection.execute("SELECT number, size FROM log_findings ORDER BY number LIMIT 100").fetchall()
-            for number, each in rows:
+            rows = connection.execute("SELECT id, size FROM log_waiting ORDER BY id LIMIT 100").fetchall()
+            for waiting, each in rows:
                 if size <= MOST_WAITING_BYTES:
                     break
-                connection.execute("DELETE FROM log_findings WHERE number = ?", (number,))
+                connection.execute("DELETE FROM log_waiting WHERE id = ?", (waiting,))
                 size -= each
                 lost += 1
         if lost:
             row = (_LOST, str(self._counters.findings_lost + lost))
             connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", row)
+            FindingQueue.leave_out(connection, lost)
         return lost
 
     def _measure(self) -> None:
-        ((waiting,),) = self._journal.rows("SELECT COUNT(*) FROM log_findings")
-        self._counters.findings_waiting = waiting
+        ((numbered, queued),) = self._journal.rows(_COUNTS)
+        self._counters.findings_waiting = numbered + queued
 
     def _value(self, name: str) -> str | None:
         rows = self._journal.rows("SELECT value FROM log_memory WHERE name = ?", (name,))
@@ -206,3 +232,13 @@ class LogStore:
     def _put(self, name: str, value: str) -> None:
         with self._journal.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (name, value))
+
+
+def _numbered(body: bytes, number: int) -> bytes:
+    return finding_codec.encode(replace(finding_codec.decode(body), number=number))
+
+
+def _write_tracker(connection: sqlite3.Connection, changes: TrackerChanges) -> None:
+    gone = [(number,) for number in changes.gone]
+    connection.executemany("DELETE FROM log_followed WHERE number = ?", gone)
+    connection.executemany("INSERT OR REPLACE INTO log_followed VALUES (?, ?)", list(changes.written.items()))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from trainmedic_server.agent.log_reading.budgets import BudgetOwner
 from trainmedic_server.agent.log_reading.finding_budget import FindingsOfJobs
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_policy import DEFAULT_MAX_JOB_FINDINGS
@@ -127,7 +128,7 @@ class RuleRunner:
                 for finding in tracker.feed(line):
                     if not self._of_jobs.admits(source.stream.owner, finding):
                         continue
-                    self._say(finding)
+                    self._say(finding, owner=source.stream.owner)
                     if not finding.is_over:
                         self._counters.finding(finding.rule)
                         self._await_excerpt(source.stream, finding, line.place)
@@ -137,11 +138,11 @@ class RuleRunner:
                     source.stream.excerpts = [*source.stream.excerpts, self._pending(finding, line.place, "")]
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
-    def tell(self, finding: Finding, excerpt: Excerpt) -> None:
+    def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
         """Say what no rule has found, with what is to be sent beside it; who is killed before it is written down has to
         say it again."""
         with self._lock:
-            self._say(finding, excerpt)
+            self._say(finding, excerpt, owner)
 
     def begin(self, source: ReadStream) -> None:
         """Write down soon that a stream is read, so that it is found again whatever becomes of its name.
@@ -202,7 +203,9 @@ class RuleRunner:
             self._committed_at = now
             try:
                 outgoing = list(self._outgoing.values())
-                self._store.commit(self._positions, self._tracker.state(), outgoing, self._now())
+                changes = self._tracker.changes()
+                self._store.commit(self._positions, changes, outgoing, self._now())
+                self._tracker.stored(changes)
             except JournalUnavailable as error:
                 if not self._counters.problem:
                     log.error("findings cannot be written down; trying again", extra={"reason": str(error)})
@@ -218,12 +221,12 @@ class RuleRunner:
         with self._lock:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 
-    def _say(self, finding: Finding, excerpt: Excerpt | None = None) -> None:
-        """Have the last word of a finding be this one."""
+    def _say(self, finding: Finding, excerpt: Excerpt | None = None, owner: BudgetOwner | None = None) -> None:
+        """Have the last word of a finding be this one. Without an owner, it is the one of its first word."""
         earlier = self._outgoing.pop(finding.id, None)
         if excerpt is None and earlier is not None:
             excerpt = earlier.excerpt
-        self._outgoing[finding.id] = OutgoingFinding(finding, excerpt)
+        self._outgoing[finding.id] = OutgoingFinding(finding, excerpt, owner or self._of_jobs.owner_of(finding))
         if finding.id in self._latest:
             self._latest[finding.id] = finding
 

@@ -34,6 +34,8 @@ CHEAP_SECONDS = 0.02
 """A look that takes less is made also for a user who has used their share."""
 USER_SECONDS = 5.0
 """Seconds, as ``FairTurns`` counts them, that scanning for one user may take: about a seventeenth of the time."""
+MOST_DUE = 200
+"""Job directories of one user in one directory that are looked at in one scan: those that are due longest."""
 MOST_JOBS = 10_000
 """Job directories of one user in one directory that are looked at: those that changed last."""
 MOST_FOUND = 2_000
@@ -193,6 +195,16 @@ class UnitTable:
             job = finder.pod or job
         identity = (facts.device, facts.inode, uid)
         return ScanUnit(name, path, BudgetOwner(uid, job), finder, sources, found_by, identity, first)
+
+
+def first_of_users(due: Sequence[ScanUnit]) -> list[ScanUnit]:
+    """Return at most `MOST_DUE` units of each user, so that the facts of one user's directories delay no other user."""
+    if len(due) <= MOST_DUE:
+        return list(due)
+    by_user: dict[int | None, list[ScanUnit]] = {}
+    for unit in due:
+        by_user.setdefault(unit.owner.uid, []).append(unit)
+    return [unit for units in by_user.values() for unit in heapq.nsmallest(MOST_DUE, units, key=lambda each: each.due)]
 
 
 def newest(files: Collection[FoundFile], most: int, known: Collection[tuple[int, int]]) -> tuple[FoundFile, ...]:

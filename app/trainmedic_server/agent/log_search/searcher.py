@@ -10,10 +10,11 @@ import heapq
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from datetime import datetime, tzinfo
 from functools import partial
+from typing import Protocol
 
 from msgspec import Struct, field, structs
 
@@ -21,8 +22,7 @@ from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, 
 from trainmedic_server.agent.log_opening.own_files import OwnFiles
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_server.agent.log_reading.directory_names import DirectoryNames
-from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
+from trainmedic_server.agent.log_reading.discovery import Discovery, FileKey, Scan
 from trainmedic_server.agent.log_reading.log_policy import KernelReading, LogsPolicy
 from trainmedic_server.agent.log_search import packed_lines
 from trainmedic_server.agent.log_search.file_lines import FileLines
@@ -50,6 +50,8 @@ SCAN_SECONDS = 4.0
 """Time for the look for files, of all jobs."""
 _JOB_SECONDS = 2.0
 """Time for the look at one job."""
+OPEN_SECONDS = 4.0
+"""Time for opening the files."""
 LISTING_SECONDS = 4.0
 """Time for the look for older parts of the files."""
 _SCAN_AGAIN = 5.0
@@ -83,6 +85,18 @@ class LogPage(Struct, frozen=True):
     """Files of the job on this node, before other filters."""
 
 
+class LooksForFiles(Protocol):
+    """What finds the files. See `Discovery.scan`."""
+
+    def scan(
+        self,
+        known: Collection[FileKey],
+        is_stopping: Callable[[], bool],
+        seconds: float | None = None,
+        job_seconds: float = 0.0,
+    ) -> Scan: ...
+
+
 class LogSearcher:
     """Searches the files that the policy lets be read. One thread uses it."""
 
@@ -90,24 +104,23 @@ class LogSearcher:
         self,
         policy: LogsPolicy,
         node: str,
-        discovery: Discovery | None = None,
+        discovery: LooksForFiles | None = None,
         *,
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
         files: NodeFiles = OwnFiles(),
-        names: DirectoryNames | None = None,
     ) -> None:
-        """`zone` is the zone of times without one. None is this machine's."""
+        """`zone` is the zone of times without one. None is this machine's. Without `discovery`, it has its own."""
         self._policy = policy
         self._arrivals = arrivals
         self._zone = zone
         self._node = node
         self._kernel = Origin("kernel", node)
-        self._discovery = discovery if discovery is not None else Discovery(policy, node, files=files, names=names)
+        self._discovery = discovery if discovery is not None else Discovery(policy, node, files=files)
         self._node_files = files
         self._files: Sequence[LogFileFound] = ()
         self._scanned_at = float("-inf")
-        self._late, self._is_cut = 0, False
+        self._late, self._is_cut, self._is_stale = 0, False, False
 
     def page(
         self, query: LogQuery, places: Places, is_stopping: Callable[[], bool] = lambda: False, most: int = MOST_LINES
@@ -121,7 +134,7 @@ class LogSearcher:
             if is_stopping():
                 return LogPage((), places, False)
             self._files, self._scanned_at = self._found(scan), time.monotonic()
-            self._late, self._is_cut = scan.late, scan.is_cut
+            self._late, self._is_cut, self._is_stale = scan.late, scan.is_cut, scan.is_stale
         job_files = [file for file in self._files if _is_of_job(file, query)]
         notes = self._notes_on_scan()
         if query.is_search and not job_files:
@@ -130,13 +143,16 @@ class LogSearcher:
         files = self._candidates(query, job_files, notes, left_out)
         budget = ReadBudget(MOST_READ, MOST_SECONDS, is_stopping)
         rotations = Rotations(self._node_files, LISTING_SECONDS)
+        unopened: list[str] = []
         with ExitStack() as stack:
-            opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack, rotations)]
+            opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack, rotations, unopened)]
+            budget.begin()  # a page gets on, however long opening takes
             opened += self._kernel_lines(line_filter, places, budget, stack, notes)
             lines, is_cut = _merged(opened, min(most, MOST_LINES))
             reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
         if places:
             notes, left_out = [], {}  # they were on the first page
+        notes += unopened
         if rotations.left_out:
             notes.append(
                 f"older parts of {rotations.left_out} files on {self._node} are not searched: listing their "
@@ -176,6 +192,8 @@ class LogSearcher:
                 f"the directories of {self._late} jobs on {self._node} were not looked through in time; files may be "
                 "missing"
             )
+        if self._is_stale:
+            notes.append(f"looking for files on {self._node} has not ended in time; new files may be missing")
         if self._is_cut:
             notes.append(f"a directory on {self._node} has more entries than are looked at; files may be missing")
         return notes
@@ -187,7 +205,8 @@ class LogSearcher:
             if each.origin is not None
         ]
         kernel = self._policy.kernel
-        if kernel is not None and kernel_log.way_of(kernel) is KernelReading.FILE:
+        is_found = any(each.origin.source in KERNEL_SOURCES for each in files)
+        if kernel is not None and kernel_log.way_of(kernel) is KernelReading.FILE and not is_found:
             files.append(LogFileFound(kernel.path, self._kernel, time.time()))
         return _with_node_ranks(files)
 
@@ -214,9 +233,10 @@ class LogSearcher:
     ) -> list[LogFileFound]:
         """Return the files that can have matches. Count those whose requested attribute is unknown."""
         files = [file for file in self._files if query.kernel and file.origin.source in KERNEL_SOURCES]
+        written = self._written_since(job_files, query.since.timestamp())
         for file in job_files:
             missing = unknown_of_file(file.origin, query)
-            if missing is None or not self._is_written_since(file, query.since.timestamp()):
+            if missing is None or file.path not in written:
                 continue
             if missing:
                 left_out[missing] = left_out.get(missing, LeftOut()) + LeftOut(files=1)
@@ -227,17 +247,26 @@ class LogSearcher:
             notes.append(f"of {len(files)} files on {self._node} the last written {MOST_FILES} are searched")
         return files[:MOST_FILES]
 
-    def _is_written_since(self, file: LogFileFound, since: float) -> bool:
-        """Whether the file was written at `since` or later. A scan is some seconds old, so it does not know of what was
-        written after it."""
-        if file.written_at >= since:
-            return True
-        directory, _, name = file.path.rpartition("/")
-        try:
-            (facts,) = self._node_files.facts(directory, (name,), file.named_by)
-        except (OSError, LogRefused):
-            return False
-        return facts is not None and facts.written_ns / 1e9 >= since
+    def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
+        """Return the paths of files that were written at `since` or later. A scan is some seconds old, so it does not
+        know of what was written after it."""
+        written = {file.path for file in files if file.written_at >= since}
+        others: dict[tuple[str, NamedBy | None], list[str]] = {}
+        for file in files:
+            if file.path not in written:
+                directory, _, name = file.path.rpartition("/")
+                others.setdefault((directory, file.named_by), []).append(name)
+        until = time.monotonic() + OPEN_SECONDS
+        for (directory, named_by), names in others.items():
+            if time.monotonic() > until:
+                break  # what the scan has seen holds
+            with suppress(OSError, LogRefused):
+                every = self._node_files.facts(directory, names, named_by)
+                facts_of = zip(names, every, strict=True)
+                written |= {
+                    f"{directory}/{name}" for name, facts in facts_of if facts and facts.written_ns / 1e9 >= since
+                }
+        return written
 
     def _opened(
         self,
@@ -247,12 +276,19 @@ class LogSearcher:
         budget: ReadBudget,
         stack: ExitStack,
         rotations: Rotations,
+        late: list[str],
     ) -> Iterable[WantedLines]:
-        """Yield the files that can be opened, each with its older parts."""
+        """Yield the files that can be opened in time, each with its older parts. Note in `late` how many are not."""
+        until = time.monotonic() + OPEN_SECONDS
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
         met: set[str] = set()
-        for file in files:
+        for number, file in enumerate(files):
             if budget.is_stopped:
+                return
+            if number and time.monotonic() > until:
+                late.append(
+                    f"{len(files) - number} files on {self._node} are not searched: opening them takes too long"
+                )
                 return
             older = rotations.of(file.path, line_filter.query.since.timestamp(), file.named_by)
             parts = [OlderPart(file.path, False, file.written_at), *older]

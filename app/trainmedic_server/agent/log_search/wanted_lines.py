@@ -37,7 +37,12 @@ class ReadBudget:
     def __init__(self, most_bytes: int, seconds: float, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._is_stopping = is_stopping
         self._left = most_bytes
+        self._seconds = seconds
         self._until = time.monotonic() + seconds
+
+    def begin(self) -> None:
+        """Count the time from now on."""
+        self._until = time.monotonic() + self._seconds
 
     def take(self, count: int) -> None:
         self._left -= count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import closing
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
 from trainmedic_server.agent.log_shipping.ship_positions import ShipPositions
+from trainmedic_server.logs.tracker import TrackerChanges
 
 OWN = ReaderUser(os.geteuid(), os.getegid())
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -27,7 +29,8 @@ BOOT = NodeBoot("n1", "boot-1", NOW)
 def commit(store: LogStore, mark: int) -> None:
     """Write one finding down, and how far its file is read."""
     finding = of_training("cuda-oom", "n1", "llm-1", mark, NOW)
-    store.commit({"file": {"offset": mark}}, {"mark": mark}, [OutgoingFinding(finding)], NOW)
+    changes = TrackerChanges({1: json.dumps({"mark": mark})})
+    store.commit({"file": {"offset": mark}}, changes, [OutgoingFinding(finding)], NOW)
 
 
 def old_state(directory: Path) -> LogStore:
@@ -38,6 +41,7 @@ def old_state(directory: Path) -> LogStore:
         ShipPositions(journal)
         for mark in (1, 2, 3):
             commit(store, mark)
+        store.waiting(3)
         store.sent([1])
         store.keep_rules(NOW, b"rules")
     return store
@@ -56,7 +60,7 @@ def test_the_rows_of_an_older_agent_are_moved(tmp_path: Path) -> None:
     with closing(AgentDatabase(tmp_path / reader_directory.NAME)) as database:
         store = LogStore(database, BOOT, LogCounters())
         assert store.positions() == {"file": {"offset": 3}}
-        assert store.tracker() == {"mark": 3}
+        assert store.tracker() == {1: {"mark": 3}}
         assert store.rules() == (NOW, b"rules")
         assert [number for number, _ in store.waiting(10)] == [2, 3]
         commit(store, 4)
@@ -72,6 +76,7 @@ def test_the_numbers_of_findings_go_on_after_all_were_sent(tmp_path: Path) -> No
         store = LogStore(journal, BOOT, LogCounters())
         commit(store, 1)
         commit(store, 2)
+        store.waiting(2)
         store.sent([1, 2])
     prepared(tmp_path)
     with closing(AgentDatabase(tmp_path / reader_directory.NAME)) as database:

@@ -65,7 +65,7 @@ import os, signal, sys
 from trainmedic_server import confined_child, confined_process
 process = confined_process.ConfinedProcess("trainmedic_server.agent.disk.metadata_child", (), 100)
 assert process.ask(b"latest 3\\n100", 60.0) == b'{"step": 100}\\n'
-child = process._process
+child = process._process.process
 assert os.stat(f"/proc/{child.pid}").st_uid in (0, *confined_child.PARSER_IDS)
 try:
     child.kill()
@@ -223,10 +223,8 @@ def test_a_link_into_a_closed_directory_is_closed(others_directory: Path, monkey
     monkeypatch.setattr(sys, "executable", str(others_directory / "python"))
     closed.chmod(0o755)
     assert reader_process.closed_to(_OTHER, others_directory / "state" / "reader") is None
-    assert reader_process.unread_dumps(_OTHER) is None
     closed.chmod(0o700)
     assert reader_process.closed_to(_OTHER, others_directory / "state" / "reader") == closed
-    assert f"may not pass through {closed}" in (reader_process.unread_dumps(_OTHER) or "")
 
 
 def test_a_directory_that_is_still_to_be_made_is_not_closed(others_directory: Path) -> None:

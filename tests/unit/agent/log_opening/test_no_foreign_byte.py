@@ -22,6 +22,7 @@ from tests.unit.agent.log_shipping.shipping import Agent
 from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
 from trainmedic_server.agent.log_opening.node_files import LogRefused
+from trainmedic_server.agent.log_reading.budgets import BudgetOwner
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.dumps import DumpReading
 from trainmedic_server.agent.log_search.searcher import LogSearcher
@@ -133,7 +134,7 @@ def test_a_dump_of_another_user_is_not_read(scene: Scene, files: GuardedFiles) -
     class Taker:
         can_take = True
 
-        def tell(self, finding: Finding, excerpt: Excerpt) -> None:
+        def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
             assert "the-secret" not in "".join(excerpt.lines)
 
         def settle(self) -> None: ...

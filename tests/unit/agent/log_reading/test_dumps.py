@@ -13,6 +13,7 @@ from tests.unit.agent.log_reading.reading import NODE, policy_of
 from tests.unit.agent.log_reading.test_discovery import say, scan, touch
 from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic_server.adapters import dump_reader
+from trainmedic_server.agent.log_reading.budgets import BudgetOwner
 from trainmedic_server.agent.log_reading.discovery import Discovery
 from trainmedic_server.agent.log_reading.dumps import MOST_BYTES, DumpReading
 from trainmedic_server.diagnosis.flight_recorder import digest
@@ -32,7 +33,7 @@ class Node:
         self.can_take = True
         self.reading = DumpReading(self, dump_reader.read_raw, lambda: self.now)
 
-    def tell(self, finding: Finding, excerpt: Excerpt) -> None:
+    def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
         self.times += 1
         self.told[finding.id] = (finding, excerpt)
 

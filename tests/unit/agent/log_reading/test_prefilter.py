@@ -125,7 +125,7 @@ def found(data: bytes, source: str, steps: list[tuple[int, float, int]], *, has_
         placed = cutter.feed(data[cutter.offset : cutter.offset + size])
         take([*stream.feed(placed, now, prefilter), *stream.flush(now)])
     take(stream.flush(None))
-    return [told, tracker.changed(), dict(tracker.lines_taken), dict(tracker.lines_near), tracker.state()]
+    return [told, tracker.changed(), dict(tracker.lines_taken), dict(tracker.lines_near), tracker.changes().written]
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,0 +1,143 @@
+"""The order in which findings of several users and jobs are sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.support.findings import of_training
+from trainmedic_server.agent.database import AgentDatabase
+from trainmedic_server.agent.log_reading import log_store
+from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
+from trainmedic_server.agent.log_reading.finding_queue import FindingQueue
+from trainmedic_server.agent.log_reading.log_counters import LogCounters
+from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
+from trainmedic_server.domain import finding_codec
+from trainmedic_server.domain.finding import Excerpt
+from trainmedic_server.logs.tracker import TrackerChanges
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+BOOT = NodeBoot("n1", "boot-1", NOW)
+MALLORY, BOB = 1001, 1002
+
+
+def found(owner: BudgetOwner, number: int) -> OutgoingFinding:
+    job = owner.job or "none"
+    return OutgoingFinding(of_training(f"{job}-{number}", "n1", job, 1, NOW), owner=owner)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """The first process."""
+    made = Store(tmp_path)
+    yield made
+    made.close()
+
+
+class Store:
+    """The store of a reader, which can begin again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.begin()
+
+    def begin(self) -> None:
+        self.counters = LogCounters()
+        self.database = AgentDatabase(self._directory)
+        self.store = LogStore(self.database, BOOT, self.counters)
+
+    def put(self, *findings: OutgoingFinding) -> None:
+        self.store.commit({}, TrackerChanges({}), findings, NOW)
+
+    def sent(self, most: int) -> list[str]:
+        """Send a batch; return the rules of its findings."""
+        batch = self.store.waiting(most)
+        updates = [finding_codec.decode(body) for _, body in batch]
+        assert [update.number for update in updates] == [number for number, _ in batch]
+        self.store.sent([number for number, _ in batch])
+        return [update.finding.rule for update in updates]
+
+    def close(self) -> None:
+        self.database.close()
+
+    def begin_again(self) -> None:
+        """A process begins, after the one before has gone."""
+        self.close()
+        self.begin()
+
+
+def test_a_job_with_many_findings_delays_no_other_user(store: Store) -> None:
+    """The finding that came last is in the next batch, whatever another user has waiting."""
+    loud = BudgetOwner(MALLORY, "loud")
+    store.put(*(found(loud, number) for number in range(1000)))
+    store.put(found(BudgetOwner(BOB, "bobs"), 0), found(NODE_ITSELF, 0))
+    assert {"bobs-0", "none-0"} <= set(store.sent(4))
+    assert store.counters.findings_waiting == 998
+    assert store.sent(4) == [f"loud-{number}" for number in range(2, 6)]
+
+
+def test_a_job_delays_other_jobs_of_its_user_by_their_number_alone(store: Store) -> None:
+    """Each job of the user sends one finding in turn."""
+    for job in ("first", "second"):
+        store.put(*(found(BudgetOwner(MALLORY, job), number) for number in range(100)))
+    store.put(found(BudgetOwner(MALLORY, "third"), 0))
+    assert "third-0" in store.sent(3)
+
+
+def test_who_was_served_longest_ago_comes_first() -> None:
+    """More users than fit into a batch have their turns in the following ones."""
+    queue, counts = FindingQueue(), {BudgetOwner(uid, "j"): 100 for uid in range(7)}
+    served = [owner.uid for _ in range(7) for owner in queue.shares(counts, 3)]
+    assert [served.count(uid) for uid in range(7)] == [3] * 7
+    assert served[:7] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_the_turns_hold_after_a_restart(store: Store) -> None:
+    """Whose a finding is, and its place among those of its job, are stored with it. Numbers go on."""
+    store.put(*(found(BudgetOwner(MALLORY, "loud"), number) for number in range(10)))
+    assert len(store.sent(2)) == 2
+    store.put(found(BudgetOwner(BOB, "bobs"), 0))
+    store.begin_again()
+    ((first, _), _) = store.store.waiting(2)
+    assert first == 3
+    assert sorted(store.sent(2)) == ["bobs-0", "loud-2"]
+
+
+def test_a_later_word_takes_the_place_of_one_that_waits(store: Store) -> None:
+    """It keeps the excerpt of the earlier one. What is on its way is not changed."""
+    word = found(BudgetOwner(BOB, "bobs"), 0)
+    store.put(OutgoingFinding(word.finding, Excerpt(("a",), 0), word.owner))
+    store.put(word)
+    ((number, body),) = store.store.waiting(5)
+    assert finding_codec.decode(body).excerpt == Excerpt(("a",), 0)
+    store.put(word)
+    assert [each for each, _ in store.store.waiting(5)] == [number, number + 1]
+
+
+def test_what_finds_no_room_leaves_out_numbers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sees by the numbers that updates were lost."""
+    (first,) = (found(BudgetOwner(BOB, "bobs"), 0),)
+    store.put(first)
+    assert store.sent(1) == ["bobs-0"]
+    monkeypatch.setattr(log_store, "MOST_WAITING_BYTES", 0)
+    store.put(*(found(BudgetOwner(BOB, "bobs"), number) for number in range(1, 4)))
+    monkeypatch.undo()
+    assert store.counters.findings_lost == 3
+    store.put(found(BudgetOwner(BOB, "bobs"), 4))
+    assert [number for number, _ in store.store.waiting(5)] == [5]
+
+
+def test_what_an_earlier_release_followed_is_taken_over(store: Store) -> None:
+    """It wrote the whole state as one value. Rows from before it ran are stale then."""
+    store.store.commit({}, TrackerChanges({1: '{"of": "this release"}'}), [], NOW)
+    with store.database.transaction() as connection:
+        value = json.dumps({"followed": [{"of": "the earlier one"}]})
+        connection.execute("INSERT OR REPLACE INTO log_memory VALUES ('tracker', ?)", (value,))
+    store.begin_again()
+    assert store.store.tracker() == {1: {"of": "the earlier one"}}
+    store.begin_again()
+    assert store.store.tracker() == {1: {"of": "the earlier one"}}

@@ -1,0 +1,85 @@
+"""Programs that a forked process starts, for one that can execute none any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+_SCRIPT = """
+import json, os, pickle, signal, sys, threading, time
+from pathlib import Path
+from trainmedic_server import confined_child
+from trainmedic_server.adapters import dump_child, dump_reader
+from trainmedic_server.confined_process import ConfinedProcess
+from trainmedic_server.program_source import ProgramSource
+
+def descriptors(arguments):
+    listed = [number for number in range(200) if is_open(number)]
+    for _ in sys.stdin.buffer:
+        print(json.dumps([listed, arguments]), flush=True)
+
+def is_open(number):
+    try:
+        os.fstat(number)
+        return True
+    except OSError:
+        return False
+
+def endless(arguments):
+    while True:
+        pass
+
+secret = os.open("/dev/null", os.O_RDONLY)
+programs = {dump_child.__name__: dump_child.run, "descriptors": descriptors, "endless": endless}
+source = ProgramSource.forked(programs, lambda: None)
+sys.executable, sys.path[:] = "/nowhere/python", []
+dump = pickle.dumps({"version": "2.9", "pg_config": {}, "entries": [], "pg_status": {}})
+(read, again) = dump_reader.read_raw([(3, dump), (4, b"no pickle")], 2**27, 2**16, start=source.start)
+said = {"rank": read.rank, "refused": again}
+said["descriptors"] = json.loads(ConfinedProcess("descriptors", ("a", "b"), 1000, source.start).ask(b"x\\n", 60))
+hanging = ConfinedProcess("endless", (), 1000, source.start)
+said["endless"] = hanging.ask(b"x\\n", 0.1).decode()
+hanging.end()
+for _ in range(20):
+    ConfinedProcess("endless", (), 1000, source.start).ask(b"x\\n", 0.01)
+def running():
+    return len(Path(f"/proc/{source._pid}/task/{source._pid}/children").read_text().split())
+
+until = time.monotonic() + 60
+while running() > 1 and time.monotonic() < until:  # the end of the last one is under way
+    time.sleep(0.01)
+said["children"] = running()
+said["has_ended"] = [source.has_ended]
+os.kill(source._pid, signal.SIGKILL)
+until = time.monotonic() + 60
+while not source.has_ended and time.monotonic() < until:
+    time.sleep(0.01)
+said["has_ended"].append(source.has_ended)
+try:
+    source.start("endless", ())
+except OSError as error:
+    said["then"] = "refused"
+print(json.dumps(said))
+"""
+
+
+def test_nothing_is_executed_or_imported_and_programs_end() -> None:
+    """Programs have their pipes alone, are ended when they take too long, and none is left. The end of the process
+    that starts them is seen."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=240, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said: Mapping[str, Any] = json.loads(done.stdout)
+    assert said["rank"] == 3
+    assert "pickle" in said["refused"]
+    assert said["descriptors"] == [[0, 1, 2], ["a", "b"]]
+    assert said["endless"] == ""
+    assert said["children"] <= 1
+    assert said["has_ended"] == [False, True]
+    assert said["then"] == "refused"
