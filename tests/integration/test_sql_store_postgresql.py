@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -16,6 +18,7 @@ from alembic.migration import MigrationContext
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, run
+from tests.support.opened_stores import open_store
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.programs import eventually
 from trainmedic_server import errors
@@ -67,9 +70,7 @@ async def store(url: str, lost: Lost) -> AsyncIterator[SqlStore]:
 
 
 def led(url: str, lost: Lost, takeover: timedelta = SLOW) -> SqlStore:
-    session = LockSession.open(url, takeover)
-    assert session.take_lock()
-    return SqlStore.of_session(session, on_lost=lost)
+    return open_store(url, takeover, lost)
 
 
 async def kinds(store: SqlStore) -> list[str]:
@@ -252,6 +253,25 @@ async def test_a_server_that_hangs_loses_its_session(url: str, lost: Lost) -> No
         await hanging
     session.close()
     await store.close()
+
+
+async def test_a_slow_unit_of_work_does_not_end_the_process_of_a_test(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server on PostgreSQL replaces its process when its session is lost. Here the caller gets the error."""
+    replaced: list[Any] = []
+    monkeypatch.setattr(os, "_exit", replaced.append)
+    monkeypatch.setattr(os, "execv", lambda program, command: replaced.append(command))
+
+    def work_slowly(tx: Transaction) -> None:
+        tx.controls()
+        time.sleep(2 * QUICK.total_seconds())
+
+    store = open_store(url, QUICK)
+    with pytest.raises(errors.StoreUnavailable):
+        await store.transact(work_slowly)
+    await store.close()
+    assert replaced == []
 
 
 async def test_something_that_changes_sessions_is_noticed(url: str, lost: Lost) -> None:
