@@ -214,7 +214,7 @@ async def test_identity_uses_all_that_it_is_granted_and_nothing_else(
         pods = KubernetesPods(cluster, SystemClock(), telemetry.Metrics())
         cluster_watch = KubernetesTopology(cluster, telemetry.Metrics(), pods)
         watching = asyncio.create_task(cluster_watch.watch())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while used(stand_in, "identity") != granted(rules):
                 await pods.reading("llm-1", lambda *_: True)
                 await asyncio.sleep(0.02)

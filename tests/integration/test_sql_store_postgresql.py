@@ -181,7 +181,7 @@ def test_one_session_has_the_lock_and_says_where_it_is(url: str) -> None:
     assert second.holder() == "10.0.0.1:8080"
     first.close()
     # PostgreSQL ends a session some moments after its client has gone.
-    assert eventually(second.take_lock, 10, "the lock of a session that was closed")
+    assert eventually(second.take_lock, 60, "the lock of a session that was closed")
     second.close()
 
 

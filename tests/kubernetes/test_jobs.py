@@ -24,7 +24,7 @@ MANIFEST: dict[str, Any] = {
 
 
 async def made(world: World) -> Ref:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (found := await world.cluster.list(JOBS, world.namespace)):
             await asyncio.sleep(0.02)
     ref = Ref(JOBS, found[0]["metadata"]["name"], world.namespace)

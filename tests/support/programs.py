@@ -96,7 +96,7 @@ class Program:
     ) -> None:
         self.end()
 
-    def end(self, patience: float = 10.0) -> int:
+    def end(self, patience: float = 30.0) -> int:
         """Ask the process to end, then make it; the exit status."""
         if self.process.poll() is None:
             self.process.terminate()

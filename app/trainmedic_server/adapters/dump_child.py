@@ -19,6 +19,7 @@ from trainmedic_server.diagnosis.flight_recorder import dump
 from trainmedic_server.errors import DumpError
 
 SECONDS_PER_DUMP = 5
+"""Seconds of processor time. A busy node takes longer, which is no fault of the dump."""
 MEMORY = 2 * 1024**3
 """Bytes of address space. A dump of 64 MiB takes up to 1 GiB as Python's values."""
 LONGEST_ANSWER = 16 * 1024**2
@@ -32,10 +33,10 @@ def main(most_memory: int = MEMORY, longest_answer: int = LONGEST_ANSWER) -> Non
     confined_child.give_up_everything(most_memory)
     while header := source.readline(64):
         rank, length = (int(part) for part in header.split())
-        signal.alarm(SECONDS_PER_DUMP)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_DUMP)
         answers.write(_answer(source, rank, length, longest_answer).encode() + b"\n")
         answers.flush()
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _answer(source: BinaryIO, rank: int, length: int, longest: int) -> str:
