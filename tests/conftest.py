@@ -182,7 +182,7 @@ def redis_url(redis_server: RedisServer) -> str:
 @pytest.fixture(scope="session")
 def shared_postgres() -> Iterator[PostgresServer]:
     """One PostgreSQL for the whole session. Tests use `postgres`, or a database of their own in it."""
-    with PostgresServer() as server:
+    with PostgresServer(outlasts_machine=False) as server:
         yield server
 
 

@@ -30,8 +30,10 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine
         url = database.parse(f"sqlite:///{tmp_path}/history.db")
         yield database.reader_engine(url, postgresql.TAKEOVER)
         return
-    with PostgresServer() as server:
-        yield postgresql.reader_engine(server.database())
+    server: PostgresServer = request.getfixturevalue("postgres")
+    made = postgresql.reader_engine(server.database())
+    yield made
+    made.dispose()
 
 
 def endless(connection: sa.Connection) -> None:
