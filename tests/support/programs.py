@@ -106,7 +106,7 @@ class Program:
                 self.process.kill()
         return self.process.wait()
 
-    def wait_for(self, url: str, within: float = 60.0) -> Self:
+    def wait_for(self, url: str, within: float = 120.0) -> Self:
         """Return once a GET of `url` answers 200; AssertionError with the log's end if it does not."""
 
         def answers() -> bool:
