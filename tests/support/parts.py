@@ -42,9 +42,22 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/integration/plain_torch/test_rank_states.py",
         "tests/integration/plain_torch/test_ranks.py",
         "tests/integration/plain_torch/test_slow_rank.py",
-        "tests/integration/plain_torch/truth/test_truth.py::test_the_ranks_of_a_training_are_what_their_answers_say",
         "tests/integration/test_ranks_agree.py",
     ),
+    "the details of Hugging Face's Trainer and Lightning": (
+        "tests/integration/frameworks/test_earlier_trainings.py",
+        "tests/integration/frameworks/test_inside_others.py",
+        "tests/integration/frameworks/test_lightning_data.py",
+        "tests/integration/frameworks/test_losses_compared.py",
+        "tests/integration/frameworks/test_unusual_settings.py",
+        "tests/integration/frameworks/test_verified.py",
+    ),
+    "random trainings, and long ones": (
+        "tests/integration/plain_torch/truth",
+        "tests/integration/plain_torch/test_rollout_engine.py",
+        "tests/integration/test_sdk_soak.py",
+    ),
+    "warm starts": ("tests/integration/launch/test_warm.py",),
     "jobs that fail": (
         "tests/integration/diagnosis",
         "tests/integration/test_report_verdicts.py",
@@ -70,10 +83,7 @@ REST: Mapping[str, Sequence[str]] = {
         "tests/integration/test_node_repair.py",
         "tests/integration/test_slack.py::test_a_message_whose_posting_was_not_answered_is_found_and_not_posted_twice",
     ),
-    "endurance": (
-        "tests/integration/test_benchmarks.py",
-        "tests/integration/test_sdk_soak.py",
-    ),
+    "benchmarks": ("tests/integration/test_benchmarks.py",),
     "kills at random moments": (
         "tests/crash/test_accepted_is_kept.py",
         "tests/crash/test_drain_kill.py",
