@@ -123,7 +123,7 @@ async def _drain(world: World, action: type[Any]) -> None:
     node = await world.node()
     await world.pod("worker", node)
     async with Kubelet(world, node):
-        await world.act(action, node, timeout=20)
+        await world.act(action, node, timeout=60)
 
 
 def _on_workloads(needs: str, before: Any = None, **params: Any) -> Act:
