@@ -20,7 +20,9 @@ import redis
 import structlog
 
 from tests.driver.driver import Card, Driver, cards
+from tests.support.parts import REST, Part, may_have_some_of, part_of
 from tests.support.postgres import PostgresServer
+from tests.support.programs import free_port
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.journal import Journal
 
@@ -33,13 +35,41 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", type=Part, choices=list(Part), help="one part of the tests (tests/support/parts.py); default: both"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say what the quick part leaves out."""
+    if config.getoption("--part") is not Part.QUICK:
+        return None
+    return f"left out, for scripts/test rest: {'; '.join(REST)}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a file of the other part unread: it may import what is not installed."""
+    part: Part | None = config.getoption("--part")
+    if part is None or collection_path.suffix != ".py":
+        return None
+    return None if may_have_some_of(str(collection_path.relative_to(config.rootpath)), part) else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, unless all is asked for or it is named."""
-    if os.environ.get("TRAINMEDIC_TEST_KINDS") == "all" or any("::" in argument for argument in config.args):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
+    """Keep the tests of the part. Leave out what takes long, unless all is asked for or it is named."""
+    part: Part | None = config.getoption("--part")
+    runs_long = os.environ.get("TRAINMEDIC_TEST_KINDS") == "all" or any("::" in argument for argument in config.args)
+
+    def is_left_out(item: pytest.Item) -> bool:
+        if part is not None and part_of(item.nodeid) is not part:
+            return True
+        return not runs_long and item.get_closest_marker("long") is not None
+
+    left_out = [item for item in items if is_left_out(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not is_left_out(item)]
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +95,7 @@ class RedisServer:
     """A ``redis-server`` process with an append-only file, so that it can be killed and come back."""
 
     def __init__(self, directory: Path, *options: str, password: str | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.directory = directory
         self.password = password
         self.options = options
@@ -86,7 +114,7 @@ class RedisServer:
         self.process = subprocess.Popen(
             ["redis-server", *fixed, *kept, *listening, *protection, *self.options], stdout=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 with socket.create_connection(("127.0.0.1", self.port), timeout=1):
@@ -154,7 +182,7 @@ def redis_url(redis_server: RedisServer) -> str:
 @pytest.fixture(scope="session")
 def shared_postgres() -> Iterator[PostgresServer]:
     """One PostgreSQL for the whole session. Tests use `postgres`, or a database of their own in it."""
-    with PostgresServer() as server:
+    with PostgresServer(outlasts_machine=False) as server:
         yield server
 
 

@@ -154,14 +154,14 @@ def test_a_full_disk_is_freed_in_the_order_of_the_playbook_and_no_further_than_n
     def has_room() -> bool:
         return node.free_percent() >= 10
 
-    eventually(has_room, 30, "room on the disk")
+    eventually(has_room, 60, "room on the disk")
     post(alertmanager, node.mounted_at, began, datetime.now(UTC))
 
     def closed() -> dict[str, Any] | None:
         (item,) = httpx.get(f"{server}/history").raise_for_status().json()["items"]
         return item if item["status"] not in ("running", "waiting") else None
 
-    item = eventually(closed, 20, "the run's end")
+    item = eventually(closed, 60, "the run's end")
     assert (item["status"], item["target"]) == ("succeeded", "node:node-1"), item
     assert before - node.files() == {
         "scratch/old.tmp",

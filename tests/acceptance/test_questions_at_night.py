@@ -318,7 +318,7 @@ def test_what_failed_is_tried_again_by_command_call_and_page(lab: Lab) -> None:
     command(lab, "runs", "retry", short(by_command), "--note", "the service is up")
     assert json.loads(lab.ask(f"/runs/{by_call}/retry", body={"note": "again"}))["decision"] == "started"
     form = urllib.request.Request(f"{lab.url}/console/runs/{by_page}/retry", b"note=again", {"Origin": lab.url})
-    with urllib.request.urlopen(form, timeout=20) as reply:
+    with urllib.request.urlopen(form, timeout=60) as reply:
         assert reply.url.startswith(f"{lab.url}/runs/")
         assert not reply.url.endswith(by_page)
     repeats = {item["repeats"] for item in lab.get("/history?playbook=broken")["items"]}

@@ -44,7 +44,7 @@ def test_whatever_the_clock_is_set_to_nothing_is_lost_or_done_twice(
                 for entry in fired["alerts"]:
                     entry["fingerprint"] += f"-{len(items)}"
                 assert [run["decision"] for run in server.ask("/webhook", fired).body["runs"]] == ["started"]
-                eventually(lambda gpu=gpu: driver.watts(gpu) == 560, 30, "capped")
+                eventually(lambda gpu=gpu: driver.watts(gpu) == 560, 60, "capped")
                 clock.set(random.choice([jump * sign for jump in JUMPS for sign in (-1, 1)] + [timedelta(0)]))
                 if IS_FULL and random.random() < 0.3:
                     time.sleep(random.uniform(0, 90))
@@ -66,4 +66,4 @@ def test_whatever_the_clock_is_set_to_nothing_is_lost_or_done_twice(
                     clock.set(timedelta(0))
                     server.kill()
                     clock.start(server)
-            eventually(lambda: not any(server.run(run_id)["owes_undo"] for run_id in items), 30, "nothing is owed")
+            eventually(lambda: not any(server.run(run_id)["owes_undo"] for run_id in items), 60, "nothing is owed")

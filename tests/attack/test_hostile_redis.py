@@ -150,9 +150,9 @@ def test_who_has_not_the_key_changes_nothing(
                 fired = [delivery("LossSpike", "llm-1"), gpu_delivery()]
                 for each in fired:
                     assert server.ask("/webhook", each).status == 200
-                eventually(lambda: driver.watts(0) == 560, 40, "the cap", 0.05)
+                eventually(lambda: driver.watts(0) == 560, 60, "the cap", 0.05)
                 for each in fired:
-                    eventually(lambda: not [run for run in server.runs() if run["status"] in OPEN], 40, "closed", 0.1)
+                    eventually(lambda: not [run for run in server.runs() if run["status"] in OPEN], 60, "closed", 0.1)
                     assert server.ask("/webhook", resolved(each)).status == 200
                 eventually(lambda: driver.watts(0) == 700, 60, "the power is back", 0.05)
                 assert {server.ask(path).status for path in ("/jobs", "/agents", "/health", "/history")} == {200}

@@ -59,7 +59,7 @@ class Contender:
 
     def works(self) -> bool:
         try:
-            with urllib.request.urlopen(self.url, timeout=5) as answer:
+            with urllib.request.urlopen(self.url, timeout=60) as answer:
                 return bool(answer.status == 200)
         except urllib.error.HTTPError as refused:
             refused.close()

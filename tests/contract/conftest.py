@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.support.opened_stores import open_store
 from tests.support.postgres import PostgresServer
 from trainmedic_server.adapters.sql_store import schema
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
@@ -45,7 +46,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         return
     if request.param == "postgresql":
         url: str = request.getfixturevalue("shared_database")
-        opened = SqlStore.open(url)
+        opened = open_store(url)
         yield opened
         await opened.close()
         # Emptied, not made anew: its tables take longer than most tests.

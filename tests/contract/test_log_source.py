@@ -241,8 +241,8 @@ async def test_who_follows_gets_what_there_is_and_then_what_is_new(kept: Kept) -
                 return
 
     following = asyncio.create_task(follow())
-    await asyncio.wait_for(has_first.wait(), 20)
+    await asyncio.wait_for(has_first.wait(), 60)
     kept.write(kept.job, 1, "gpu-02", datetime.now(UTC), "second")
     kept.write(kept.job, 1, "gpu-01", datetime.now(UTC) + timedelta(milliseconds=1), "third")
-    await asyncio.wait_for(following, 20)
+    await asyncio.wait_for(following, 60)
     assert (found[0], sorted(found[1:])) == ("first", ["second", "third"])

@@ -119,7 +119,7 @@ async def test_the_socket_opens_by_the_app_token(app: App) -> None:
 
     socket = SocketMode(app.api.open_socket, handle, lambda stands: connected.set() if stands else None)
     running = asyncio.create_task(socket.run())
-    await asyncio.wait_for(connected.wait(), 30)
+    await asyncio.wait_for(connected.wait(), 60)
     running.cancel()
     await asyncio.wait([running])
 

@@ -62,7 +62,7 @@ def gpus(driver: Driver, calls: Hasty) -> Iterator[TimeLimitedGpus]:
     opened = TimeLimitedGpus(NvmlGpus(calls=calls), calls)
     yield opened
     driver.heal()
-    eventually(calls.is_free, 20, "every call back")
+    eventually(calls.is_free, 60, "every call back")
     opened.close()
 
 
@@ -114,7 +114,7 @@ def test_a_card_whose_call_comes_back_is_as_any_other(driver: Driver, gpus: Time
     """Nothing has to be started again."""
     hang(driver, gpus, calls)
     driver.heal()
-    eventually(lambda: answers(gpus, FIRST), 20, "the card")
+    eventually(lambda: answers(gpus, FIRST), 60, "the card")
     assert calls.stuck() == frozenset()
     assert threads() <= 3
 
@@ -215,7 +215,7 @@ def test_a_driver_is_not_closed_under_a_call(driver: Driver, gpus: TimeLimitedGp
     hang(driver, gpus, calls)
     gpus.close()
     driver.heal()
-    eventually(lambda: answers(gpus, FIRST), 20, "the card")
+    eventually(lambda: answers(gpus, FIRST), 60, "the card")
 
 
 def test_a_set_that_comes_back_late_is_seen(driver: Driver, gpus: TimeLimitedGpus, calls: Hasty) -> None:
@@ -227,5 +227,5 @@ def test_a_set_that_comes_back_late_is_seen(driver: Driver, gpus: TimeLimitedGpu
         gpus.set_power_limit(FIRST, 420_000)
     calls.keys.clear()
     driver.heal()
-    eventually(lambda: answers(gpus, FIRST), 20, "the card")
+    eventually(lambda: answers(gpus, FIRST), 60, "the card")
     assert gpus.power(FIRST).limit_mw == 420_000

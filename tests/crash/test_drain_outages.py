@@ -67,7 +67,7 @@ def test_a_drain_outlasts_whatever_befalls_the_api(stand_in: ApiServer, kubeconf
         stand_in.faults.append(held)
         fired = delivery("NodeSick", node.name)
         assert server.ask("/webhook", fired).status == 200
-        eventually(lambda: len(node.ended) >= 2, 30, "some pods ended", 0.05)
+        eventually(lambda: len(node.ended) >= 2, 60, "some pods ended", 0.05)
         for kind in ("away", "slow", "429", "500"):
             with trouble(stand_in, kind):
                 time.sleep(SECONDS / 2)
@@ -102,7 +102,7 @@ def test_a_drain_that_is_cancelled_stops_evicting(stand_in: ApiServer, kubeconfi
         Server(tmp_path / "s", PLAYBOOK, "--kubernetes", str(kubeconfig)) as server,
     ):
         assert server.ask("/webhook", fired := delivery("NodeSick", node.name)).status == 200
-        eventually(lambda: len(node.ended) == 2, 30, "the others ended", 0.05)
+        eventually(lambda: len(node.ended) == 2, 60, "the others ended", 0.05)
         (run,) = server.runs()
         assert server.ask(f"/runs/{run['run_id']}/cancel", {}).status in (200, 202)
         assert server.closed_run()["status"] == "cancelled"

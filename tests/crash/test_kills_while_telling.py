@@ -80,7 +80,7 @@ def sign_in(server: Server) -> None:
     """As a browser does."""
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}/login", urlencode({"token": TOKEN}).encode())
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-    with browser.open(request, timeout=20) as reply:
+    with browser.open(request, timeout=60) as reply:
         assert reply.status == 200
 
 

@@ -14,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from structlog.testing import capture_logs
 
+from tests.support.opened_stores import leave_the_process_alone, open_store
 from tests.support.postgres import PostgresServer
 from tests.support.programs import PYTHON_PATH, eventually
 from tests.support.releases import NEXT_REVISION, add_migration, next_release
@@ -109,13 +110,13 @@ async def test_what_a_migration_goes_through_is_told(outdated: str, monkeypatch:
     monkeypatch.setattr(revision, "_TELL_EVERY", 0.005)
     monkeypatch.setattr(revision, "_upgrade", upgrade_slowly)
     with capture_logs() as logs:
-        await SqlStore.open(outdated).close()
+        await open_store(outdated).close()
     first, *others = [entry for entry in logs if "run store schema" in entry["event"]]
     assert (first["event"], first["runs"]) == ("run store schema is being migrated", RUNS)
     assert others[0]["event"] == going_on
     assert others[-1]["event"] == "run store schema migrated"
     with capture_logs() as logs:
-        await SqlStore.open(outdated).close()
+        await open_store(outdated).close()
     assert not [entry for entry in logs if "run store schema" in entry["event"]]
 
 
@@ -128,4 +129,4 @@ async def test_readiness_says_that_the_schema_is_brought_up_to_date(outdated: st
         assert Standby(election, Mode.OBSERVE, BasePath(), SystemClock(), Metrics())._ready().store.detail == (
             f"stands by: it is about to take over{left}"
         )
-        await SqlStore.of_session(session).close()
+        await SqlStore.of_session(session, on_lost=leave_the_process_alone).close()

@@ -37,7 +37,7 @@ def node(tmp_path: Path, redis_url: str, make_driver: Callable[..., Driver]) -> 
 
 def die(node: GpuNode) -> None:
     """Wait for the kill that the driver was told to give; then the next process."""
-    node.agent.process.wait(10)
+    node.agent.process.wait(60)
     node.start(wait=False)
 
 
@@ -71,7 +71,7 @@ def test_a_cap_that_expired_while_the_agent_was_dead_is_taken_back(node: GpuNode
     """It was set, nobody had been told, and it came too late to be told: nothing of it stays."""
     node.driver.fail(SET_LIMIT, times=1, kill=True, after=True)
     cap = node.send(node.cap("0", percent=80, lasting=1.0))
-    node.agent.process.wait(10)
+    node.agent.process.wait(60)
     time.sleep(1.0)
     node.start()
     assert node.final(cap).status == envelope.EXPIRED
@@ -83,7 +83,7 @@ def test_a_cap_that_nobody_saw_take_effect_ends_with_its_lease(node: GpuNode) ->
     own, although it never saw it, and gives the power back."""
     node.driver.fail(SET_LIMIT, times=1, kill=True, after=True)
     cap = node.send(node.cap("0", percent=80, lease_seconds=0.5))
-    node.agent.process.wait(10)
+    node.agent.process.wait(60)
     time.sleep(0.5)
     node.start()
     reply = node.final(cap)
@@ -101,7 +101,7 @@ def test_a_change_between_two_caps_that_nobody_saw_is_not_taken_for_somebody_els
     node.final(hard)
     node.driver.fail(SET_LIMIT, times=1, kill=True, after=True)
     undo = node.send(node.cap("0", undo_of=hard.id))
-    node.agent.process.wait(10)
+    node.agent.process.wait(60)
     time.sleep(2)
     node.start()
     reply = node.final(undo)
@@ -141,7 +141,7 @@ class Trial:
             envelope.read_time(reply.output["lease_until"]).timestamp() if "lease_until" in reply.output else None
             for reply in replies
         ]
-        eventually(self._is_given_back, 20, "the limits from before", every=0.02)
+        eventually(self._is_given_back, 60, "the limits from before", every=0.02)
         self._judge(ends, back_at)
 
     def _go(self, commands: list[Command], kills: bool) -> float:
@@ -166,7 +166,7 @@ class Trial:
         for command in commands:  # as the server does that does not know whether they arrived
             self._send_again(command)
         if victims != "redis":
-            eventually(lambda: (self.node.presence() or {}).get("pid") == self.node.agent.process.pid, 20, "the agent")
+            eventually(lambda: (self.node.presence() or {}).get("pid") == self.node.agent.process.pid, 60, "the agent")
         return time.time()
 
     def _send_again(self, command: Command) -> None:

@@ -75,7 +75,7 @@ class Killer(threading.Thread):
             self._server.kill()
             self._server.start(wait=False)
             if self._chance.random() < 0.8:  # else it is killed while it starts
-                eventually(lambda: self._server.ask("/health").status == 200, 30, "started again", 0.02)
+                eventually(lambda: self._server.ask("/health").status == 200, 60, "started again", 0.02)
 
 
 def insist(server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def test_a_pause_outlives_a_kill(tmp_path: Path, redis_url: str) -> None:
         insist(server, "/webhook", resolved(fired))
         server.kill()
         server.start()
-        eventually(lambda: job.done == ["job.scale_lr 0.5", "job.checkpoint", "job.scale_lr 2"], 20, "undone")
+        eventually(lambda: job.done == ["job.scale_lr 0.5", "job.checkpoint", "job.scale_lr 2"], 60, "undone")
         assert server.ask("/ready").body["paused"] is True
 
 

@@ -50,7 +50,7 @@ class Trial:
         fired = delivery("Hot", str(self.number))
         fired["alerts"][0]["labels"] = {"alertname": "Hot", "node": "n1", "gpu": str(self.number)}
         (run,) = self.server.ask("/webhook", fired).body["runs"]
-        eventually(lambda: self.server.run(run["run_id"])["status"] == "succeeded", 30, "capped", 0.02)
+        eventually(lambda: self.server.run(run["run_id"])["status"] == "succeeded", 60, "capped", 0.02)
         self.agent.again.clear()
         self.order.with_suffix(".log").unlink(missing_ok=True)
         self.order.with_suffix(".new").write_text(str(fatal))
@@ -72,7 +72,7 @@ class Trial:
         self.order.unlink(missing_ok=True)
         assert str(self.number) in self.agent.caps
         self.server.ask("/webhook", resolved(fired))
-        eventually(lambda: not self.server.run(run["run_id"])["owes_undo"], 30, "undone", 0.02)
+        eventually(lambda: not self.server.run(run["run_id"])["owes_undo"], 60, "undone", 0.02)
         assert str(self.number) not in self.agent.caps
         events = self.server.run(run["run_id"])["events"]
         return [event["kind"] for event in events if event["kind"].startswith(("lease_", "set_again_"))], deaths

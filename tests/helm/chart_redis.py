@@ -69,7 +69,7 @@ class ChartRedis:
         log = self.directory / f"redis-{self.starts}.log"
         script = ["/bin/sh", self.directory / "etc" / "start.sh"]
         self.program = Program(script, log, {"PATH": system_path()})
-        eventually(self._answers, 10, f"Redis answers; its log is {log}", every=0.02)
+        eventually(self._answers, 60, f"Redis answers; its log is {log}", every=0.02)
 
     def kill(self) -> None:
         assert self.program is not None

@@ -123,7 +123,7 @@ async def _drain(world: World, action: type[Any]) -> None:
     node = await world.node()
     await world.pod("worker", node)
     async with Kubelet(world, node):
-        await world.act(action, node, timeout=20)
+        await world.act(action, node, timeout=60)
 
 
 def _on_workloads(needs: str, before: Any = None, **params: Any) -> Act:
@@ -214,7 +214,7 @@ async def test_identity_uses_all_that_it_is_granted_and_nothing_else(
         pods = KubernetesPods(cluster, SystemClock(), telemetry.Metrics())
         cluster_watch = KubernetesTopology(cluster, telemetry.Metrics(), pods)
         watching = asyncio.create_task(cluster_watch.watch())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while used(stand_in, "identity") != granted(rules):
                 await pods.reading("llm-1", lambda *_: True)
                 await asyncio.sleep(0.02)

@@ -74,8 +74,8 @@ def test_a_job_works_under_its_own_user(chart_redis: ChartRedis, tmp_path: Path)
             ended.callback(server.stop)
             fired = delivery("Spike", "llm-1")
             assert server.ask("/webhook", fired).status == 200
-            eventually(lambda: training.done == ["job.scale_lr 0.5"], 20, "the command", 0.02)
-            eventually(lambda: server.only_run()["waiting_on"] == "resolved", 20, "its answer", 0.05)
+            eventually(lambda: training.done == ["job.scale_lr 0.5"], 60, "the command", 0.02)
+            eventually(lambda: server.only_run()["waiting_on"] == "resolved", 60, "its answer", 0.05)
             assert chart_redis.refused() == set()
             chart_redis.kill()
             chart_redis.start()
@@ -92,7 +92,7 @@ def test_a_job_works_under_its_own_user(chart_redis: ChartRedis, tmp_path: Path)
                     {"command": raw, **Signer.of(KEY.encode()).fields(raw, job_identity("llm-1"))},
                 )
             assert client.exists("trainmedic:memory-since:job:llm-1"), "the job knows since when Redis remembers"
-            eventually(lambda: client.xlen(envelope.job_commands("llm-1")) == 0, 20, "both are answered", 0.02)
+            eventually(lambda: client.xlen(envelope.job_commands("llm-1")) == 0, 60, "both are answered", 0.02)
             assert [each for each, _ in training.effects] == [new.id], "the first was remembered in Redis"
     assert chart_redis.refused() == set()
 
@@ -114,7 +114,7 @@ def test_an_agent_works_under_the_agents_user(chart_redis: ChartRedis, tmp_path:
         node.send(capped, key)
         assert node.final(capped, nth=2).status == envelope.APPLIED
         assert [line.split()[0] for line in node.notes()] == ["begin", "end", "undo", "end"]
-        eventually(lambda: node.pending() == 0, 10, "every command taken off the stream")
+        eventually(lambda: node.pending() == 0, 60, "every command taken off the stream")
     finally:
         node.agent.end()
     assert chart_redis.refused() == set()
@@ -151,7 +151,7 @@ def test_an_agent_works_under_the_documented_user_of_its_node(tmp_path: Path) ->
         agent_url = f"redis://agent-gpu-1:password-of-gpu-1{login}"
         start_agent(node, agent_url, wait=False)
         try:
-            eventually(lambda: has_started(node), 20, "the agent's presence")
+            eventually(lambda: has_started(node), 60, "the agent's presence")
             command = node.send(node.command("gpu.power_limit"), key_of(node))
             assert node.final(command).status == envelope.APPLIED
         finally:
@@ -184,17 +184,17 @@ def test_who_is_there_from_before_goes_on_through_an_upgrade(tmp_path: Path) -> 
             training = started.enter_context(job(chart_redis.url()))
             start_agent(new, f"redis://agent:of-the-agents@127.0.0.1:{chart_redis.port}/0", wait=False)
             started.callback(new.agent.end)
-            eventually(lambda: "no connection to Redis" in new.agent.tail(), 20, "the new agent is refused")
+            eventually(lambda: "no connection to Redis" in new.agent.tail(), 60, "the new agent is refused")
             kept["users"] = {"agent": "of-the-agents", "job-llm-1": "of-the-job"}
             chart_redis.lay_out(charts.parsed(charts.rendered(after)), kept)
             chart_redis.restart()
             for node in (old, new):
-                eventually(node.presence, 30, f"the {node.name} agent is there")
+                eventually(node.presence, 60, f"the {node.name} agent is there")
                 command = node.send(node.command("gpu.power_limit"), key_of(node))
                 assert node.final(command).status == envelope.APPLIED
             assert training.done == []
             with chart_redis.client() as client:
-                eventually(lambda: client.exists(envelope.job_presence("llm-1")), 20, "the job is there")
+                eventually(lambda: client.exists(envelope.job_presence("llm-1")), 60, "the job is there")
 
 
 def test_a_user_without_a_password_keeps_nobody_else_out(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_who_uses_up_the_ids_of_replies_silences_nobody_for_long(
             with pytest.raises(redis.exceptions.ResponseError, match="exhausted"):
                 pipeline.execute()
         assert server.ask("/webhook", delivery("Spike", "llm-1")).status == 200
-        eventually(lambda: server.only_run()["waiting_on"] == "resolved", 40, "the reply of llm-1", 0.1)
+        eventually(lambda: server.only_run()["waiting_on"] == "resolved", 60, "the reply of llm-1", 0.1)
         assert server.only_run()["steps"][0]["status"] == "succeeded"
 
 

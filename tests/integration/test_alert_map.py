@@ -89,7 +89,7 @@ def test_an_alert_of_this_site_runs_and_that_of_another_is_recorded(site: Site) 
     labels = {"alertname": "HostFeverish", "box": "gpu-31", "instance": "exporter:9100"}
     site.post(hour, **labels, site="alpine")
     site.post(hour, **labels, site="coast")
-    eventually(lambda: {"started", "not_accepted"} <= site.by_decision().keys(), 20, "both decisions")
+    eventually(lambda: {"started", "not_accepted"} <= site.by_decision().keys(), 60, "both decisions")
     started, refused = (site.by_decision()[name] for name in ("started", "not_accepted"))
     assert (started["target"], started["alert_name"], started["original_alert_name"]) == (
         "node:gpu-31", "NodeSick", "HostFeverish"
@@ -131,11 +131,11 @@ def test_a_broken_map_keeps_the_good_one_and_is_told(site: Site) -> None:
     assert (error["file"], error["line"]) == (str(site.map), 1)
     assert "alert map  NOT OK" in site.command("status")
     site.post(timedelta(hours=1), alertname="HostCold", box="gpu-4", site="alpine")
-    eventually(lambda: "started" in site.by_decision(), 20, "a run by the good map")
+    eventually(lambda: "started" in site.by_decision(), 60, "a run by the good map")
     site.map.write_text(MAP.replace("alpine", "coast"))
-    eventually(lambda: site.server.ask("/ready").body["alert_map"]["ok"], 20, "the mended map")
+    eventually(lambda: site.server.ask("/ready").body["alert_map"]["ok"], 60, "the mended map")
     site.post(timedelta(hours=1), alertname="HostCold", box="gpu-5", site="coast")
-    eventually(lambda: len([run for run in site.server.runs() if run["decision"] == "started"]) == 2, 20, "another run")
+    eventually(lambda: len([run for run in site.server.runs() if run["decision"] == "started"]) == 2, 60, "another run")
 
 
 def test_an_unknown_alert_comes_with_the_entry_that_would_rename_it(site: Site) -> None:
@@ -171,5 +171,5 @@ def test_a_map_that_could_never_be_loaded_lets_nothing_act(tmp_path: Path) -> No
         (decided,) = server.ask("/webhook", body).body["runs"]
         assert (decided["decision"], decided["target"]) == ("not_accepted", None)
         path.write_text("accept: ['node=~\"gpu-.*\"']")
-        eventually(lambda: server.ask("/ready").status == 200, 20, "the mended map")
+        eventually(lambda: server.ask("/ready").status == 200, 60, "the mended map")
         assert [each["decision"] for each in server.ask("/webhook", body).body["runs"]] == ["started"]

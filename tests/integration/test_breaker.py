@@ -76,7 +76,7 @@ def test_five_jobs_on_all_nodes_do_not_pass_the_breaker(tmp_path: Path, redis_ur
         first = server.closed_run()
         assert (first["status"], first["touched"]) == ("succeeded", JOBS["job-0"])
         assert server.ask("/webhook", delivery("TooHot", "job-1")).status == 200
-        eventually(lambda: server.ask("/ready").body["breaker_open"], 30, "the breaker opened")
+        eventually(lambda: server.ask("/ready").body["breaker_open"], 60, "the breaker opened")
         server.kill()
         server.start()
         assert server.ask("/webhook", delivery("TooHot", *list(JOBS)[2:])).status == 200
@@ -87,13 +87,13 @@ def test_five_jobs_on_all_nodes_do_not_pass_the_breaker(tmp_path: Path, redis_ur
         ] * 4
         assert "10 of 50 known nodes were acted on" in runs["job-1"]["message"]
         assert server.ask("/webhook", delivery("TooHot", "job-0", status="resolved")).status == 200
-        eventually(lambda: not server.run(runs["job-0"]["run_id"])["owes_undo"], 30, "given back")
+        eventually(lambda: not server.run(runs["job-0"]["run_id"])["owes_undo"], 60, "given back")
         assert {str(command.target["node"]) for command in agents.commands} == set(JOBS["job-0"])
         closed = server.ask("/resume", {"breaker": True}).body
         assert (closed["breaker_open"], closed["breaker_closed_at"] is not None) == (False, True)
         server.kill()
         server.start()
         assert server.ask("/webhook", delivery("TooHot", "job-1")).status == 200
-        eventually(lambda: server.runs()[0]["status"] == "succeeded", 30, "the next job is capped after the closing")
+        eventually(lambda: server.runs()[0]["status"] == "succeeded", 60, "the next job is capped after the closing")
         assert server.ask("/ready").body["breaker_open"] is False
     assert {str(command.target["node"]) for command in agents.commands} == {*JOBS["job-0"], *JOBS["job-1"]}

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import CommandLine
-from tests.support.programs import Program, start_server
+from tests.support.programs import Program, eventually, start_server
 
 PLAYBOOKS = """
 playbook: ask-first
@@ -225,15 +224,16 @@ def test_following_shows_what_happens(command_line: CommandLine, tmp_path: Path)
     log = tmp_path / "followed"
     arguments = [sys.executable, "-u", "-m", "trainmedic_server", "history", "--follow", "--playbook", "ask-first"]
     with Program(arguments, log, command_line.environment()) as following:
-        deadline = time.monotonic() + 20
-        while "RUN" not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(1)  # the stream is opened after the page was printed, and nothing tells when
-        run_id = command_line.alert("llm-followed")
-        while run_id[-8:] not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert run_id[-8:] in log.read_text(), following.tail()
-        assert "job:llm-followed" in log.read_text()
+        eventually(lambda: "RUN" in log.read_text(), 60, f"the page\n{following.tail()}")
+        shown: list[str] = []
+
+        def is_followed() -> bool:
+            """Post an alert each time: the stream is opened after the page was printed, and nothing tells when."""
+            shown.append(command_line.alert(f"llm-followed-{len(shown)}")[-8:])
+            return any(run_id in log.read_text() for run_id in shown)
+
+        eventually(is_followed, 60, "a run that began later", every=1.0)
+        assert "job:llm-followed-" in log.read_text()
 
 
 def test_why_says_what_happened_to_an_alert_and_what_would_happen_now(command_line: CommandLine) -> None:

@@ -42,7 +42,7 @@ def test_an_owed_undo_is_done_though_the_clock_was_set_back(
         # The clock is set while the next attempt waits for its moment.
         eventually(lambda: server.only_run()["steps"][0]["undo"]["retry_at"], 60, "the undo waits", 0.02)
         clock.set(timedelta(hours=-2))
-        eventually(lambda: "set 7200 s back" in server.ask("/ready").body["clock"]["detail"], 30, "told")
+        eventually(lambda: "set 7200 s back" in server.ask("/ready").body["clock"]["detail"], 60, "told")
         node.start()
         assert server.undone_run(60)["steps"][0]["undo"]["status"] == "done"
         assert driver.watts(0) == 700
@@ -61,9 +61,9 @@ def test_a_clock_set_forward_forgets_nothing(
         run_id = server.closed_run()["run_id"]
         clock.set(timedelta(days=100))
         assert [run["decision"] for run in server.ask("/webhook", later).body["runs"]] == ["started"]
-        eventually(lambda: driver.watts(1) == 560, 30, "the other GPU was capped")
+        eventually(lambda: driver.watts(1) == 560, 60, "the other GPU was capped")
         assert server.ask("/webhook", fired).body["duplicates"] == 1
-        eventually(lambda: not server.ask("/ready").body["clock"]["ok"], 30, "told")
+        eventually(lambda: not server.ask("/ready").body["clock"]["ok"], 60, "told")
         server.stop()
         clock.start(server)
         assert {run["run_id"] for run in server.runs()} >= {run_id}

@@ -37,7 +37,7 @@ def test_a_run_from_before_a_long_downtime_is_stale_and_its_undo_still_owed(tmp_
     options = ("--redis", redis_url, "--max-age", "3s", "--assume-resolved-after", "8s")
     with Server(tmp_path, PLAYBOOK, *options) as server, Job("llm", redis_url) as job:
         assert server.ask("/webhook", delivery("Spike", "llm")).status == 200
-        eventually(lambda: job.done, 5, "applied")
+        eventually(lambda: job.done, 60, "applied")
         server.kill()
         time.sleep(4)
         server.start()
@@ -97,7 +97,7 @@ def test_an_alertmanager_is_asked_about_an_alert_that_ended_during_the_downtime(
             (listed,) = httpx.get(f"{url}/api/v2/alerts").json()
             fired["alerts"][0]["fingerprint"] = listed["fingerprint"]
             assert server.ask("/webhook", fired).status == 200
-            eventually(lambda: job.done, 5, "applied")
+            eventually(lambda: job.done, 60, "applied")
             time.sleep(6)
             assert job.done == ["job.scale_lr 0.5"], "it fires still, as the Alertmanager says"
         with start():

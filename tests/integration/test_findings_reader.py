@@ -40,7 +40,7 @@ async def read(url: str, taker: Taker, *nodes: str, metrics: telemetry.Metrics |
         await client.xadd(FINDINGS, {FIELD: raw})
     reader = RedisFindings(url, taker.take, metrics or telemetry.Metrics())
     task = asyncio.create_task(reader.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await client.xlen(FINDINGS):
             await asyncio.sleep(0.02)
     await end_tasks([task])

@@ -173,7 +173,7 @@ def as_value(fields: dict[bytes, bytes], body: bytes) -> bytes:
 
 def only_entry(attacker: redis.Redis, job: str) -> dict[bytes, bytes]:
     """The one command on the stream of a job as it stands there, once it does."""
-    ((_, fields),) = eventually(lambda: attacker.xrange(envelope.job_commands(job)), 10, "the command", every=0.005)
+    ((_, fields),) = eventually(lambda: attacker.xrange(envelope.job_commands(job)), 60, "the command", every=0.005)
     return dict(fields)
 
 
@@ -211,7 +211,7 @@ def test_a_forged_rejection_does_not_end_an_undo(server: Server, redis_url: str,
         entry = only_entry(attacker, "llm-1")
         for fields in forged_replies(json.loads(entry[b"command"])["id"], status, entry):
             attacker.xadd(envelope.REPLIES, fields)
-    eventually(lambda: refusals(server, "signature") >= 10, 10, "the forgeries were read")
+    eventually(lambda: refusals(server, "signature") >= 10, 60, "the forgeries were read")
     assert server.only_run()["steps"][0]["undo"]["status"] == "running"
     with Job("llm-1", redis_url, KEY) as job:
         assert server.undone_run()["steps"][0]["undo"]["status"] == "done"
@@ -229,7 +229,7 @@ def test_a_forged_command_spoils_no_genuine_one(server: Server, redis_url: str, 
             raw = json.dumps({**command, "params": params}).encode()
             attacker.xadd(envelope.job_commands("llm-1"), {"command": raw})
             attacker.xadd(envelope.job_commands("llm-1"), {"command": raw, "signature": "0" * 64})
-        eventually(lambda: refusals(server, "other_command") == 4, 10, "the job has refused what was forged")
+        eventually(lambda: refusals(server, "other_command") == 4, 60, "the job has refused what was forged")
         job.go_on()
         assert server.closed_run()["status"] == "succeeded"
         assert job.done == ["job.scale_lr 0.5"]
@@ -258,7 +258,7 @@ def test_a_forged_note_is_no_outcome(server: Server, redis_url: str, attacker: r
         }
         attacker.set(key, forged[kind])
         with Job("llm-1", redis_url, KEY) as job:
-            eventually(lambda: server.runs()[0]["status"] == "failed", 30, "the outcome is given up", 0.1)
+            eventually(lambda: server.runs()[0]["status"] == "failed", 60, "the outcome is given up", 0.1)
             assert job.done == []
         step = server.run(server.runs()[0]["run_id"])["steps"][0]
         assert [attempt["status"] for attempt in step["attempts"]] == ["unknown"]
@@ -288,7 +288,7 @@ def test_a_forged_rival_stops_no_agent(
             as_value(genuine_reply, b"reply"),
         ):
             attacker.set(key, value)
-            eventually(lambda: (node.presence() or {}).get("pid") != 7, 15, "the agent's next announcement")
+            eventually(lambda: (node.presence() or {}).get("pid") != 7, 60, "the agent's next announcement")
         assert decision(server, delivery("TooHot", "llm-1")) == "started"
         assert server.closed_run()["status"] == "succeeded"
         assert driver.watts(0) == 560

@@ -103,7 +103,7 @@ def watching(bus: RedisBus) -> Watching:
 
 def start(redis_server: Any, client: redis.Redis, end: str = "") -> Process:
     process = Process(redis_server.url, end)
-    eventually(lambda: client.exists(envelope.job_presence("dying")), 30, "the presence")
+    eventually(lambda: client.exists(envelope.job_presence("dying")), 60, "the presence")
     return process
 
 
@@ -197,6 +197,6 @@ async def _arrival(bus: RedisBus) -> None:
 
 async def _until(is_so: Callable[[], bool]) -> None:
     """Wait while the server works."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not is_so():
             await asyncio.sleep(0.1)

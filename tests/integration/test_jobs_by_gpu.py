@@ -114,7 +114,7 @@ def test_the_job_on_a_broken_gpu_saves_and_its_gpus_are_capped(
     with GpuNode(tmp_path / "node", redis_url, driver), Program(program, tmp_path / "job.log", job) as training:
         placement = [{"rank": 0, "node": "n1", "gpu": SECOND}]
         key = envelope.job_presence("llm-1")
-        eventually(lambda: present(redis_url, key).get("placement") == placement, 30, f"its GPU\n{training.tail()}")
+        eventually(lambda: present(redis_url, key).get("placement") == placement, 60, f"its GPU\n{training.tail()}")
         with serving(tmp_path / "server", redis_url) as server:
             (item,) = server.ask("/jobs").body["items"]
             assert (item["nodes"], item["gpus"]) == (["n1"], [{"node": "n1", "uuid": SECOND}])
@@ -127,7 +127,7 @@ def test_the_job_on_a_broken_gpu_saves_and_its_gpus_are_capped(
             assert (driver.watts(0), driver.watts(1)) == (700, 560)
             assert decided(server, failing("2", UUID=FIRST))[0] == "target_unknown"
             server.ask("/webhook", resolved(fired))
-            eventually(lambda: driver.watts(1) == 700, 30, "the power is back", 0.05)
+            eventually(lambda: driver.watts(1) == 700, 60, "the power is back", 0.05)
 
 
 async def make_pods(kubeconfig: Path) -> tuple[str, dict[str, str]]:
@@ -157,7 +157,7 @@ def test_all_gpus_of_a_job_without_the_sdk_are_capped(
     node.compute(2, 43, uids["notebook"])
     with node, serving(tmp_path / "server", redis_url, "--kubernetes", str(kubeconfig)) as server:
         gpus = [{"node": name, "uuid": uuid} for uuid in (FIRST, SECOND)]
-        (item,) = eventually(lambda: server.ask("/jobs?cluster=true").body["items"], 30, "the cluster is known")
+        (item,) = eventually(lambda: server.ask("/jobs?cluster=true").body["items"], 60, "the cluster is known")
         assert (item["name"], item["connected"], item["gpus"], item["nodes"]) == ("llm-2", False, gpus, [name])
         assert [pod["name"] for pod in item["pods"]] == ["worker-0"]
         assert server.ask("/jobs").body["items"] == []
@@ -167,5 +167,5 @@ def test_all_gpus_of_a_job_without_the_sdk_are_capped(
         assert run["status"] == "succeeded", run
         assert [driver.watts(gpu) for gpu in range(3)] == [560, 560, 700]
         server.ask("/webhook", resolved(fired))
-        eventually(lambda: [driver.watts(gpu) for gpu in range(2)] == [700, 700], 30, "the power is back", 0.05)
+        eventually(lambda: [driver.watts(gpu) for gpu in range(2)] == [700, 700], 60, "the power is back", 0.05)
         assert decided(server, failing("2", gpu_id="2", node=name))[0] == "target_unknown"

@@ -143,9 +143,9 @@ def test_who_follows_sees_what_is_printed_next(searched: Searched) -> None:
     shown = searched.logs.parent / "followed"
     with shown.open("wb") as out, subprocess.Popen(command, env=environment, stdout=out) as following:
         try:
-            eventually(lambda: "before" in shown.read_text(), 30, "the first line")
+            eventually(lambda: "before" in shown.read_text(), 60, "the first line")
             searched.print("after")
-            eventually(lambda: "after" in shown.read_text(), 30, "the next line")
+            eventually(lambda: "after" in shown.read_text(), 60, "the next line")
         finally:
             following.send_signal(signal.SIGINT)
     assert [line.partition(" ")[2] for line in shown.read_text().splitlines()] == ["before", "after"]

@@ -42,12 +42,12 @@ class Sender:
         """Post alerts as Prometheus does."""
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/api/v2/alerts", json.dumps(alerts).encode(), headers)
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
     def first_event(self, kind: str) -> dict[str, Any]:
         """The data of the first event of that kind."""
         url = f"http://127.0.0.1:{self.server.port}/events"
-        with urllib.request.urlopen(urllib.request.Request(url, headers={"Last-Event-ID": "0"}), timeout=10) as stream:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Last-Event-ID": "0"}), timeout=60) as stream:
             for line in stream:
                 if line.startswith(b"data:") and (event := json.loads(line.removeprefix(b"data:")))["kind"] == kind:
                     data: dict[str, Any] = event["data"]
@@ -84,7 +84,7 @@ def test_a_member_with_a_text_that_is_too_long_costs_the_group_nothing(scene: tu
     sender, driver = scene
     beginning = "2026-01-02T03:04:05Z"
     sender.tell(hot(startsAt=_now()))
-    eventually(lambda: driver.watts(1) == 490, 20, "the cap")
+    eventually(lambda: driver.watts(1) == 490, 60, "the cap")
     sender.tell(
         {
             "labels": {"alertname": "Chatty", "cluster": "c"},
@@ -94,11 +94,11 @@ def test_a_member_with_a_text_that_is_too_long_costs_the_group_nothing(scene: tu
         {"labels": {"alertname": "Odd", "cluster": "c", "argv": "y" * 66_000}, "startsAt": beginning},
     )
     listed = lambda: sender.server.ask("/alerts?alertname=Chatty").body["items"]  # noqa: E731
-    (chatty,) = eventually(listed, 20, "the member with the long annotation")
+    (chatty,) = eventually(listed, 60, "the member with the long annotation")
     assert chatty["annotations"]["log"].endswith("x… [cut: 70,000 characters]")
     assert driver.watts(1) == 490
     sender.tell(hot(endsAt=_now()))
-    eventually(lambda: driver.watts(1) == 700, 20, "the power of before")
+    eventually(lambda: driver.watts(1) == 700, 60, "the power of before")
     assert sender.server.ask("/alerts?alertname=Odd").body["items"] == []
     event = sender.first_event("alert_rejected")
     assert event["alert"] == "Odd"

@@ -45,7 +45,7 @@ class Served:
     def ask(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "Authorization": "Bearer act", "Accept": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=20) as reply:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=60) as reply:
             return json.load(reply)
 
     def client(self, token: str = "look", mode: str = "auto", url: str | None = None) -> Client:

@@ -68,7 +68,7 @@ sink_served = contextlib.contextmanager(serving)
 
 def counted_as_sent(server: Server) -> float:
     """How many messages the server has sent since its start and put on record so."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
         found = re.findall(r'^trainmedic_messages_total\{.*outcome="sent".*\} (\S+)$', reply.read().decode(), re.M)
     return sum(map(float, found))
 
@@ -94,7 +94,7 @@ def test_the_sixth_job_of_a_power_emergency_is_told_though_the_server_is_killed(
         server.kill()
         assert sink.taken == []
         server.start()
-        eventually(lambda: counted_as_sent(server) == 1, 40, "a message")
+        eventually(lambda: counted_as_sent(server) == 1, 60, "a message")
         server.kill()
         server.start()
         assert server.ask("/webhook", emergency).status == 200
@@ -105,10 +105,10 @@ def test_the_sixth_job_of_a_power_emergency_is_told_though_the_server_is_killed(
             {**alert, "status": "resolved", "endsAt": alert["startsAt"]} for alert in emergency["alerts"][:1]
         ]
         assert server.ask("/webhook", one).status == 200
-        eventually(lambda: server.runs()[-1]["status"] != "waiting", 20, "a place is free")
+        eventually(lambda: server.runs()[-1]["status"] != "waiting", 60, "a place is free")
         again = server.ask("/webhook", {**emergency, "alerts": emergency["alerts"][5:]}).body["runs"]
         assert [run["decision"] for run in again] == ["started"]
-        eventually(lambda: len(sink.taken) == 2, 40, "a follow-up")
+        eventually(lambda: len(sink.taken) == 2, 60, "a follow-up")
     (title, text), (later, _) = sink.taken
     assert title == "[warning] save on job:llm-5 did not start: 5 runs are open, at most 5"
     assert "raise max_concurrent in the guards of the playbook" in text
@@ -163,12 +163,12 @@ def test_a_question_reaches_people_once_though_the_server_is_killed(
         server.kill()
         assert sink.taken == []
         server.start()
-        eventually(lambda: sink.taken, 25, "a message")
+        eventually(lambda: sink.taken, 60, "a message")
         server.kill()
         server.start()
         time.sleep(4)  # what is due when a server starts is sent at once
         last = server.run(started["run_id"])["events"][-1]["seq"]
-        eventually(lambda: str(last) in receiver.ids(), 25, "all events posted")
+        eventually(lambda: str(last) in receiver.ids(), 60, "all events posted")
     posted = list(dict.fromkeys(map(int, receiver.ids())))
     assert posted == list(range(posted[0], posted[-1] + 1))
     ((asked, text),) = sink.taken
@@ -258,7 +258,7 @@ def test_routes_that_are_wrong_stop_the_start(tmp_path: Path, redis_url: str) ->
     server = Server(tmp_path, TELLS, "--redis", redis_url, environment=environment)
     server.start(wait=False)
     assert server.program is not None
-    assert server.program.process.wait(30) == 2
+    assert server.program.process.wait(60) == 2
     said = (tmp_path / "server-1.log").read_text()
     assert "TRAINMEDIC_MESSAGE_ROUTES" in said
     assert "pair 1, channel 'gpu', field component: 'gpus' is none of gpu, network" in said

@@ -343,7 +343,7 @@ def test_what_explains_an_alert_silences_it(alertmanager_url: str) -> None:
         silenced = [alert["labels"] for alert in listed if alert["status"]["inhibitedBy"]]
         return silenced if len(listed) == len(posted) and len(silenced) >= 3 + len(explained) else []
 
-    silenced = programs.eventually(settled, 15, "the alerts and their inhibitions")
+    silenced = programs.eventually(settled, 60, "the alerts and their inhibitions")
     by_a_node_or_gpu = [
         {"alertname": "DiskSpaceLow", "node": "node-1"},
         {"alertname": "GPUUtilizationLow", "node": "node-3", "gpu_id": "0"},

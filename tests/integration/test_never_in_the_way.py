@@ -26,7 +26,7 @@ def looking(medic: trainmedic.Medic, step: Any, until: Callable[[], Any], what: 
         medic.commands(step)
         return until()
 
-    return eventually(look, 10, what, every=0.005)
+    return eventually(look, 60, what, every=0.005)
 
 
 def final(commander: Commander, medic: trainmedic.Medic, sent: str, step: Any = 7) -> envelope.Reply:
@@ -86,7 +86,7 @@ def test_a_right_that_is_missing_is_told_once(redis_url: str, caplog: pytest.Log
             url = f"redis://half:pw@{redis_url.rpartition('@')[2].removeprefix('redis://')}"
             with caplog.at_level(logging.INFO, "trainmedic"), trainmedic.connect(job="llm-1", redis_url=url) as medic:
                 backoff = medic._server.receiver._connection._backoff  # type: ignore[union-attr]
-                eventually(lambda: backoff._next > 2, 20, "some tries", every=0.02)  # 0.1 s, doubled five times
+                eventually(lambda: backoff._next > 2, 60, "some tries", every=0.02)  # 0.1 s, doubled five times
                 assert client.exists("trainmedic:job:llm-1")
         finally:
             client.acl_deluser("half")
@@ -101,4 +101,4 @@ def test_two_jobs_of_one_name_are_told_of_each_other(commander: Commander, caplo
             writer = medic._server.writer  # type: ignore[union-attr]
             writer._presence = replace(writer._presence, every=0.05)
             writer.announce()
-        eventually(lambda: caplog.text.count("another process has this job's name") == 2, 10, "both told", every=0.02)
+        eventually(lambda: caplog.text.count("another process has this job's name") == 2, 60, "both told", every=0.02)

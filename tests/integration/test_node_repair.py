@@ -104,13 +104,13 @@ def test_a_node_takes_pods_again_only_when_its_checks_have_passed(
             assert is_cordoned(stand_in, node.ref)
             assert sorted(node.ended) == node.pods
             assert server.ask("/webhook", named(resolved(fired), node.name)).status == 200
-            (check,) = eventually(lambda: stand_in.objects.list(JOBS, None), 30, "the check was made", 0.1)
+            (check,) = eventually(lambda: stand_in.objects.list(JOBS, None), 60, "the check was made", 0.1)
             assert check["spec"]["template"]["spec"]["nodeName"] == node.name
             assert checked(check, driver) == 0
             driver.lose(1)
             assert checked(check, driver) == 1
             finish(stand_in, check)
-            probe = eventually(lambda: _newest_but(stand_in, check), 30, "the probe was made", 0.1)
+            probe = eventually(lambda: _newest_but(stand_in, check), 60, "the probe was made", 0.1)
             assert probe["spec"]["template"]["spec"]["nodeName"] == node.name
             assert is_cordoned(stand_in, node.ref)
             assert probed(probe) == 0

@@ -39,7 +39,7 @@ def refusal(node: Node) -> str:
     """What an agent that ends by itself says."""
     node.start(wait=False)
     try:
-        assert node.agent.process.wait(30) == REFUSED, node.agent.tail()
+        assert node.agent.process.wait(60) == REFUSED, node.agent.tail()
     finally:
         node.agent.end()
     return node.agent.tail()

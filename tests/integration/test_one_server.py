@@ -59,7 +59,7 @@ def second(state: Path, *options: str | Path, launcher: Sequence[str | Path] = (
 def refusal(program: Program) -> str:
     """What a server that ends by itself says. It must not have served before."""
     try:
-        assert program.process.wait(30) == REFUSED, program.tail()
+        assert program.process.wait(60) == REFUSED, program.tail()
     finally:
         program.end()
     return program.tail()
@@ -69,7 +69,7 @@ def assert_works(server: Server, name: str) -> None:
     """The server takes an alert, and carries its repair out through the Redis that it began with."""
     with Job(name, redis_url(server.state)) as job:
         assert server.ask("/webhook", delivery("Spike", name)).status == 200
-        eventually(lambda: job.done == ["job.scale_lr 0.5"], 20, "the repair", every=0.02)
+        eventually(lambda: job.done == ["job.scale_lr 0.5"], 60, "the repair", every=0.02)
 
 
 # --- another name of the same file -------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_copy_is_served_once_the_first_one_has_ended_and_keeps_it_out_then(tmp
     url = redis_url(first.state)
     first.kill()
     with second(tmp_path / "copy") as other:
-        eventually(lambda: '"ready"' in other.tail() or other.process.poll() is not None, 30, "the copy is served")
+        eventually(lambda: '"ready"' in other.tail() or other.process.poll() is not None, 60, "the copy is served")
         ours = redis_url(tmp_path / "copy")
         assert ours.split(":")[2] != url.split(":")[2], "the password is that of the first one"
         first.start(wait=False)
@@ -215,5 +215,5 @@ def test_a_file_that_is_replaced_under_the_server_takes_nothing_more(tmp_path: P
     assert first.program is not None
     assert "was moved or replaced while the server runs" in first.program.tail()
     (tmp_path / "moved.db").rename(database)
-    eventually(lambda: first.ask("/ready").status == 200, 10, "ready again")
+    eventually(lambda: first.ask("/ready").status == 200, 60, "ready again")
     assert_works(first, "llm")

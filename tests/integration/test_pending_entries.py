@@ -78,10 +78,10 @@ def test_an_entry_whose_answer_waits_is_not_answered_again(client: redis.Redis, 
     """A slow writer, or an outage, makes no second reply of one."""
     sent = make_command(job=JOB)
     client.xadd(STREAM, {"command": sent.encode()})
-    eventually(lambda: answering.handed_on, 20, "the command", every=0.01)
+    eventually(lambda: answering.handed_on, 60, "the command", every=0.01)
     time.sleep(0.5)  # in which the entry is read again many times
     answering.start_writing()
-    eventually(lambda: client.xlen(STREAM) == 0, 20, "the entry off the stream", every=0.01)
+    eventually(lambda: client.xlen(STREAM) == 0, 60, "the entry off the stream", every=0.01)
     assert len(answering.handed_on) == 1
     assert [reply.status for reply in replies(client, sent)] == ["applied"]
 
@@ -94,9 +94,9 @@ def test_an_entry_whose_answer_had_no_room_is_answered_anew(
     answering.writer.announce()  # which takes the one place that there is
     sent = make_command(job=JOB)
     client.xadd(STREAM, {"command": sent.encode()})
-    eventually(lambda: len(answering.handed_on) > 2, 20, "the command, several times", every=0.01)
+    eventually(lambda: len(answering.handed_on) > 2, 60, "the command, several times", every=0.01)
     answering.start_writing()
-    eventually(lambda: client.xlen(STREAM) == 0, 20, "the entry off the stream", every=0.01)
+    eventually(lambda: client.xlen(STREAM) == 0, 60, "the entry off the stream", every=0.01)
     assert {reply.status for reply in replies(client, sent)} == {"applied"}
 
 
@@ -117,6 +117,6 @@ def test_an_entry_whose_answer_redis_refused_is_answered_anew(
     sent = make_command(job=JOB)
     client.xadd(STREAM, {"command": sent.encode()})
     answering.start_writing()
-    eventually(lambda: client.xlen(STREAM) == 0, 20, "the entry off the stream", every=0.01)
+    eventually(lambda: client.xlen(STREAM) == 0, 60, "the entry off the stream", every=0.01)
     assert len(answering.handed_on) == 2
     assert [reply.status for reply in replies(client, sent)] == ["applied"]

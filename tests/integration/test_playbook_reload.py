@@ -17,7 +17,7 @@ def named(name: str) -> str:
 
 async def changed(made: Library, name: str, text: str) -> None:
     """Return once the playbook's text holds `text`."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while text not in getattr(made.get(name), "text", ""):
             await asyncio.sleep(0.01)
 

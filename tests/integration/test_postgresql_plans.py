@@ -10,11 +10,11 @@ import pytest
 import sqlalchemy as sa
 
 from tests.contract.run_store_values import closed
+from tests.support.opened_stores import open_store
 from tests.support.postgres import PostgresServer
 from trainmedic_server.adapters.sql_store import revision, statements
 from trainmedic_server.adapters.sql_store.lookup import Lookup
 from trainmedic_server.adapters.sql_store.postgresql import LockSession
-from trainmedic_server.adapters.sql_store.store import SqlStore
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def test_what_is_asked_of_each_of_many_is_looked_up_by_itself(url: str, lookup: 
 
 async def test_a_restored_store_is_looked_at_when_it_is_opened(url: str) -> None:
     """The steps of a page's runs would be searched in the whole table; -1 is what nothing is known of."""
-    store = SqlStore.open(url)
+    store = open_store(url)
     with psycopg.connect(url) as connection:
         for table in ("steps", "orders"):
             connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)".encode())
     await store.transact(lambda tx: tx.add_runs([closed(number) for number in range(20)]))
     await store.close()
-    await SqlStore.open(url).close()
+    await open_store(url).close()
     with psycopg.connect(url) as connection:
         known = connection.execute("SELECT relname, reltuples FROM pg_class WHERE relname IN ('steps', 'orders')")
         assert dict(known.fetchall()) == {"steps": 20, "orders": -1}

@@ -53,9 +53,9 @@ def test_a_predecessor_is_no_rival_and_a_second_one_is(redis_url: str, client: r
     """What was there before is of a process that ended; whoever writes later lives."""
     client.set(KEY, json.dumps({"instance": "predecessor"}))
     first = Announcing(redis_url, "first")
-    eventually(lambda: first.is_announced(client), 5, "the first presence", every=0.01)
+    eventually(lambda: first.is_announced(client), 60, "the first presence", every=0.01)
     second = Announcing(redis_url, "second")
-    eventually(lambda: first.rivals and second.rivals, 5, "both seeing each other", every=0.01)
+    eventually(lambda: first.rivals and second.rivals, 60, "both seeing each other", every=0.01)
     for one in (first, second):
         one.writer.stop(5)
     assert {one["instance"] for one in first.rivals} == {"second"}
@@ -70,7 +70,7 @@ def test_what_is_no_presence_is_written_over(redis_url: str, client: redis.Redis
     else:
         client.set(KEY, junk)
     one = Announcing(redis_url, "first")
-    eventually(lambda: one.is_announced(client), 5, "the presence", every=0.01)
+    eventually(lambda: one.is_announced(client), 60, "the presence", every=0.01)
     one.writer.stop(5)
     assert client.get(KEY) is None
 
@@ -87,7 +87,7 @@ def test_with_a_key_only_who_has_it_can_be_a_rival(redis_url: str, client: redis
     commands; a presence that is genuine, of this node and new does."""
     signer = Signer.of(b"the shared key of this test")
     first = Announcing(redis_url, "first", signer)
-    eventually(lambda: first.is_announced(client), 5, "the first presence", every=0.01)
+    eventually(lambda: first.is_announced(client), 60, "the first presence", every=0.01)
     old = envelope.write_time(envelope.utc_now() - timedelta(seconds=30))
     for number, value in enumerate(
         [
@@ -98,9 +98,9 @@ def test_with_a_key_only_who_has_it_can_be_a_rival(redis_url: str, client: redis
         ]
     ):
         client.set(KEY, value)
-        eventually(lambda: first.is_announced(client), 5, f"the presence again after forgery {number}", every=0.01)
+        eventually(lambda: first.is_announced(client), 60, f"the presence again after forgery {number}", every=0.01)
     assert first.rivals == []
     client.set(KEY, forged("genuine", signer))
-    eventually(lambda: first.rivals, 5, "a genuine rival", every=0.01)
+    eventually(lambda: first.rivals, 60, "a genuine rival", every=0.01)
     first.writer.stop(5)
     assert {rival["instance"] for rival in first.rivals} == {"genuine"}

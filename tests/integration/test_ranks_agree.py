@@ -95,7 +95,7 @@ async def test_a_rank_that_outlives_the_reading_rank_goes_on(
             await asyncio.sleep(0.05)
     job.processes[0].kill()
     reached = max(line.get("at", 0) for line in job.lines(1))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while job.lines(1)[-1].get("at", 0) < reached + 300:
             assert job.processes[1].poll() is None, job.log()
             await asyncio.sleep(0.05)
@@ -118,7 +118,7 @@ async def test_a_restarted_job_answers_for_all_of_its_ranks(bus: RedisBus, redis
         store = HashStore()
         for medic in ranks:
             trainmedic.distributed.share(medic, store=store)
-        replies = await asyncio.wait_for(asked, 10)
+        replies = await asyncio.wait_for(asked, 60)
     finally:
         for medic in reversed(ranks):
             medic.close()
@@ -139,7 +139,7 @@ async def test_the_job_says_the_loss_of_each_of_its_ranks(bus: RedisBus, redis_s
         for medic in ranks:
             trainmedic.distributed.share(medic, store=store)
         said: Any = None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while said is None or said["ranks"] < 2:
                 ranks[0]._announce()
                 await asyncio.sleep(0.1)

@@ -34,7 +34,7 @@ class CutOff(GenuineCommandsOnly):
 
     def receive(self, received: ReceivedCommand) -> None:
         self.has_begun.set()
-        assert self._connection.is_cut.wait(20)
+        assert self._connection.is_cut.wait(60)
         raise ValueError("I/O operation on closed file.")
 
 
@@ -48,7 +48,7 @@ def test_a_command_in_hand_when_the_job_ends_is_left_for_the_next(redis_url: str
     with redis.Redis.from_url(redis_url) as client:
         client.xadd(stream, {"command": make_command().encode()})
         receiver.start()
-        assert consumer.has_begun.wait(20)
+        assert consumer.has_begun.wait(60)
         receiver.stop(timeout=20)
         assert client.xlen(stream) == 1
     assert "could not be dealt with" not in caplog.text

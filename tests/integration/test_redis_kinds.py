@@ -30,7 +30,7 @@ async def test_a_cluster_is_refused_and_said_to_be_one(
     caplog.set_level(logging.WARNING, "trainmedic")
     medic = trainmedic.connect(job="llm", redis_url=redis.url)
     try:
-        eventually(lambda: "part of a Redis Cluster" in caplog.text, 20, "it is said")
+        eventually(lambda: "part of a Redis Cluster" in caplog.text, 60, "it is said")
     finally:
         medic.close()
 

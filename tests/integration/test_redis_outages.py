@@ -32,18 +32,18 @@ def test_commands_wait_for_a_redis_that_comes_back_with_its_data(tmp_path: Path,
     redis = own_redis(tmp_path)
     redis.start()
     with Server(tmp_path / "server", PLAYBOOK, "--redis", redis.url) as server, Job("llm", redis.url) as job:
-        eventually(lambda: server.ask("/ready").status == 200, 5, "ready")
+        eventually(lambda: server.ask("/ready").status == 200, 60, "ready")
         redis.kill()
         fired = delivery("Spike", "llm")
         assert server.ask("/webhook", fired).status == 200
-        ready = eventually(lambda: (found := server.ask("/ready")).status == 503 and found, 5, "not ready")
+        ready = eventually(lambda: (found := server.ask("/ready")).status == 503 and found, 60, "not ready")
         assert (ready.body["redis"]["ok"], ready.body["store"]["ok"]) == (False, True)
         assert server.ask("/health").status == 200
         time.sleep(2)
         assert [run["status"] for run in server.runs()] == ["running"]
         redis.start()
         assert server.closed_run()["status"] == "succeeded"
-        eventually(lambda: server.ask("/ready").status == 200, 10, "ready again")
+        eventually(lambda: server.ask("/ready").status == 200, 60, "ready again")
         redis.kill()
         assert server.ask("/webhook", resolved(fired)).status == 200
         time.sleep(0.5)
@@ -116,14 +116,14 @@ def test_an_embedded_redis_that_dies_is_started_again_with_its_data(tmp_path: Pa
             time.sleep(0.3)
             killed = set[int]()
             for _ in range(3):
-                pid = eventually(lambda: new_redis(server, killed), 20, "a Redis that is not dead yet", 0.02)
+                pid = eventually(lambda: new_redis(server, killed), 60, "a Redis that is not dead yet", 0.02)
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
                 assert server.ask("/webhook", delivery("Other", "llm")).status == 200
                 time.sleep(0.7)
             job.go_on()
             assert server.closed_run()["status"] == "succeeded"
-            eventually(lambda: server.ask("/ready").status == 200, 10, "ready again")
+            eventually(lambda: server.ask("/ready").status == 200, 60, "ready again")
             assert server.ask("/webhook", resolved(fired)).status == 200
             assert server.undone_run()["steps"][0]["undo"]["status"] == "done"
             assert job.done == ALL

@@ -86,7 +86,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
         argv = ["redis-server", "--save", "", "--bind", "127.0.0.1", *options, listening, str(made.ports[name])]
         programs.append(Program(argv, directory / f"{name}.log", {"PATH": system_path()}))
     for name in kinds:
-        eventually(lambda name=name: "Ready to accept" in (directory / f"{name}.log").read_text(), 20, name)  # type: ignore[misc]
+        eventually(lambda name=name: "Ready to accept" in (directory / f"{name}.log").read_text(), 60, name)  # type: ignore[misc]
     yield made
     for program in programs:
         program.end()
@@ -203,7 +203,7 @@ def test_ready_and_the_log_of_a_server_tell_it(places: Places, tmp_path: Path) -
                 answer = server.ask("/ready")
                 return answer.status == 503 and matches(expected, answer.body["redis"]["detail"])
 
-            eventually(told, 20, expected)
+            eventually(told, 60, expected)
             log = (server.directory / "server-1.log").read_text()
             eventually(lambda log=log, expected=expected: matches(expected, log), 1, log)  # type: ignore[misc]
             assert PASSWORD not in log

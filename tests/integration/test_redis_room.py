@@ -55,7 +55,7 @@ def test_a_job_has_one_connection(redis_url: str) -> None:
     before = clients(redis_url)
     command = make_command()
     with trainmedic.connect(job="llm-1", redis_url=redis_url) as medic, redis.Redis.from_url(redis_url) as client:
-        eventually(lambda: client.exists(envelope.job_presence("llm-1")), 20, "the presence")
+        eventually(lambda: client.exists(envelope.job_presence("llm-1")), 60, "the presence")
         client.xadd(envelope.job_commands("llm-1"), {"command": command.encode()})
 
         def is_carried_out() -> bool:
@@ -66,7 +66,7 @@ def test_a_job_has_one_connection(redis_url: str) -> None:
                 for _, fields in client.xrange(envelope.REPLIES)  # type: ignore[union-attr]
             )
 
-        eventually(is_carried_out, 20, "the reply")
+        eventually(is_carried_out, 60, "the reply")
         assert clients(redis_url) == before + 2  # the job's, and the test's
 
 
@@ -130,7 +130,7 @@ def test_agents_and_jobs_leave_room_for_servers(tmp_path: Path, own_redis: Calla
         with pytest.raises(NoRoom) as refused, connection.turn() as client:
             client.ping()
         assert connection.failed(refused.value) >= 10
-        eventually(lambda: clients(server.url) == 37, 20, "that it has gone")  # and the one that asks is the 38th
+        eventually(lambda: clients(server.url) == 37, 60, "that it has gone")  # and the one that asks is the 38th
     with connection.turn() as client:
         assert client.ping()
     connection.close()
@@ -142,7 +142,7 @@ def test_a_job_that_ends_says_so_though_redis_has_no_room_left(tmp_path: Path, o
     server.start()
     medic = trainmedic.connect(job="llm-1", redis_url=server.url)
     with redis.Redis.from_url(server.url) as client:
-        eventually(lambda: client.exists(envelope.job_presence("llm-1")), 20, "the presence")
+        eventually(lambda: client.exists(envelope.job_presence("llm-1")), 60, "the presence")
         with held(server.url, 37):
             medic.close()
             assert not client.exists(envelope.job_presence("llm-1"))
@@ -155,7 +155,7 @@ def test_the_server_says_that_redis_is_too_small(tmp_path: Path, own_redis: Call
     with held(small.url, 181):
         server, url = start_server(tmp_path / "server", "--redis", small.url, within=90)
         with server:
-            detail = eventually(lambda: said(url) or None, 30, "what is wrong with Redis")
+            detail = eventually(lambda: said(url) or None, 60, "what is wrong with Redis")
             with urllib.request.urlopen(f"{url}/metrics") as reply:
                 metrics = reply.read().decode()
             log = server.log.read_text()
@@ -197,7 +197,7 @@ def test_a_server_that_starts_beside_a_full_redis_says_so(tmp_path: Path, own_re
             server, url = start_server(tmp_path / "server", "--redis", full.url, within=90, answers="/health")
             stack.enter_context(server)
             refused = redis_state(url)
-        eventually(lambda: redis_state(url)["ok"], 30, "that there is room")
+        eventually(lambda: redis_state(url)["ok"], 60, "that there is room")
         log = server.log.read_text()
     words = "takes no more clients: raise its maxclients, and its limit of open files"
     assert refused == {"ok": False, "detail": f"Redis {words}"}

@@ -61,7 +61,7 @@ def test_the_gpus_of_a_job_are_found_and_measured(
                 is_whole = is_whole and answer.body["evaluations"] and answer.body["cpu"]
                 return answer.body if is_whole else None
 
-            whole = eventually(report, 40, "all of it was measured")
+            whole = eventually(report, 60, "all of it was measured")
     assert whole["gpus"] == 1
     assert whole["gpu_utilization"] == {"average": 80, "max": 80, "min": 80}
     assert whole["gpu_memory"]["min"] == pytest.approx(25, abs=1)

@@ -17,7 +17,7 @@ def test_a_failure_is_reported_with_its_verdict(tmp_path: Path, redis_url: str) 
     """A GPU falls off the bus under a job that only hangs: nobody tells that it failed, and its report does."""
     sender = FindingSender(redis_url)
     with serve(tmp_path, redis_url) as server, Job("llm-1", redis_url, KEY) as job:
-        (item,) = eventually(lambda: server.ask("/jobs").body["items"], 20, "the job is known")
+        (item,) = eventually(lambda: server.ask("/jobs").body["items"], 60, "the job is known")
         node = item["nodes"][0]
         time.sleep(6)  # the presences are read every five seconds
         job.hold()
@@ -46,7 +46,7 @@ def test_a_failure_is_reported_with_its_verdict(tmp_path: Path, redis_url: str) 
             errors = server.ask("/jobs/llm-1/report").body["oom_events"]
             return errors if errors["count"] and errors["events"][0]["rank_count"] == 2 else None
 
-        errors = eventually(memory, 30, "both ranks in one event")
+        errors = eventually(memory, 60, "both ranks in one event")
         assert (errors["count"], errors["events"][0]["ranks"], errors["events"][0]["lines"]) == (1, [0, 5], 10)
         assert "out of memory:" in cli(server, "report", "llm-1")
         assert "rank(s) 0, 5, 10 line(s)" in cli(server, "report", "llm-1")

@@ -16,7 +16,7 @@ from trainmedic.job.metrics import HELP
 
 
 def scrape(port: int | None) -> dict[str, tuple[dict[str, str], float]]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
         text = reply.read().decode()
     return {
         sample.name: (sample.labels, sample.value)

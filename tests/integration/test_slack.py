@@ -449,7 +449,7 @@ def test_a_channel_that_refuses_holds_up_no_other_question(door: Door) -> None:
 
 
 def _metric(door: Door, name: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{door.server.port}/metrics", timeout=20) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{door.server.port}/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 

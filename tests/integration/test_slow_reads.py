@@ -30,8 +30,10 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine
         url = database.parse(f"sqlite:///{tmp_path}/history.db")
         yield database.reader_engine(url, postgresql.TAKEOVER)
         return
-    with PostgresServer() as server:
-        yield postgresql.reader_engine(server.database())
+    server: PostgresServer = request.getfixturevalue("postgres")
+    made = postgresql.reader_engine(server.database())
+    yield made
+    made.dispose()
 
 
 def endless(connection: sa.Connection) -> None:
@@ -53,7 +55,7 @@ async def test_a_read_that_takes_too_long_is_ended_and_told_as_slow(
     began = time.monotonic()
     with pytest.raises(errors.StoreSlow, match="took longer than"):
         await history._read(endless)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert await history._read(one) == 1
     history.stop_reading()
 
@@ -67,7 +69,7 @@ async def test_a_read_that_nobody_waits_for_is_ended(engine: sa.Engine) -> None:
         read.cancel()
     began = time.monotonic()
     assert await asyncio.gather(*(history._read(one) for _ in range(8))) == [1] * 8
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert all(read.cancelled() for read in reads)
     history.stop_reading()
 
@@ -89,20 +91,20 @@ async def test_a_database_that_cannot_be_told_to_end_a_read_holds_up_nobody_else
 
     def cancel(_: BoundedRead) -> None:
         used.append(threading.current_thread().name)
-        told.wait(5)
+        told.wait(120)
 
     monkeypatch.setattr(BoundedRead, "cancel", cancel)
     history = SqlHistory(
         database.reader_engine(database.parse(f"sqlite:///{tmp_path}/history.db"), postgresql.TAKEOVER)
     )
-    reads = [asyncio.create_task(history._read(lambda _: told.wait(5))) for _ in range(database.READERS)]
+    reads = [asyncio.create_task(history._read(lambda _: told.wait(120))) for _ in range(database.READERS)]
     await asyncio.sleep(0.2)
     for each in reads:
         each.cancel()
     await asyncio.wait(reads)
     began = time.monotonic()
     await asyncio.gather(*(asyncio.to_thread(int) for _ in range(40)))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60
     told.set()
     history.stop_reading()
     assert {name.rpartition("_")[0] for name in used} == {"run-store-canceller"}

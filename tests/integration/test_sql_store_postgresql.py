@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -16,6 +18,7 @@ from alembic.migration import MigrationContext
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, run
+from tests.support.opened_stores import open_store
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.programs import eventually
 from trainmedic_server import errors
@@ -29,7 +32,7 @@ from trainmedic_server.ports.store import HistoryFilter, Transaction
 SLOW = timedelta(seconds=60)
 """So long that no machine is too busy."""
 QUICK = timedelta(seconds=2)
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 class Lost:
@@ -67,9 +70,7 @@ async def store(url: str, lost: Lost) -> AsyncIterator[SqlStore]:
 
 
 def led(url: str, lost: Lost, takeover: timedelta = SLOW) -> SqlStore:
-    session = LockSession.open(url, takeover)
-    assert session.take_lock()
-    return SqlStore.of_session(session, on_lost=lost)
+    return open_store(url, takeover, lost)
 
 
 async def kinds(store: SqlStore) -> list[str]:
@@ -180,7 +181,7 @@ def test_one_session_has_the_lock_and_says_where_it_is(url: str) -> None:
     assert second.holder() == "10.0.0.1:8080"
     first.close()
     # PostgreSQL ends a session some moments after its client has gone.
-    assert eventually(second.take_lock, 10, "the lock of a session that was closed")
+    assert eventually(second.take_lock, 60, "the lock of a session that was closed")
     second.close()
 
 
@@ -242,7 +243,10 @@ async def test_a_server_that_hangs_loses_its_session(url: str, lost: Lost) -> No
         leave.wait(PATIENCE)
 
     hanging = asyncio.ensure_future(store.transact(hang))
-    await entered.wait()
+    # A machine that is busy enough has the session lost before the transaction begins.
+    entering = asyncio.ensure_future(entered.wait())
+    await asyncio.wait({hanging, entering}, return_when=asyncio.FIRST_COMPLETED)
+    entering.cancel()
     waiting = Election(url, QUICK)
     async with asyncio.timeout(PATIENCE):
         session = await waiting.win()
@@ -254,9 +258,28 @@ async def test_a_server_that_hangs_loses_its_session(url: str, lost: Lost) -> No
     await store.close()
 
 
+async def test_a_slow_unit_of_work_does_not_end_the_process_of_a_test(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server on PostgreSQL replaces its process when its session is lost. Here the caller gets the error."""
+    replaced: list[Any] = []
+    monkeypatch.setattr(os, "_exit", replaced.append)
+    monkeypatch.setattr(os, "execv", lambda program, command: replaced.append(command))
+
+    def work_slowly(tx: Transaction) -> None:
+        tx.controls()
+        time.sleep(2 * QUICK.total_seconds())
+
+    store = open_store(url, QUICK)
+    with pytest.raises(errors.StoreUnavailable):
+        await store.transact(work_slowly)
+    await store.close()
+    assert replaced == []
+
+
 async def test_something_that_changes_sessions_is_noticed(url: str, lost: Lost) -> None:
     """A pooler of transactions hands the next one to a session that has no lock."""
-    store = led(url, lost, timedelta(seconds=10))
+    store = led(url, lost, timedelta(seconds=30))
     unlock = sa.text("SELECT pg_advisory_unlock_all()")
     await store.transact(lambda tx: tx.flushed_connection().execute(unlock) and None)  # type: ignore[attr-defined]
     assert "pool" in await lost.happened()

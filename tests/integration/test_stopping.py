@@ -26,7 +26,7 @@ def test_the_server_stops_with_streams_open_and_runs_in_flight_while_redis_is_do
             job.hold()
             for _ in range(20):
                 url = f"http://127.0.0.1:{server.port}/events"
-                assert stack.enter_context(urllib.request.urlopen(url, timeout=20)).readline()
+                assert stack.enter_context(urllib.request.urlopen(url, timeout=60)).readline()
             assert server.ask("/webhook", delivery("Spike", "llm", *(f"gone-{n}" for n in range(50)))).status == 200
             time.sleep(0.3)
             redis.kill()
@@ -52,7 +52,7 @@ def test_the_server_stops_while_its_store_is_locked(tmp_path: Path, redis_url: s
         time.sleep(0.3)
         with locked(server):
             job.go_on()
-            eventually(lambda: job.done, 5, "applied")
+            eventually(lambda: job.done, 60, "applied")
             assert server.stop() < 12  # the database is given five seconds for each try
         server.start()
         run = server.closed_run()

@@ -63,7 +63,7 @@ def test_a_store_that_cannot_be_written_refuses_deliveries_and_loses_no_outcome(
     ):
         job.hold()
         assert server.ask("/webhook", delivery("Spike", "llm")).status == 200
-        eventually(server.runs, 5, "the run is in the history")
+        eventually(server.runs, 60, "the run is in the history")
         time.sleep(0.3)
         with failing(server):
             job.go_on()  # the outcome is known now, and cannot be written down
@@ -77,7 +77,7 @@ def test_a_store_that_cannot_be_written_refuses_deliveries_and_loses_no_outcome(
             assert server.ask("/health").status == 200
             time.sleep(0.5)
             assert job.done == ["job.scale_lr 0.5"]
-        eventually(lambda: server.ask("/ready").status == 200, 10, "ready again")
+        eventually(lambda: server.ask("/ready").status == 200, 60, "ready again")
         run = server.closed_run()
         assert run["status"] == "succeeded"
         assert [len(step["attempts"]) for step in run["steps"]] == [1, 1]

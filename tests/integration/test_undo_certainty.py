@@ -188,7 +188,7 @@ def test_a_command_that_never_came_has_nothing_to_undo_also_for_the_next_process
     hasty = PLAYBOOK.replace("20s", "1s")
     with Server(tmp_path, hasty, "--redis", redis_url) as server:
         with Job("llm", redis_url) as first, redis.Redis.from_url(redis_url) as client:
-            eventually(lambda: client.exists("trainmedic:memory-since:job:llm"), 10, "the memory is marked")
+            eventually(lambda: client.exists("trainmedic:memory-since:job:llm"), 60, "the memory is marked")
         fired = delivery("Spike", "llm")
         assert server.ask("/webhook", fired).status == 200
         assert server.closed_run()["steps"][0]["status"] == "unknown"

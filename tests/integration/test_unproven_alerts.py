@@ -39,7 +39,7 @@ def post(url: str, labels: dict[str, str], annotations: dict[str, str]) -> list[
     request = urllib.request.Request(
         f"{url}/webhook", json.dumps(payload).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=10) as reply:
+    with urllib.request.urlopen(request, timeout=60) as reply:
         runs: list[dict[str, Any]] = json.load(reply)["runs"]
         return runs
 

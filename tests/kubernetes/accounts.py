@@ -89,7 +89,7 @@ async def _until_in_force(kubeconfig: Path, rules: Sequence[Rule]) -> None:
     """The API server takes up roles and bindings from a watch, a moment after they were made."""
     opened = await KubernetesCluster.opened(kubeconfig)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for rule in rules:
                 while not all([await _may(opened, rule, verb) for verb in sorted(rule.verbs)]):
                     await asyncio.sleep(0.05)

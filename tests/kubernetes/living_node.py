@@ -40,7 +40,7 @@ class LivingNode:
 
     def __enter__(self) -> LivingNode:
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:

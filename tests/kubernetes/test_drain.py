@@ -34,7 +34,7 @@ async def test_a_node_is_emptied_and_its_undo_uncordons(world: World) -> None:
         await world.pod(f"worker-{number}", node)
     elsewhere = await world.pod("elsewhere", await world.node("other"))
     async with Kubelet(world, node, after=0.1):
-        output = await world.act(DrainNode, node, RUN, timeout=20)
+        output = await world.act(DrainNode, node, RUN, timeout=60)
     assert output["gone"] == 5
     assert output["evicted"] == 5
     assert output["left"] == []
@@ -55,7 +55,7 @@ async def test_daemon_sets_mirror_pods_and_finished_pods_are_left_alone(world: W
     ]
     await world.pod("worker", node)
     async with Kubelet(world, node):
-        output = await world.act(DrainNode, node, RUN, timeout=20)
+        output = await world.act(DrainNode, node, RUN, timeout=60)
     assert output["skipped"] == {"daemonset": 1, "mirror": 1, "finished": 1}
     assert output["gone"] == 1
     for pod in left:
@@ -135,7 +135,7 @@ async def test_what_would_be_lost_forbids_the_drain_before_anything_is_evicted(
     for one in (bare, worker):
         assert "deletionTimestamp" not in (await world.cluster.get(one))["metadata"]
     async with Kubelet(world, node):
-        output = await world.act(DrainNode, node, RUN, timeout=20, **allowed)
+        output = await world.act(DrainNode, node, RUN, timeout=60, **allowed)
     assert output["gone"] == 2
 
 
@@ -144,7 +144,7 @@ async def test_shared_memory_does_not_forbid_a_drain(world: World) -> None:
     node = await world.node()
     await world.pod("rank-0", node, volumes=({"name": "shm", "emptyDir": {"medium": "Memory"}},))
     async with Kubelet(world, node):
-        assert (await world.act(DrainNode, node, RUN, timeout=20))["gone"] == 1
+        assert (await world.act(DrainNode, node, RUN, timeout=60))["gone"] == 1
 
 
 async def test_the_grace_period_of_the_step_is_the_pods(world: World) -> None:
@@ -234,7 +234,7 @@ async def test_the_permissions_that_it_declares_are_those_that_it_needs(world: W
         await world.act(DrainNode, node, RUN, timeout=5)
     stand_in.rules = [*declared, Rule("", "pods", frozenset({"delete"}))]  # the kubelet's
     async with Kubelet(world, node):
-        await world.act(DrainNode, node, RUN, timeout=20)
+        await world.act(DrainNode, node, RUN, timeout=60)
     stand_in.rules = None
 
 
@@ -329,7 +329,7 @@ async def test_what_befalls_one_pod_holds_up_no_other(world: World, stand_in: Ap
         assert "more than one budget" in why["twice-guarded"]
         assert "forbidden" in why["leaving"]
         stand_in.faults.clear()
-        assert (await world.act(DrainNode, node, RUN, timeout=20))["left"] == []
+        assert (await world.act(DrainNode, node, RUN, timeout=60))["left"] == []
 
 
 async def test_a_pod_that_is_held_by_finalizers_is_told_so(world: World) -> None:

@@ -24,7 +24,7 @@ MANIFEST: dict[str, Any] = {
 
 
 async def made(world: World) -> Ref:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (found := await world.cluster.list(JOBS, world.namespace)):
             await asyncio.sleep(0.02)
     ref = Ref(JOBS, found[0]["metadata"]["name"], world.namespace)
@@ -34,7 +34,7 @@ async def made(world: World) -> Ref:
 
 async def test_a_job_is_made_and_waited_for(world: World) -> None:
     """The step ends when the Job has succeeded."""
-    running = asyncio.create_task(world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=20))
+    running = asyncio.create_task(world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=60))
     ref = await made(world)
     assert ref.name.startswith("health-")
     await world.end(ref, "Complete")
@@ -47,7 +47,7 @@ async def test_a_job_is_made_and_waited_for(world: World) -> None:
 
 async def test_a_job_that_fails_fails_the_step_with_its_reason(world: World) -> None:
     """Permanently: the node was found unhealthy, which another try does not mend."""
-    running = asyncio.create_task(world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=20))
+    running = asyncio.create_task(world.act(CreateClusterJob, manifest=MANIFEST, namespace=world.namespace, timeout=60))
     await world.end(await made(world), "Failed", "Job has reached the specified backoff limit")
     with pytest.raises(PermanentFailure, match="backoff limit") as caught:
         await running

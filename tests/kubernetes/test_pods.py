@@ -192,12 +192,12 @@ def _by(pods: KubernetesPods, cluster: KubernetesCluster) -> KubernetesPods:
 
 
 async def _until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
 
 
 async def _until_async(ask: Callable[[], Any], expected: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await ask() != expected:
             await asyncio.sleep(0.02)

@@ -179,6 +179,6 @@ async def _in_threads(ask: Callable[[], Any], is_enough: Callable[[], bool]) -> 
 
 
 async def _until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)

@@ -171,7 +171,7 @@ class World:
         spec = {"group": group, "scope": "Namespaced", "names": names, "versions": [version]}
         ref = Ref(CUSTOM_KINDS, f"trainings.{group}")
         await self.make(CUSTOM_KINDS, None, {"metadata": {"name": ref.name}, "spec": spec})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not _is_established(await self.cluster.get(ref)):
                 await asyncio.sleep(0.05)
         return Resource(f"{group}/v1", "trainings", "Training")

@@ -111,7 +111,7 @@ class World:
             yield await started
         finally:
             stop.set()
-            await asyncio.wait_for(serving, 15)
+            await asyncio.wait_for(serving, 60)
 
 
 @dataclass(frozen=True)

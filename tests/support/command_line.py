@@ -59,7 +59,7 @@ class CommandLine:
             json.dumps(payload).encode(),
             {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"},
         )
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             run_id: str = json.load(reply)["runs"][0]["run_id"]
             return run_id
 

@@ -109,7 +109,7 @@ class Lab:
         self._agents: list[ReplyWriter] = []
         try:
             self._agents += [_agent(self.redis_url, f"node-{number}") for number in range(AGENTS)]
-            eventually(self._all_are_there, 20, "jobs and agents")
+            eventually(self._all_are_there, 60, "jobs and agents")
         except BaseException:
             self.__exit__()
             raise
@@ -129,7 +129,7 @@ class Lab:
         """What the server answers."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Accept": accept, "Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=20) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             text: str = reply.read().decode()
             return text
 

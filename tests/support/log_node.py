@@ -97,7 +97,7 @@ class LogNode(GpuNode):
 
     def metrics(self) -> str:
         """What its exporter shows."""
-        with urllib.request.urlopen(self.exporter(), timeout=10) as reply:
+        with urllib.request.urlopen(self.exporter(), timeout=60) as reply:
             return str(reply.read().decode())
 
     def updates(self) -> list[FindingUpdate]:

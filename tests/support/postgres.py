@@ -1,4 +1,4 @@
-"""A real PostgreSQL of the tests' own: its data in a directory of its own, on loopback, durable as in production.
+"""A real PostgreSQL of the tests' own: its data in a directory of its own, on loopback.
 
 It refuses to run as root, so root starts it as the user that the Debian package makes. Used by
 the contract, integration and crash tests.
@@ -49,7 +49,10 @@ def _as_another() -> Mapping[str, Any]:
 class PostgresServer:
     """One server process. It can be stopped, killed and started again; each `database` is new and empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, outlasts_machine: bool = True) -> None:
+        """Make its data directory. Unless the data has to outlast the machine, commits do not wait for the disk: they
+        outlast any process all the same, because the kernel has them."""
+        self._durability = () if outlasts_machine else ("-c", "fsync=off")
         self._who = _as_another()
         self._directory = Path(tempfile.mkdtemp(prefix="trainmedic-postgres-"))
         if self._who:
@@ -89,6 +92,7 @@ class PostgresServer:
                     *(_program("postgres"), "-D", str(self._directory / "data"), "-p", str(self.port)),
                     *("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={self._directory}"),
                     *("-c", "max_connections=50", "-c", "shared_buffers=16MB", "-c", "max_wal_size=256MB"),
+                    *self._durability,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -7,6 +7,7 @@ they are asked or told. Used by the integration and acceptance tests and by ``be
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -26,13 +27,26 @@ CACHE = ROOT / ".cache"
 
 Answer = TypeVar("Answer")
 
+_CHANCE = random.SystemRandom()
+_LOWEST_PORT = 10_000
+
 
 def free_port() -> int:
-    """A TCP port of the loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback that is free, and that the kernel gives to no outgoing connection.
+
+    It is drawn at random, not in turn: several processes of tests draw at once. It stays free while a program that
+    listened on it is away.
+    """
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        # No seed of a test reaches this generator. Where all ports may be outgoing ones, the kernel chooses.
+        port = _CHANCE.randrange(_LOWEST_PORT, first_outgoing) if first_outgoing > 2 * _LOWEST_PORT else 0
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
 
 
 def eventually(ask: Callable[[], Answer | None], within: float, what: str, every: float = 0.2) -> Answer:
@@ -82,7 +96,7 @@ class Program:
     ) -> None:
         self.end()
 
-    def end(self, patience: float = 10.0) -> int:
+    def end(self, patience: float = 30.0) -> int:
         """Ask the process to end, then make it; the exit status."""
         if self.process.poll() is None:
             self.process.terminate()
@@ -92,7 +106,7 @@ class Program:
                 self.process.kill()
         return self.process.wait()
 
-    def wait_for(self, url: str, within: float = 60.0) -> Self:
+    def wait_for(self, url: str, within: float = 120.0) -> Self:
         """Return once a GET of `url` answers 200; AssertionError with the log's end if it does not."""
 
         def answers() -> bool:

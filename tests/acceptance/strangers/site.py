@@ -325,7 +325,7 @@ def _serve(stack: contextlib.ExitStack, directory: Path, url: str, cluster: ApiS
         of_cluster = {one["name"] for one in known if one.get("pods")}
         return {one["name"] for one in agents} >= nodes and placed >= jobs and of_cluster >= jobs
 
-    eventually(knows_all, 30, "the server knows all agents, jobs and pods", every=0.1)
+    eventually(knows_all, 60, "the server knows all agents, jobs and pods", every=0.1)
     return server_url
 
 

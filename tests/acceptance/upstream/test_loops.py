@@ -35,7 +35,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "hello-deepspeed": (*TORCHRUN, "hello_deepspeed.py"),
 }
 ENGINES = Path(sys.prefix) / "engines"
-"""Where scripts/setup installs DeepSpeed, which only the job that needs it is to see."""
+"""Where `scripts/setup all` installs DeepSpeed, which only the job that needs it is to see."""
 
 
 @pytest.fixture(scope="module")

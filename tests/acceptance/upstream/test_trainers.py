@@ -28,7 +28,7 @@ from tests.support.programs import PYTHON_PATH, Program, alertmanagers, eventual
 
 HERE = Path(__file__).parent
 TRL = Path(sys.prefix) / "trl"
-"""Where scripts/setup installs what is not to be seen by the other frameworks."""
+"""Where `scripts/setup all` installs what is not to be seen by the other frameworks."""
 LOSS = 'training_loss{job_name="upstream"}'
 LEARNING_RATE = 'training_learning_rate{job_name="upstream"}'
 FAULT = 320

@@ -134,7 +134,7 @@ def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{url}/am"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def _await_ready(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -82,7 +82,7 @@ def filled(engine: DockerEngine) -> None:
         engine.create(name, "job:old", *(("sleep", "300") if name == "training" else ("true",)), **host)
     engine.start("training")
     engine.start("ended")
-    eventually(lambda: engine.states()["ended"] == "exited", 20, "the container has ended")
+    eventually(lambda: engine.states()["ended"] == "exited", 60, "the container has ended")
 
 
 def test_what_nobody_uses_goes_and_all_else_stays(engine: DockerEngine) -> None:

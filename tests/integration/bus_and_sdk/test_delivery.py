@@ -50,13 +50,14 @@ async def test_an_answer_waits_for_no_other_command(redis_server: Any, bus: Redi
     """Commands come by the connection that answers go by: while one is in hand nobody waits for the next at Redis,
     which would hold the answer up by a tenth of a second at least, and a second where nothing else is to do."""
     start_job(redis_server.url, signing_key=KEY)
-    seconds = []
-    for pause in (0.0,) * 10 + (1.2,) * 3:
-        await asyncio.sleep(pause)
-        began = time.monotonic()
-        await ask(bus, make_command())
-        seconds.append(time.monotonic() - began)
-    assert sorted(seconds)[len(seconds) // 2] < 0.1, seconds
+    for pause, times in ((0.0, 10), (1.2, 3)):
+        seconds = []
+        for _ in range(times):
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            await ask(bus, make_command())
+            seconds.append(time.monotonic() - began)
+        assert min(seconds) < 0.1, seconds  # each would be held up; a busy machine does not hold up all
 
 
 async def test_nothing_is_left_in_redis_but_the_memory(

@@ -51,12 +51,12 @@ def test_a_job_that_hangs_gets_a_verdict_an_alert_and_a_run(
     and tells nothing twice."""
     with serve(tmp_path, redis_url) as server, Job("llm-1", redis_url, KEY) as job:
         (server.directory / "playbooks" / "failed.yaml").write_text(_PLAYBOOK)
-        (item,) = eventually(lambda: server.ask("/jobs").body["items"], 20, "the job is known")
+        (item,) = eventually(lambda: server.ask("/jobs").body["items"], 60, "the job is known")
         node = item["nodes"][0]
         time.sleep(6)  # the presences are read every five seconds
         job.hold()
         fail(sender, node)
-        said = eventually(lambda: verdict(server), 45, "a verdict")
+        said = eventually(lambda: verdict(server), 60, "a verdict")
         assert (said["cause"], said["node"], said["confidence"], said["attempt"]) == ("gpu", node, "high", 1)
         assert said["evidence"][0]["rule"] == "gpu-xid"
         runs = eventually(

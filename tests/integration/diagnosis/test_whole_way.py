@@ -93,7 +93,7 @@ def test_the_rank_that_failed_is_named_by_one_alert(
             job.close()
         ended = time.monotonic()
         _kill(killed, server, node, redis_server)
-        (run,) = eventually(server.runs, 40, "a run")
+        (run,) = eventually(server.runs, 60, "a run")
         took = time.monotonic() - ended
         assert run["target"] == "job:llm-1"
         if accident != "nan":
@@ -133,7 +133,7 @@ def _world(
         Server(tmp_path / "server", playbook, *("--redis", redis_server.url), environment=environment) as server,
         LogNode(tmp_path / "node", redis_server.url, roots=[str(logs)], **kernel) as node,
     ):
-        eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 30, "rules from the server")
+        eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 60, "rules from the server")
         yield server, node, logs
 
 

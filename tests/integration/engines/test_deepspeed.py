@@ -20,7 +20,7 @@ from trainmedic.wire import envelope
 from trainmedic_server.adapters.redis_bus import RedisBus
 
 ENGINES = Path(sys.prefix) / "engines"
-"""Where scripts/setup installs what is not to be seen by the other frameworks."""
+"""Where `scripts/setup all` installs what is not to be seen by the other frameworks."""
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join((PYTHON_PATH, str(ENGINES))), "DS_ACCELERATOR": "cpu"}
 PROGRAM = Path(__file__).with_name("deepspeed_training.py")
 RANKS = 2

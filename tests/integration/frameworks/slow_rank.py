@@ -38,7 +38,7 @@ class SlowPoints(Points):
 
 def write_metrics(medic: trainmedic.Medic) -> None:
     if medic.metrics_port is not None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{medic.metrics_port}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{medic.metrics_port}/metrics", timeout=60) as reply:
             Path(f"{medic.job}.metrics").write_bytes(reply.read())
 
 

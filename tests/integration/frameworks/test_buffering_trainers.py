@@ -28,7 +28,7 @@ from trainmedic.lightning.loop import LightningLoop
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 TRL = Path(sys.prefix) / "trl"
-"""The folder where scripts/setup installs TRL."""
+"""The folder where `scripts/setup all` installs TRL."""
 PROGRAM = "tests.integration.frameworks.trl_trainers"
 KINDS = ("grpo", "rloo", "engine", "reference", "kto", "online-dpo")
 LOADING = 600.0  # seconds, to import TRL and to train twelve times on a busy machine
@@ -40,7 +40,7 @@ Story = dict[str, Any]
 @pytest.fixture(scope="module")
 def stories(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
     """One process for all trainers, because loading TRL takes most of the time."""
-    assert TRL.is_dir(), "no TRL; see scripts/setup"
+    assert TRL.is_dir(), "no TRL; run scripts/setup all"
     if shared_redis.process is None:
         shared_redis.start()
     directory = tmp_path_factory.mktemp("trl")

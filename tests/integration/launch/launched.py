@@ -79,4 +79,4 @@ class Launched:
     def close(self) -> None:
         for pid in self.living():
             os.kill(pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(60)

@@ -105,7 +105,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     jobs: dict[str, Launched] = {}
     try:
         with server, LogNode(directory / "node", redis.url, roots=[str(logs)]) as node:
-            eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 30, "rules from the server")
+            eventually(lambda: 'rules_info{version=""}' not in node.metrics(), 60, "rules from the server")
 
             def start(job: str, command: list[str], *options: str) -> None:
                 jobs[job] = Launched(
@@ -132,7 +132,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                 job.wait()
             made = World(server, jobs)
             last = [(job, len(failed)) for job, failed in EXPECTED.items() if failed]
-            eventually(lambda: all(made.verdict(*each) for each in last), 30, "a verdict on each failure")
+            eventually(lambda: all(made.verdict(*each) for each in last), 60, "a verdict on each failure")
             time.sleep(12)  # what comes late changes a verdict, and a false one would come now
             yield made
     finally:

@@ -148,7 +148,7 @@ def test_when_the_launcher_is_killed_no_process_of_the_job_stays(launch: Launch)
     """Not one that has a session of its own, nor one that has lost its parent and ignores signals."""
     job = launch(python(DAEMON + "signal.pause()"), "--grace=1s")
     job.wait_for_output("child")
-    eventually(lambda: len(job.living()) == 5, 30, "launcher, guard, job, child and daemon")
+    eventually(lambda: len(job.living()) == 5, 60, "launcher, guard, job, child and daemon")
     os.kill(job.process.pid, signal.SIGKILL)
     job.process.wait()
     job.wait_until_all_are_gone()

@@ -358,7 +358,7 @@ def test_a_pause_ends_by_command_or_by_its_time(begin: Begin, commander: Command
     stop = training.order("job.stop", checkpoint=False)
     training.train(20, {8: [training.order("job.pause", max="1h"), stop]})
     assert (training.run.global_step, training.run.stopping) == (8, True)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 600
 
 
 def test_a_stop_ends_the_batches_after_a_checkpoint(begin: Begin, tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_a_bug_in_the_way_of_a_command_costs_the_command_and_not_the_job(begin: 
 
 def capabilities(redis_url: str) -> dict[str, str]:
     with redis.Redis.from_url(redis_url) as client:
-        raw: Any = eventually(lambda: client.get(envelope.job_presence("llm-1")), 5, "presence")
+        raw: Any = eventually(lambda: client.get(envelope.job_presence("llm-1")), 60, "presence")
     found: dict[str, str] = json.loads(raw)["capabilities"]
     return found
 
@@ -424,7 +424,7 @@ def test_a_run_says_what_it_can_do(begin: Begin, redis_url: str) -> None:
     """Everything live, but for an accelerator that is not there, and accumulation that the loop does not heed."""
     begin()
     known = capabilities(redis_url)
-    eventually(lambda: len(capabilities(redis_url)) == 10, 10, "all capabilities")
+    eventually(lambda: len(capabilities(redis_url)) == 10, 60, "all capabilities")
     known = capabilities(redis_url)
     unsupported = {action for action, how in known.items() if how == "unsupported"}
     expected = {"job.accumulate"} if torch.cuda.is_available() else {"job.accumulate", "job.empty_cache"}

@@ -143,7 +143,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, browser: Browser) -> It
         config = tmp_path / "nginx.conf"
         config.write_text(configuration(tmp_path, port, lab.url, strips=strips, tls=tls))
         with Program(["nginx", "-e", "stderr", "-c", config], tmp_path / "nginx.log", {"PATH": "/usr/sbin:/usr/bin"}):
-            eventually(lambda: answers(url), 10, "nginx", 0.05)
+            eventually(lambda: answers(url), 60, "nginx", 0.05)
             context = browser.new_context(ignore_https_errors=True)
             made = Site(url, lab, context.new_page())
             made.watch()

@@ -76,7 +76,7 @@ class Client:
         self.started.set()
 
     async def ask(self, forwarder: Forwarder, leader: Leader) -> tuple[int, bytes]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await forwarder.forward(leader.address, self.scope, self.receive, self.send)
         return self.sent[0]["status"], b"".join(message.get("body", b"") for message in self.sent[1:])
 
@@ -151,11 +151,11 @@ async def test_a_client_that_leaves_frees_the_connection(forwarder: Forwarder) -
             client = Client(headers=((b"accept", accept),))
             asking = asyncio.create_task(client.ask(forwarder, leader))
             if b"events" in accept:
-                await asyncio.wait_for(client.started.wait(), 20)
+                await asyncio.wait_for(client.started.wait(), 60)
             client.left.set()
             with pytest.raises(ClientLeft):
                 await asking
-            await asyncio.wait_for(leader.gone.wait(), 20)
+            await asyncio.wait_for(leader.gone.wait(), 60)
             leader.gone.clear()
 
 
@@ -211,7 +211,7 @@ async def test_what_hangs_at_a_leader_that_was_is_let_go(forwarder: Forwarder) -
     arrived = asyncio.Event()
     async with leading(silence) as hung, leading() as leader:
         asking = asyncio.create_task(Client().ask(forwarder, hung))
-        await asyncio.wait_for(arrived.wait(), 20)
+        await asyncio.wait_for(arrived.wait(), 60)
         forwarder.end()
         with pytest.raises(ConnectionError):
             await asking

@@ -527,12 +527,16 @@ def _route(path: str, take: Any) -> Route:
 
 
 def remove(top: Path) -> None:
-    """Remove what the attackers have left: directories that are closed, also for their owners."""
+    """Remove what the attackers have left: directories that are closed, also for their owners.
+
+    The directory in which `top` lies is left as it is. It can be the one for temporary files of all users.
+    """
 
     def open_and_retry(remove_it: Callable[[str], object], path: str, _: object) -> None:
         with contextlib.suppress(OSError):
             parent = Path(path).parent
-            parent.chmod(0o700)
+            if parent.is_relative_to(top):
+                parent.chmod(0o700)
             if not Path(path).is_symlink():
                 Path(path).chmod(0o700)
             remove_it(path)

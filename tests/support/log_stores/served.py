@@ -46,7 +46,7 @@ class Served:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
-        eventually(lambda: self._server.started, 20, "the stand-in", every=0.02)
+        eventually(lambda: self._server.started, 60, "the stand-in", every=0.02)
 
     def stop(self) -> None:
         """Nobody answers any more."""

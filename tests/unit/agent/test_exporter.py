@@ -211,7 +211,7 @@ def test_the_endpoint_answers_over_http_and_says_when_it_cannot(
     """On a port that it picks; a port in use is an error with what to do."""
     served = Exporter(collector(), "127.0.0.1", 0)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=60) as reply:
             assert b"gpu_temperature_celsius" in reply.read()
         with pytest.raises(ConfigurationError, match="--exporter-port"):
             Exporter(collector(), "127.0.0.1", served.port)

@@ -232,9 +232,7 @@ def test_files_that_jobs_may_not_put_forward_are_not_read(node: Node, tmp_path: 
     secret.write_text("a secret\n")
     (node.attempt / "launcher-gpu-07.log").symlink_to(secret)
     os.mkfifo(node.attempt / "launcher-gpu-07.log.1")
-    began = time.monotonic()
-    assert node.found() == []
-    assert time.monotonic() - began < 2
+    assert node.found() == []  # a pipe that is opened would never end it
 
 
 def ask(executor: Executor, **params: Any) -> Mapping[str, Any]:

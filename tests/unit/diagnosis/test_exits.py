@@ -180,9 +180,9 @@ def test_a_hostile_line_costs_little(start: str) -> None:
     """Blanks, and words that nearly match, over the whole length that a line can have."""
     for filler in (" ", "returned non-zero exit status ", "task 1-9999999: "):
         line = start + filler * (8192 // len(filler))
-        began = time.perf_counter()
+        began = time.thread_time()
         exits.launcher_line(line)
-        assert time.perf_counter() - began < 0.05
+        assert time.thread_time() - began < 0.05
 
 
 @pytest.mark.parametrize(("number", "is_victims"), [(15, True), (2, True), (11, False)])

@@ -44,15 +44,16 @@ def test_one_that_unpacks_to_more_than_anybody_logs_is_left_out(
 def test_of_a_long_file_the_end_is_read_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one that is compressed as well, by what it unpacks to; others are not named."""
     monkeypatch.setattr(log_folder, "MOST_BYTES", 1 << 20)
-    early, step = b"Traceback (most recent call last):\nKeyError: 'early'\n", b"step 1\n"
-    long = early + step * 300_000 + _OOM
+    early, step = b"Traceback (most recent call last):\nKeyError: 'early'\n", b"step 1 " + b"." * 700 + b"\n"
+    steps = step * 3_000
+    long = early + steps + _OOM
     (tmp_path / "rank2.log").write_bytes(long)
-    (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(early + step * 300_000))
+    (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(early + steps))
     (tmp_path / "rank0.log").write_bytes(step)
     found = diagnose_folder(tmp_path, shipped_rules())
     assert (str(found.attempts[-1].verdict.cause), found.attempts[-1].verdict.ranks) == ("gpu_memory", (2,))
     assert found.read_in_part == {
-        "rank1.log.gz": len(early + step * 300_000) - (1 << 20),
+        "rank1.log.gz": len(early + steps) - (1 << 20),
         "rank2.log": len(long) - (1 << 20),
     }
     said = CliRunner().invoke(main, ["diagnose", "--dir", str(tmp_path)]).output

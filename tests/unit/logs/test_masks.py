@@ -55,9 +55,9 @@ def test_other_text_stays(text: str) -> None:
 def test_masking_takes_time_in_proportion() -> None:
     """Also on lines that are made to be slow."""
     for hostile in ("eyJ-" * 2000, "password" * 1000, "a://" * 2000, "-----BEGIN PRIVATE KEY-----" * 300):
-        began = time.perf_counter()
+        began = time.thread_time()
         masked(hostile)
-        assert time.perf_counter() - began < 0.1
+        assert time.thread_time() - began < 0.1
 
 
 def test_lines_of_one_reason_have_one_shape() -> None:

@@ -149,9 +149,9 @@ def test_a_hostile_line_costs_no_more_than_its_length() -> None:
     hostile = line("CUDA" + "xy" * LONGEST)
     matcher = LineMatcher(RuleSet((bad,)))
     matcher.match(hostile)
-    began = time.perf_counter()
+    began = time.thread_time()
     matcher.match(hostile)
-    assert time.perf_counter() - began < 0.05
+    assert time.thread_time() - began < 0.05
 
 
 @pytest.mark.parametrize(

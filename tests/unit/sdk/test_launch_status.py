@@ -56,7 +56,7 @@ def test_a_job_writes_what_waits(tmp_path: Path) -> None:
     waiting = [ROLLBACK]
     file = StatusFile(Progress(time.perf_counter()), tmp_path / FILE_NAME, lambda: waiting)
     try:
-        eventually((tmp_path / FILE_NAME).exists, 10, "the file")
+        eventually((tmp_path / FILE_NAME).exists, 60, "the file")
     finally:
         first = json.loads((tmp_path / FILE_NAME).read_text())
         waiting.clear()

@@ -110,7 +110,7 @@ def test_one_process_has_a_directory_at_a_time(place: Path) -> None:
 
 def test_processes_that_outlive_the_one_that_forked_them_hold_nothing(place: Path) -> None:
     """As a data loader's workers do for some seconds; a restart must not wait for them."""
-    program = TAKE + "; import os, time; os.fork() or (os.close(1), time.sleep(60)); print(os.getpid())"
+    program = TAKE + "; import os, time; os.fork() or (os.close(1), time.sleep(600)); print(os.getpid())"
     command = [sys.executable, "-c", program, str(place)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as killed:
         assert killed.stdout is not None

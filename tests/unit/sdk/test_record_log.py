@@ -122,7 +122,7 @@ def test_events_are_written_at_once(tmp_path: Path) -> None:
     rank.reports.report_evaluation(loss=1.5, perplexity=4.5, accuracy=torch.tensor(0.25), bleu=float("inf"))
     rank.reports.saved(200)
     rank.reports.save_failed(300, "OSError: [Errno 28] No space left on device")
-    eventually(lambda: of_event(rank.lines(), "checkpoint_failed"), 5, "the record")
+    eventually(lambda: of_event(rank.lines(), "checkpoint_failed"), 60, "the record")
     error = ValueError("a bad batch")
     rank.records.note_error(error)
     rank.records.close(error, 10.0)
@@ -151,9 +151,11 @@ class StuckDevice:
 
     def __init__(self) -> None:
         self.answers = threading.Event()
+        self.has_answered = False
 
     def __float__(self) -> float:
-        self.answers.wait(30)
+        self.answers.wait(120)
+        self.has_answered = True
         return 1.0
 
 
@@ -163,12 +165,11 @@ def test_where_a_device_hangs_the_training_does_not_wait(tmp_path: Path) -> None
     rank.reports.report(0, learning_rate=stuck)
     rank.records.note("restart")
     time.sleep(0.1)
-    began = time.perf_counter()
     for step in range(1, 2001):
         rank.reports.report(step)
-    assert time.perf_counter() - began < 2.0
+    assert not stuck.has_answered
     stuck.answers.set()
-    eventually(lambda: len(rank.lines()) > 900, 10, "what was put down")
+    eventually(lambda: len(rank.lines()) > 900, 60, "what was put down")
     rank.reports.report(5000)
     records = rank.written()
     assert [record["dropped"] for record in records if "dropped" in record] == [2000 + 4 - len(records)]

@@ -35,7 +35,7 @@ class Sender:
     async def finish(self) -> int:
         """The status with which the request would be answered."""
         self._done.set()
-        return await asyncio.wait_for(self.reading, 5)
+        return await asyncio.wait_for(self.reading, 60)
 
     async def _read(self, reader: BodyReader) -> int:
         request = Request({"type": "http", "headers": []}, self._pieces.get)
@@ -118,7 +118,7 @@ async def test_turns_are_taken_in_order_and_bounded() -> None:
         cancelled.cancel()
     await asyncio.gather(*callers, return_exceptions=True)
     assert most == 10
-    await asyncio.wait_for(turns.take(50), 5)
+    await asyncio.wait_for(turns.take(50), 60)
 
 
 @pytest.mark.parametrize("member", [b"[],", b"{},", b'{"a":{}},', b"[[]],"])

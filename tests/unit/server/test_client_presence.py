@@ -39,7 +39,7 @@ class Client:
         self.sent.append(message)
 
     async def ask(self, answer: Callable[..., Awaitable[None]], method: str = "GET") -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await while_client_waits(answer, {"type": "http", "method": method}, self.receive, self.send)  # type: ignore[arg-type]
 
 

@@ -219,7 +219,7 @@ async def test_other_cookies_of_the_site_keep_nobody_out(beside: str) -> None:
 async def test_a_stream_ends_with_the_session_that_opened_it(path: str) -> None:
     """What is open when a person, the time or the tokens file ends a session is told nothing more."""
     here, _ = world()
-    async with here.served() as address, httpx.AsyncClient(base_url=address.url, timeout=10) as client:
+    async with here.served() as address, httpx.AsyncClient(base_url=address.url, timeout=60) as client:
         same = {"origin": address.url}
         await client.post("/login", data={"token": "op"}, headers=same)
         async with client.stream("GET", path) as stream:

@@ -8,7 +8,6 @@ Redis. ``TRAINMEDIC_TEST_TRAININGS=1000`` in the environment looks at so many of
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from tests.integration.plain_torch.truth.chance import is_exact, knowledge_of, l
 from tests.integration.plain_torch.truth.commanded import Commanded, Life, Order, placed
 from tests.integration.plain_torch.truth.recipes import Recipe
 from tests.support.command_sender import Commander
+from tests.support.programs import free_port
 from tests.support.rank_processes import RankProcesses
 from trainmedic.recovery import memory_slots
 from trainmedic.wire.envelope import new_id
@@ -126,12 +126,9 @@ def test_what_was_found_before(name: str, redis_url: str) -> None:
 
 def test_the_ranks_of_a_training_are_what_their_answers_say(job: RankProcesses) -> None:
     """On two ranks and on three, with DDP and with FSDP: each is held to a plain training of as many ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shared = job.directory / "shared"
     shared.mkdir()
-    surroundings = {"MASTER_PORT": str(port), memory_slots.ENVIRONMENT: str(shared)}
+    surroundings = {"MASTER_PORT": str(free_port()), memory_slots.ENVIRONMENT: str(shared)}
     for rank in range(RANKS):
         program = ("-m", "tests.integration.plain_torch.truth.ranks_commanded", str(FIRST), str(OF_RANKS))
         job.start(*program, RANK=str(rank), **surroundings)

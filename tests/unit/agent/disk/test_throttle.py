@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from trainmedic_server.agent.disk import throttle
 from trainmedic_server.agent.disk.report import Reason
 from trainmedic_server.agent.disk.throttle import Clocks, Throttle, seconds_stalled_for_disk
 
@@ -93,7 +94,7 @@ def test_it_ends_at_the_deadline() -> None:
 
 def test_where_the_kernel_does_not_count_somebody_always_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old kernel does not count, and neither does one without PSI."""
-    monkeypatch.setattr("builtins.open", _absent)
+    monkeypatch.setattr(throttle, "open", _absent, raising=False)
     first, second = seconds_stalled_for_disk(), seconds_stalled_for_disk()
     assert 0 < first <= second
 
