@@ -291,12 +291,11 @@ class Admitter:
     def _mode(self, playbook: CompiledPlaybook) -> tuple[Mode, str]:
         """How far the playbook's runs may go, and who has said so for a while. The same during one admission."""
         version = playbook.definition.playbook, playbook.version
-        if (known := self._modes.get(version)) is not None:
-            return known
-        mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
-        order = pausing.observing(self._facts.controls, playbook.definition.name, self._now)
-        self._modes[version] = found = (mode, "") if order is None else (Mode.OBSERVE, order.why(self._now))
-        return found
+        if version not in self._modes:
+            mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
+            order = pausing.observing(self._facts.controls, playbook.definition.name, self._now)
+            self._modes[version] = (mode, "") if order is None else (Mode.OBSERVE, order.why(self._now))
+        return self._modes[version]
 
     def _guard_facts(self, key: Key) -> GuardFacts:
         """What the store knows, with what was decided in this transaction added."""
