@@ -292,6 +292,29 @@ async def test_firing_with_finds_every_unresolved_beginning(store: SqlStore) -> 
     assert {record.identity for record in found} == {("f1", at(0)), ("f1", at(3)), ("f2", at(0))}
 
 
+async def test_firing_alerts_are_found_by_the_names_they_have_now(store: SqlStore) -> None:
+    """Those of other names are not read. A name is the last report's, because an alert map may have changed."""
+
+    def named(fingerprint: str, name: str, **changes: Any) -> AlertRecord:
+        record = heard(fingerprint, **changes)
+        return replace(record, alert=replace(record.alert, labels={"alertname": name, "job_name": "llm"}))
+
+    before = [named("f1", "Hot"), named("f2", "Hot"), named("f3", "H_t"), named("f4", "Hot", resolved_at=at(4))]
+    await store.transact(lambda tx: tx.save_alerts([*before, named("f5", 'a "Hot" 100 % \\'), named("f6", "Cold")]))
+    await store.transact(lambda tx: tx.save_alerts([named("f2", "Cold")]))
+
+    async def found(names: set[str]) -> set[str]:
+        records = await store.transact(lambda tx: tx.firing(100, names))
+        return {record.alert.fingerprint for record in records}
+
+    assert await found({"Hot"}) == {"f1"}
+    assert await found({"H_t", "Cold"}) == {"f2", "f3", "f6"}
+    assert await found({'a "Hot" 100 % \\'}) == {"f5"}
+    assert await found(set()) == set()
+    assert len(await store.transact(lambda tx: tx.firing(100))) == 5
+    assert len(await store.transact(lambda tx: tx.firing(1, {"Cold"}))) == 1
+
+
 async def test_many_identities_can_be_asked_for_at_once(store: SqlStore) -> None:
     """A storm's worth of keys is one question, whatever limits a database has on a statement."""
     records = [heard(f"f{number}") for number in range(3000)]

@@ -1,6 +1,8 @@
-"""What the server sends to Redis in pipelines is what redis-py itself would send."""
+"""What the server's connections to Redis do otherwise than redis-py's, and that the result is the same."""
 
 from __future__ import annotations
+
+import importlib.metadata
 
 import pytest
 from redis.asyncio.connection import Connection
@@ -33,4 +35,17 @@ async def test_every_kind_of_connection_is_packed_so(url: str) -> None:
     client = open_client(url)
     connection = client.connection_pool.make_connection()
     assert type(connection).pack_commands is not Connection.pack_commands
+    await client.aclose()
+
+
+@pytest.mark.parametrize("url", ["redis://h:1/0", "rediss://h:1/0", "unix:///tmp/socket", "redis+sentinel://h:1/m"])
+async def test_further_connections_read_no_package_metadata(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storm of commands opens many connections at once. Each states the same version as redis-py's own."""
+    client = open_client(url)
+    read: list[str] = []
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: read.append(name) or "0")
+    connection = client.connection_pool.make_connection()
+    monkeypatch.undo()
+    assert read == []
+    assert connection.driver_info.lib_version == Connection().driver_info.lib_version
     await client.aclose()

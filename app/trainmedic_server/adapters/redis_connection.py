@@ -55,7 +55,10 @@ def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
         client = _client(url, {"retry": Retry(NoBackoff(), 0), **client_options(url, answer_seconds)})
         pool = client.connection_pool
         pool.connection_class = type("Connection", (_PackedAtOnce, _HearsTheEnd, pool.connection_class), {})
-        pool.connection_class(**pool.connection_kwargs)  # only this reads the options at the URL's end
+        first = pool.connection_class(**pool.connection_kwargs)  # only this reads the options at the URL's end
+        if hasattr(first, "driver_info"):
+            # redis-py otherwise reads its version from the installed package's metadata for each connection.
+            pool.connection_kwargs["driver_info"] = first.driver_info
     except UNUSABLE as error:
         reason = fault_of_options(url, error)
         raise errors.ConfigurationError(f"the Redis URL (--redis, TRAINMEDIC_REDIS_URL) {reason}") from None

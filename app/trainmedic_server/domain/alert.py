@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -50,7 +51,7 @@ class Identity(NamedTuple):
     """When it began to fire, an aware UTC datetime."""
 
 
-class Alert(Struct, frozen=True):
+class Alert(Struct, frozen=True, dict=True):
     """One entry of ``alerts[]`` in a delivery. Times are aware UTC datetimes."""
 
     fingerprint: str
@@ -85,7 +86,7 @@ class Alert(Struct, frozen=True):
         """The ``alertname`` as it was sent. None if no alert map changed the labels."""
         return None if self.original is None else self.original.get("alertname", "")
 
-    @property
+    @cached_property
     def identity(self) -> Identity:
         return Identity(self.fingerprint, self.starts_at)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import cached_property
 from itertools import islice
 
 from msgspec import Struct
@@ -38,7 +39,7 @@ LONGEST_NAME = 512
 """In bytes, of a node, a GPU or a job. Kubernetes' own names have 253 at most."""
 
 
-class Target(Struct, frozen=True):
+class Target(Struct, frozen=True, dict=True):
     """What a run works on: a GPU (always with its node), a node, a job, or the cluster."""
 
     kind: TargetKind
@@ -49,7 +50,7 @@ class Target(Struct, frozen=True):
     job: str | None = None
     """The name by which the job takes commands."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The target as text: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
         match self.kind:

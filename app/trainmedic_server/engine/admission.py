@@ -76,6 +76,7 @@ class Admitter:
         self._by_hand: ByHand | None = None
         self._records: dict[Identity, AlertRecord] = {}
         self._runs: dict[str, Run] = {}
+        self._modes: dict[tuple[str, str], tuple[Mode, str]] = {}
         self._links: list[tuple[str, Identity]] = []
         self._events: list[Event] = []
         self._nodes: set[str] = set()
@@ -288,10 +289,13 @@ class Admitter:
         return self._mode(playbook)[0]
 
     def _mode(self, playbook: CompiledPlaybook) -> tuple[Mode, str]:
-        """How far the playbook's runs may go, and who has said so for a while."""
-        mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
-        order = pausing.observing(self._facts.controls, playbook.definition.name, self._now)
-        return (mode, "") if order is None else (Mode.OBSERVE, order.why(self._now))
+        """How far the playbook's runs may go, and who has said so for a while. The same during one admission."""
+        version = playbook.definition.playbook, playbook.version
+        if version not in self._modes:
+            mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
+            order = pausing.observing(self._facts.controls, playbook.definition.name, self._now)
+            self._modes[version] = (mode, "") if order is None else (Mode.OBSERVE, order.why(self._now))
+        return self._modes[version]
 
     def _guard_facts(self, key: Key) -> GuardFacts:
         """What the store knows, with what was decided in this transaction added."""

@@ -290,7 +290,8 @@ class FindingIntake:
             confirm = rule.alert.confirm if rule is not None and rule.alert is not None else None
             if rule is None or confirm is None or not (known.is_suspected and known.is_open):
                 continue
-            firing = tx.firing(_MOST_FIRING) if set(confirm.by) - rules.keys() else []
+            alertnames = set(confirm.by) - rules.keys()
+            firing = tx.firing(_MOST_FIRING, alertnames) if alertnames else []
             by = finding_ends.confirmed_by(known, confirm, others, firing, topology)
             if by:
                 raised = finding_alerts.raised(known, rule, self._clock.now())

@@ -175,10 +175,11 @@ class _Claims:
         claim = self._by_name.pop(name, None)
         if claim is not None:
             del self._numbers[name]
-            group = self._groups[_group(claim.target)]
+            key = _group(claim.target)
+            group = self._groups[key]
             del group[name]
             if not group:
-                del self._groups[_group(claim.target)]
+                del self._groups[key]
         return claim
 
     def near(self, claim: Claim) -> list[tuple[str, Claim]]:
@@ -189,6 +190,8 @@ class _Claims:
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
         """Return the name of the first claim that overlaps `claim`, among those before the claim of the name `before`.
         None if there is none."""
+        if not self._by_name:
+            return None
         end = self._numbers[before] if before is not None else None
         for group in self._near(claim):
             for name, claimed in group.items():

@@ -6,6 +6,7 @@ Who calls it: ``intake``, for each alert that comes; ``admission`` decides on wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ Key = tuple[str, str]
 """A playbook's name and a target's key."""
 
 
-class Candidate(Struct, frozen=True):
+class Candidate(Struct, frozen=True, dict=True):
     """A playbook that reacts to an alert, and the target that the alert names for it."""
 
     playbook: CompiledPlaybook
@@ -32,7 +33,7 @@ class Candidate(Struct, frozen=True):
         """Whether nothing that is known is the alert's target."""
         return isinstance(self.target, Unresolved) and self.target.reason == Decision.TARGET_UNKNOWN
 
-    @property
+    @cached_property
     def key(self) -> Key:
         return (self.playbook.definition.name, self.target.key if isinstance(self.target, Target) else "")
 

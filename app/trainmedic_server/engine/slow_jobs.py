@@ -68,7 +68,7 @@ class SlowJobs:
 
     async def look(self) -> None:
         """Make the verdicts that are due. Raises TrainmedicError."""
-        firing = await self._store.transact(lambda tx: tx.firing(_MOST_FIRING))
+        firing = await self._store.transact(lambda tx: tx.firing(_MOST_FIRING, SLOW_ALERTS))
         dropped = _named_by(firing, {THROUGHPUT_DROP})
         for job in sorted(_named_by(firing, SLOW_ALERTS))[:_MOST_JOBS]:
             now = self._clock.now()

@@ -55,8 +55,8 @@ class Transaction(KeptTables, Protocol):
         """Return the alerts of these fingerprints, whatever their beginning, that have not resolved."""
         ...
 
-    def firing(self, limit: int) -> list[AlertRecord]:
-        """Return so many of the alerts that have not resolved."""
+    def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
+        """Return up to `limit` unresolved alerts, of these alertnames only unless `names` is None."""
         ...
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 MOST_TEXTS = 1_000
 TEXT_LENGTH = 65_536
@@ -38,8 +38,8 @@ def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
 
     The same texts always give the same result. At most `MOST_TEXTS` are expected.
     """
-    length = sum(map(len, texts)) + sum(map(len, texts.values()))
-    if length <= TEXT_LENGTH and not any(holds_unstored(text) for pair in texts.items() for text in pair):
+    joined = "".join(chain.from_iterable(texts.items()))
+    if len(joined) <= TEXT_LENGTH and not holds_unstored(joined):
         return texts
     longest_name = _ceiling([len(name) for name in texts], _NAMES_LENGTH)
     named = {cut(storable(name), longest_name): storable(text) for name, text in texts.items()}

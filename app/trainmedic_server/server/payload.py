@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity, RejectedAlert, fingerprint
@@ -183,6 +184,10 @@ def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None
     if len(value) > LABELS_PER_ALERT:
         problems.add(path, f"has {len(value)} members; at most {LABELS_PER_ALERT} are taken")
         return None
+    if set(map(type, value.values())) <= {str}:
+        joined = "".join(chain.from_iterable(value.items()))
+        if len(joined) <= min(TEXT_LENGTH, TOTAL_LENGTH) and not cut_texts.holds_unstored(joined):
+            return value  # nearly always: what follows finds out which text is wrong
     sound = True
     for name, text in value.items():
         wrong = _wrong_with(text) or _wrong_with(name)

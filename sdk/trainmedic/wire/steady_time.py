@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import Literal
 
 STEP_SECONDS = 60.0
@@ -25,15 +26,14 @@ BELIEVED_AFTER_SECONDS = 900.0
 """Long enough that a mistake is noticed and put right; short enough for a machine that was booted with a wrong clock.
 As old may an alert be by default on which the server still acts."""
 
-_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", None)
-
 log = logging.getLogger(__name__)
 
 
-def since_boot() -> float:
-    """Seconds since the machine was booted. They count while it sleeps, where the system can say that, and cannot be
-    set."""
-    return time.monotonic() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
+since_boot: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Seconds since the machine was booted. They count while it sleeps, where the system can say that, and cannot be set.
+"""
 
 
 @dataclass(frozen=True)

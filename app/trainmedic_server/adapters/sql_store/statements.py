@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
 
 from trainmedic_server.adapters.sql_store import queries, schema
+from trainmedic_server.adapters.sql_store.columns import Text, encode_json
 from trainmedic_server.adapters.sql_store.lookup import KEYS, WANTED, Lookup
 from trainmedic_server.adapters.sql_store.schema import alerts, run_alerts, runs, steps, touched_nodes
 from trainmedic_server.domain.run import Decision, Status
@@ -17,7 +19,7 @@ FIRING_ALERTS = Lookup(
     .where(alerts.c.fingerprint.in_(KEYS), alerts.c.resolved_at.is_(None))
     .order_by(alerts.c.fingerprint, alerts.c.starts_at)
 )
-FIRING = sa.select(alerts).where(alerts.c.resolved_at.is_(None)).limit(sa.bindparam("limit"))
+_FIRING = sa.select(alerts).where(alerts.c.resolved_at.is_(None)).limit(sa.bindparam("limit"))
 SILENT_ALERTS = (
     sa.select(alerts)
     .where(
@@ -132,3 +134,16 @@ PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
     schema.playbook_versions.c.name == sa.bindparam("name"),
     schema.playbook_versions.c.version == sa.bindparam("version"),
 )
+
+
+def firing(names: Collection[str] | None) -> sa.Select[Any]:
+    """Select the alerts that have not resolved, of these alertnames only unless `names` is None.
+
+    The names are compared with the labels as written. The column ``alert_name`` keeps the name of the first report,
+    which an alert map may have changed since.
+    """
+    if names is None:
+        return _FIRING
+    labels = sa.type_coerce(alerts.c.labels, Text)
+    stated = [encode_json({"alertname": name})[1:-1] for name in sorted(names)]
+    return _FIRING.where(sa.or_(sa.false(), *[labels.contains(member, autoescape=True) for member in stated]))

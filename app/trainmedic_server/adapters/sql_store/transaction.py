@@ -131,9 +131,10 @@ class SqlTransaction(GuardedTables, Transaction):
         rows = statements.FIRING_ALERTS.rows(self._flushed_alerts(fingerprints), fingerprints)
         return [mapping.alert_of(row) for row in rows]
 
-    def firing(self, limit: int) -> list[AlertRecord]:
+    def firing(self, limit: int, names: Collection[str] | None = None) -> list[AlertRecord]:
         connection = self._flushed_if(lambda pending: pending.fingerprints)
-        return [mapping.alert_of(row) for row in connection.execute(statements.FIRING, {"limit": limit})]
+        rows = connection.execute(statements.firing(names), {"limit": limit})
+        return [mapping.alert_of(row) for row in rows]
 
     def save_alerts(self, records: Sequence[AlertRecord]) -> None:
         self._own.save_alerts(records)
