@@ -25,7 +25,7 @@ from trainmedic_server.agent.executors import (
 from trainmedic_server.agent.journal import JournalEntry
 from trainmedic_server.agent.own_log import command_fields
 from trainmedic_server.agent.replies import AgentReplies
-from trainmedic_server.errors import (
+from trainmedic_server.agent_errors import (
     CommandFailed,
     CommandInterrupted,
     CommandNotExecuted,

@@ -23,8 +23,8 @@ from trainmedic_server.agent.executors import Executor, SupportsWithdrawal
 from trainmedic_server.agent.own_log import command_fields
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
+from trainmedic_server.agent_errors import JournalUnavailable
 from trainmedic_server.domain.problems import did_you_mean
-from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from trainmedic_server.agent.intake import CommandIntake
 from trainmedic_server.agent.policy import allowed
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 

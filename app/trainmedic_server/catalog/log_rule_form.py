@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.fields import Duration, Expression, Identifier
 from trainmedic_server.domain.finding import CauseClass, Role
-from trainmedic_server.domain.playbook import Expression, Identifier
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.logs.rendering import MOST_LABELS
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from trainmedic_server.catalog import alert_map_compiler, loader, overlaps
+from trainmedic_server.catalog import alert_map_compiler, overlaps, yaml_files
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.problems import FileProblem
-from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.simulation import suite_format
@@ -72,4 +72,6 @@ def check_log_rules(roots: Sequence[Path]) -> tuple[RuleSet, tuple[FileProblem, 
 
 def test_files(roots: Iterable[Path]) -> list[Path]:
     """The files with tests among `roots` and in the directories among them, each once."""
-    return list(dict.fromkeys(path for root in roots for path in loader.test_files(root) if loader.is_test(path)))
+    return list(
+        dict.fromkeys(path for root in roots for path in yaml_files.test_files(root) if yaml_files.is_test(path))
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainmedic_server.catalog import loader, yaml_text
+from trainmedic_server.catalog import yaml_files, yaml_text
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.simulation.suite_format import Suite
 
@@ -12,7 +12,7 @@ def of_suite(suite: Suite) -> tuple[dict[str, str], list[FileProblem]]:
     known: dict[str, str] = {}
     if suite.spec.fixtures is not None:
         path = suite.path.parent / suite.spec.fixtures
-        text = loader.read_text(path)
+        text = yaml_files.read_text(path)
         if isinstance(text, FileProblem):
             return {}, [text]
         documents, problems = yaml_text.read(text, str(path))

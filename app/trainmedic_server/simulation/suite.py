@@ -23,10 +23,10 @@ from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, path_text
 from trainmedic_server.domain.run import OrderKind, Run
-from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.finding_teller import IntakeTeller
 from trainmedic_server.engine.service import Engine

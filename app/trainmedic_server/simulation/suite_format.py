@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from msgspec import Struct
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from trainmedic_server.catalog import loader, model_errors, yaml_text
+from trainmedic_server.catalog import model_errors, yaml_files, yaml_text
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import AlertStatus
@@ -298,7 +298,7 @@ class Suite(Struct, frozen=True):
     def _beside(self, names: tuple[str, ...] | None) -> tuple[Path, ...]:
         if names is not None:
             return tuple(self.path.parent / name for name in names)
-        name = self.path.stem.removesuffix(loader.TEST_SUFFIX)
+        name = self.path.stem.removesuffix(yaml_files.TEST_SUFFIX)
         beside = [self.path.with_name(f"{name}{ending}") for ending in (".yaml", ".yml")]
         return (next((path for path in beside if path.exists()), beside[0]),)
 
@@ -317,7 +317,7 @@ class Suite(Struct, frozen=True):
 
 def read(path: Path) -> tuple[list[Suite], list[FileProblem]]:
     """The suites of a test file, and every problem that it has."""
-    text = loader.read_text(path)
+    text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
         return [], [text]
     documents, problems = yaml_text.read(text, str(path))

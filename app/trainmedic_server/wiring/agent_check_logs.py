@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.agent.log_link import reader_process
 from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles, others_may_rename
 from trainmedic_server.agent.log_opening.rights import UserDatabase
@@ -20,7 +21,6 @@ from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import PODS, Discovery, FoundFile
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
-from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings.agent import AgentSettings, ReaderStart
 from trainmedic_server.wiring.agent_files import node_files
 from trainmedic_server.wiring.agent_link import chosen_user
