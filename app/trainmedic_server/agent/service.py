@@ -22,7 +22,7 @@ from msgspec import Struct
 from trainmedic.wire import envelope
 from trainmedic.wire.receiver import Addressee, CommandReceiver
 from trainmedic.wire.steady_time import since_boot
-from trainmedic_server import __version__
+from trainmedic_server.agent import __version__
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import Executor, PeriodicTask

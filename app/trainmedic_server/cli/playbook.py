@@ -21,8 +21,9 @@ from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_
 from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.presentation import words
 from trainmedic_server.simulation import report, rule_outcomes, suite
-from trainmedic_server.simulation.check import CheckResult, check_alert_maps, test_files
+from trainmedic_server.simulation.check import CheckResult, check_alert_maps
 from trainmedic_server.simulation.check import check as check_paths
+from trainmedic_server.simulation.log_check import test_files
 
 _paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 

@@ -100,7 +100,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         rules = LogRuleLibrary(suite.rules)
         rules.reload()
         fixtures, wrong = log_fixtures.of_suite(suite)
-        problems.extend([*rules.problems, *wrong, *unknown_names.of_rules(suite, rules.rule_set)])
+        problems.extend([*rules.problems, *wrong, *log_fixtures.unknown_rules(suite, rules.rule_set)])
         ready.append((suite, playbooks, _LogParts(rules.rule_set, fixtures)))
     if problems:
         return FileResult(path, (), tuple(sorted(set(problems))))

@@ -25,9 +25,8 @@ from trainmedic.wire.connection import NO_MORE_CLIENTS, open_client, takes_no_cl
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.redis_faults import explained
 from trainmedic.wire.signing import unseal
-from trainmedic_server import __version__
+from trainmedic_server.agent import __version__, privileges
 from trainmedic_server.agent import policy as policies
-from trainmedic_server.agent import privileges
 from trainmedic_server.agent.containers.engine_api import ContainerEngine, EngineAnswer
 from trainmedic_server.agent.containers.kubelet import sign_of_kubelet
 from trainmedic_server.agent.disk.access_times import access_times

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import log_rule_roots
 from trainmedic_server.catalog.library import Library
+from trainmedic_server.catalog.log_rule_form import log_rule_schema
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary, load
-from trainmedic_server.catalog.schema import log_rule_schema
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.logs.rule import LogRule
 
