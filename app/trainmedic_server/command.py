@@ -64,32 +64,32 @@ ABSENT = {
 """By distribution, the commands that are there once it is installed."""
 
 
-class Command(Struct, frozen=True):
+class CommandEntry(Struct, frozen=True):
     """The module of a command, and its line in the list of commands. The module has the command by its own name."""
 
     module: str
     help: str
 
 
-_OWN: Mapping[str, Command] = {
-    "completion": Command("trainmedic_server.cli.completion", "Print the completion script of a shell."),
+_OWN: Mapping[str, CommandEntry] = {
+    "completion": CommandEntry("trainmedic_server.cli.completion", "Print the completion script of a shell."),
 }
 
 
 @functools.cache
-def commands() -> Mapping[str, Command]:
+def commands() -> Mapping[str, CommandEntry]:
     """Return the commands of all distributions that are installed, by name, in the order of the list."""
     # Each once: from a checkout a distribution can be found in two places.
     tables = {point.name: point for point in entry_points(group=GROUP) if point.name in ORDER}
-    found: dict[str, Command] = {}
+    entries: dict[str, CommandEntry] = {}
     for name in ORDER:
-        if name in tables:
-            found = {**found, **{key: command for key, command in _table(tables[name]).items() if key not in found}}
-    return {**found, **_OWN}
+        for command, entry in _table(tables[name]).items() if name in tables else ():
+            entries.setdefault(command, entry)
+    return {**entries, **_OWN}
 
 
-def _table(point: EntryPoint) -> Mapping[str, Command]:
-    table: Mapping[str, Command] = point.load()
+def _table(point: EntryPoint) -> Mapping[str, CommandEntry]:
+    table: Mapping[str, CommandEntry] = point.load()
     return table
 
 

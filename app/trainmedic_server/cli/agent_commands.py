@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainmedic_server.command import Command
+from trainmedic_server.command import CommandEntry
 
-COMMANDS: Mapping[str, Command] = {
-    "agent": Command(
+COMMANDS: Mapping[str, CommandEntry] = {
+    "agent": CommandEntry(
         "trainmedic_server.cli.agent", "Run the agent of a node, check what it would do, or give back what it holds."
     ),
-    "agent-reader": Command(
+    "agent-reader": CommandEntry(
         "trainmedic_server.cli.agent_reader", "Read logs for the agent of a node, in a process of its own."
     ),
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainmedic_server.command import Command
+from trainmedic_server.command import CommandEntry
 
-COMMANDS: Mapping[str, Command] = {
-    "logs": Command("trainmedic_server.cli.log_rules", "Check and explain log rules."),
-    "diagnose": Command(
+COMMANDS: Mapping[str, CommandEntry] = {
+    "logs": CommandEntry("trainmedic_server.cli.log_rules", "Check and explain log rules."),
+    "diagnose": CommandEntry(
         "trainmedic_server.cli.folder_diagnosis", "Say who began a failure of a job, and why, from a folder of logs."
     ),
 }

@@ -26,8 +26,8 @@ class CheckedRules(Struct, frozen=True):
 
 def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
     """Return the log rules in directories or files, and what is wrong with them and with their tests about logs."""
-    rules, found = rules_in(roots)
-    problems, beyond = list(found), []
+    rules, of_rules = rules_in(roots)
+    problems, beyond = list(of_rules), []
     for path in test_files(roots):
         suites, wrong = log_test_format.read(path)
         problems.extend(wrong)
@@ -47,8 +47,8 @@ def rules_in(roots: Sequence[Path]) -> tuple[RuleSet, Sequence[FileProblem]]:
 
 def test_files(roots: Iterable[Path]) -> list[Path]:
     """The files with tests among `roots` and in the directories among them, each once."""
-    found = (path for root in roots for path in yaml_files.test_files(root))
-    return list(dict.fromkeys(path for path in found if yaml_files.is_test(path)))
+    files = (path for root in roots for path in yaml_files.test_files(root))
+    return list(dict.fromkeys(path for path in files if yaml_files.is_test(path)))
 
 
 def _beyond_logs(suite: log_test_format.LogSuite) -> list[FileProblem]:
