@@ -22,7 +22,7 @@ import uvloop
 from benchmarks import alert_storm, webhook_throughput
 from benchmarks.sender import send_all
 from tests.support.programs import PYTHON_PATH, Program, free_port
-from trainmedic_server import cli
+from trainmedic_server import command
 
 _WRITER = "run-store-writer"
 
@@ -42,7 +42,7 @@ def serve(counts: Path, arguments: Sequence[str]) -> None:
     threading.Thread.run = profiled  # type: ignore[method-assign]
     profiles["main"].enable()
     try:
-        cli.main(["serve", *arguments], standalone_mode=False)
+        command.main(["serve", *arguments], standalone_mode=False)
     finally:
         profiles["main"].disable()
         made = {name: sum(entry.callcount for entry in profile.getstats()) for name, profile in profiles.items()}

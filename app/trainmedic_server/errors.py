@@ -1,13 +1,14 @@
-"""Every error that the server and the node agent raise on purpose, and what each one means to its caller.
+"""Every error that the server raises on purpose, and what each one means to its caller.
+
+Not here: the errors of what server and agent share (``core_errors``), of logs and dumps (``log_errors``), and of the
+node agent (``agent_errors``).
 
 The tree::
 
     TrainmedicError                 of the SDK (``trainmedic.errors``), whose errors stand below it as well
     ├── ConfigurationError          of the SDK; a setting, file or flag is wrong, and the process cannot start with it
     ├── PlaybookError               a playbook cannot be loaded; the text says file, line and column
-    ├── ExpressionError             a template or expression failed while a run used it
     ├── PayloadError                a webhook body is not what Alertmanager sends; ``field`` says where
-    ├── DumpError                   a file is no flight recorder's dump, or holds more than plain values
     ├── NotFound                    no run, playbook or other named object has that name
     ├── Conflict                    the request does not fit the state, such as approving a closed run
     ├── NotEntitled                who asks may not do that, such as approving what only others may approve
@@ -21,21 +22,6 @@ The tree::
     │   └── MetricsRefused          Prometheus takes the question for wrong, and would the next time
     ├── LogsUnavailable             nobody who keeps the lines of logs can be asked
     ├── LogQueryRefused             what is asked of logs makes no sense to who keeps them
-    ├── JournalUnavailable          the agent's journal cannot be read or written
-    ├── GpuError                    the GPU or its driver does not do what is asked
-    │   ├── GpuAbsent               there is no such GPU on this node
-    │   ├── GpuLost                 the GPU was there and does not answer; it may come back
-    │   ├── DriverAbsent            no driver is loaded, or it is being loaded anew
-    │   ├── NotSupported            this GPU, or this way of dividing it, does not offer that
-    │   ├── NoPermission            the agent's user may not do that
-    │   ├── GpuTaken                another agent of the machine has the GPU
-    │   └── GpuFailure              the driver reports anything else; another attempt may succeed
-    │       └── GpuStuck            a call has not come back; it may still take its effect
-    ├── CommandNotExecuted          an executor of the agent raises it to answer its command
-    │   ├── CommandRejected         the command makes no sense here, or the agent's policy does not allow it
-    │   ├── CommandUnsupported      this node cannot carry out such a command
-    │   ├── CommandFailed           the executor tried and did not succeed; another attempt may succeed
-    │   └── CommandInterrupted      the agent ends in the middle of the command, and resumes it at its next start
     └── ActionFailure               an attempt of a step did not succeed
         ├── TemporaryFailure        another attempt may succeed
         │   ├── ClusterUnavailable  the Kubernetes API is away, overloaded or failing
@@ -53,8 +39,7 @@ The tree::
         └── OutcomeUnknown          the effect may or may not have happened: no reply in time, or a kill in between
 
 The base and `ConfigurationError` are the SDK's own classes, because server and agent load the SDK's wire format and
-its settings: one ``except`` catches what either of them raises. The SDK's ``Refusal`` is not shared: the authors of
-training jobs raise it with a reason alone, while an executor's answer carries ``output`` too, and can be a failure.
+its settings: one ``except`` catches what either of them raises.
 
 Adapters translate the errors of libraries once, where they meet them, and chain them.
 """
@@ -62,19 +47,14 @@ Adapters translate the errors of libraries once, where they meet them, and chain
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from trainmedic.errors import ConfigurationError as ConfigurationError
 from trainmedic.errors import TrainmedicError as TrainmedicError
-from trainmedic.wire import envelope
 
 
 class PlaybookError(TrainmedicError):
     """A playbook cannot be loaded."""
-
-
-class ExpressionError(TrainmedicError):
-    """A template or expression failed while a run used it."""
 
 
 class PayloadError(TrainmedicError):
@@ -94,11 +74,6 @@ class PayloadError(TrainmedicError):
         """Make one error of all `problems`; its ``field`` is that of the first."""
         message = "; ".join(f"{field}: {reason}" if field else reason for field, reason in problems)
         return cls(message, problems[0][0], problems)
-
-
-class DumpError(TrainmedicError):
-    """A file is no flight recorder's dump, or holds more than plain values. It was written by a job: nothing of it is
-    believed."""
 
 
 class NotFound(TrainmedicError):
@@ -159,83 +134,6 @@ class LogsUnavailable(TrainmedicError):
 
 class LogQueryRefused(TrainmedicError):
     """What is asked of logs makes no sense to who keeps them."""
-
-
-class JournalUnavailable(TrainmedicError):
-    """The agent's journal cannot be read or written."""
-
-
-class GpuError(TrainmedicError):
-    """The GPU or its driver does not do what is asked."""
-
-
-class GpuAbsent(GpuError):
-    """There is no such GPU on this node."""
-
-
-class GpuLost(GpuError):
-    """The GPU was there and does not answer; it may come back."""
-
-
-class DriverAbsent(GpuError):
-    """No driver is loaded, or it is being loaded anew."""
-
-
-class NotSupported(GpuError):
-    """This GPU, or this way of dividing it, does not offer that."""
-
-
-class NoPermission(GpuError):
-    """The agent's user may not do that."""
-
-
-class GpuTaken(GpuError):
-    """Another agent of this machine has the GPU."""
-
-
-class GpuFailure(GpuError):
-    """The driver reports anything else; another attempt may succeed."""
-
-
-class GpuStuck(GpuFailure):
-    """A call has not come back; it may still take its effect."""
-
-
-class CommandNotExecuted(TrainmedicError):
-    """An executor of the agent does not carry its command out. The text is the reply's ``reason``; ``output`` is what
-    the reply says beside it, and ``status`` the reply's status."""
-
-    status: ClassVar[str] = envelope.FAILED
-
-    def __init__(self, reason: str, output: Mapping[str, Any] | None = None) -> None:
-        super().__init__(reason)
-        self.output: Mapping[str, Any] = output or {}
-
-
-class CommandRejected(CommandNotExecuted):
-    """The command makes no sense here, or the agent's policy does not allow it."""
-
-    status = envelope.REJECTED
-
-
-class CommandUnsupported(CommandNotExecuted):
-    """This node cannot carry out such a command."""
-
-    status = envelope.UNSUPPORTED
-
-
-class CommandFailed(CommandNotExecuted):
-    """The executor tried and did not succeed; another attempt may succeed."""
-
-
-class CommandWithdrawn(CommandNotExecuted):
-    """The server withdrew a command that only reads, because its caller has left."""
-
-    status = envelope.EXPIRED
-
-
-class CommandInterrupted(CommandNotExecuted):
-    """The agent ends in the middle of the command. The command gets no reply now, and is resumed at the next start."""
 
 
 class ActionFailure(TrainmedicError):

@@ -323,7 +323,7 @@ def configure_logging(level: str = "INFO", stream: TextIO | None = None, *, read
     handler = logging.StreamHandler(output)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *shared],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, rendered],
         )
     )

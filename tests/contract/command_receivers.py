@@ -40,7 +40,7 @@ from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
-from trainmedic_server.errors import CommandFailed, CommandRejected, JournalUnavailable
+from trainmedic_server.agent_errors import CommandFailed, CommandRejected, JournalUnavailable
 
 
 class Killed(BaseException):

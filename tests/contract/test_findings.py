@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from tests.contract.run_store_values import at
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role, TimeSource
+from trainmedic_server.domain.finding import CLAIMED_JOB, CauseClass, Excerpt, Origin, Role, TimeSource
 from trainmedic_server.domain.known_finding import (
-    CLAIMED_JOB,
     Episode,
     EpisodeKey,
     FindingAlert,

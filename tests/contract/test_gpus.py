@@ -14,7 +14,15 @@ from tests.driver.driver import SET_LIMIT, Card, Driver, cards
 from tests.support.programs import PYTHON_PATH
 from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
-from trainmedic_server.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
+from trainmedic_server.agent_errors import (
+    DriverAbsent,
+    GpuAbsent,
+    GpuError,
+    GpuFailure,
+    GpuLost,
+    NoPermission,
+    NotSupported,
+)
 from trainmedic_server.ports.gpus import EccErrors, GpuReading, Gpus
 
 FIRST, SECOND = (card.uuid for card in cards(2))

@@ -21,7 +21,7 @@ from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.facts.gpu import all_facts, presence
 from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.errors import GpuError, GpuStuck
+from trainmedic_server.agent_errors import GpuError, GpuStuck
 
 T = TypeVar("T")
 FIRST, SECOND = (card.uuid for card in cards(2))

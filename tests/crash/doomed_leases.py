@@ -18,7 +18,7 @@ from doomed_server import watch_commits, watch_sends
 
 from tests.integration.hasty_server import LEASE
 from trainmedic_server.actions.nodes import GpuPowerLimit
-from trainmedic_server.cli import main
+from trainmedic_server.command import main
 from trainmedic_server.engine import lease_recovery, leases
 
 

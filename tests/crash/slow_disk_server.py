@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy.engine.default import DefaultDialect
 
-from trainmedic_server.cli import main
+from trainmedic_server.command import main
 
 
 def wait_before_commits(seconds: float) -> None:

@@ -30,8 +30,8 @@ from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.exporter import AgentCollector
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.catalog import loader
-from trainmedic_server.cli import main
-from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.command import main
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.server import tokens
 from trainmedic_server.settings import agent as agent_settings
 from trainmedic_server.settings import server as server_settings

@@ -9,7 +9,7 @@ import sys
 from datetime import timedelta
 
 from trainmedic_server.actions.nodes import GpuPowerLimit
-from trainmedic_server.cli import main
+from trainmedic_server.command import main
 from trainmedic_server.engine import lease_recovery, leases
 
 LEASE = timedelta(seconds=2)

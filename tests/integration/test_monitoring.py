@@ -15,11 +15,11 @@ import pytest
 
 from tests.support import programs
 from trainmedic_server.catalog import yaml_text
-from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL
 from trainmedic_server.domain.component import Component, component_of
 from trainmedic_server.domain.finding import CauseClass
+from trainmedic_server.engine import verdict_alert
 
 MONITORING = programs.ROOT / "monitoring"
 RULES = sorted((MONITORING / "rules").glob("*.yaml"))

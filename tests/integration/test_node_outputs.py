@@ -18,7 +18,8 @@ from trainmedic_server.actions import registry
 from trainmedic_server.actions.placement import DestinationOutcome, merged_output
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
-from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind
+from trainmedic_server.domain.identity import IdentityLabels
+from trainmedic_server.domain.target import Target, TargetKind
 
 REFERENCE = (ROOT / "docs" / "reference" / "actions.md").read_text()
 CAPS = (ROOT / "docs" / "how-to" / "cap-gpu-power.md").read_text()

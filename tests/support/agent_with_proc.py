@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from trainmedic_server.agent import pods
-from trainmedic_server.cli import main
+from trainmedic_server.command import main
 
 if __name__ == "__main__":
     pods.PROC = Path(os.environ["PROC"])

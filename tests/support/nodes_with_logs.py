@@ -15,7 +15,7 @@ from trainmedic.wire.output import fitting, plain
 from trainmedic_server.agent.executors import AcceptedCommand, Executor
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
 from trainmedic_server.agent.log_search.searcher import LogSearcher
-from trainmedic_server.errors import CommandNotExecuted
+from trainmedic_server.agent_errors import CommandNotExecuted
 from trainmedic_server.ports.outside import Presence
 
 

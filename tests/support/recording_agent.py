@@ -16,8 +16,8 @@ from typing import Any
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.service import AgentParts
-from trainmedic_server.cli import main
-from trainmedic_server.errors import CommandFailed, CommandInterrupted
+from trainmedic_server.agent_errors import CommandFailed, CommandInterrupted
+from trainmedic_server.command import main
 from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring import agent as wiring
 

@@ -47,3 +47,18 @@ def test_a_line_for_a_terminal_is_readable_and_cannot_steer_it() -> None:
     assert "warning" in line
     assert "\x1b" not in line
     assert "\\x1b[2J" in line
+
+
+@pytest.mark.parametrize("readable", [False, True])
+def test_values_that_a_module_gives_to_the_standard_logger_are_shown(readable: bool) -> None:
+    """Modules without the server's packages log that way."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    telemetry.configure_logging("INFO", stream, readable=readable)
+    try:
+        logging.getLogger("rules").warning("a log rule cannot be loaded", extra={"problem": "a.yaml:3"})
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    assert "a.yaml:3" in stream.getvalue()

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from trainmedic_server import confined_child
 from trainmedic_server.diagnosis.flight_recorder import dump
-from trainmedic_server.errors import DumpError
+from trainmedic_server.log_errors import DumpError
 
 SECONDS_PER_DUMP = 5
 """Seconds of processor time. A busy node takes longer, which is no fault of the dump."""

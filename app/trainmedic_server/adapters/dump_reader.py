@@ -21,7 +21,7 @@ from trainmedic_server.adapters.reading_limits import ReadingLimits
 from trainmedic_server.confined_process import START_SECONDS, ConfinedProcess, ExecutedProgram, StartsPrograms
 from trainmedic_server.diagnosis.flight_recorder import dump
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump, ProcessGroup
-from trainmedic_server.errors import DumpError
+from trainmedic_server.log_errors import DumpError
 
 MOST_DUMPS = 4096
 """Of one job."""

@@ -1,4 +1,4 @@
-"""What NVML's error codes mean, as errors of `trainmedic_server.errors.GpuError`.
+"""What NVML's error codes mean, as errors of `trainmedic_server.agent_errors.GpuError`.
 
 Called by ``nvml_gpus`` and ``nvml_session``; ``nvml_readings`` knows which codes say that a card has no such reading.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from trainmedic_server.errors import DriverAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
+from trainmedic_server.agent_errors import DriverAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
 
 UNAVAILABLE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
 """The card or this version of the driver has no such thing."""

@@ -20,8 +20,8 @@ import pynvml
 from trainmedic_server.adapters.nvml_errors import CARD_GONE, STALE
 from trainmedic_server.adapters.nvml_readings import FIXED, READINGS, collect
 from trainmedic_server.adapters.nvml_session import CallRunner, DirectCalls, NvmlSession, NvmlSessions, offered
+from trainmedic_server.agent_errors import GpuAbsent, GpuError, GpuFailure, GpuLost, NotSupported
 from trainmedic_server.domain.gpu_names import normal_pci, normal_uuid
-from trainmedic_server.errors import GpuAbsent, GpuError, GpuFailure, GpuLost, NotSupported
 from trainmedic_server.ports import gpus
 
 _ENDS_READING = (*STALE, *CARD_GONE)

@@ -24,8 +24,8 @@ import pynvml
 from msgspec import Struct, field
 
 from trainmedic_server.adapters.nvml_errors import CARD_GONE, STALE, UNAVAILABLE, call_error, driver_error
+from trainmedic_server.agent_errors import DriverAbsent, GpuAbsent, GpuLost, GpuStuck
 from trainmedic_server.domain.gpu_names import normal_pci, normal_uuid
-from trainmedic_server.errors import DriverAbsent, GpuAbsent, GpuLost, GpuStuck
 from trainmedic_server.ports import gpus
 
 log = logging.getLogger(__name__)

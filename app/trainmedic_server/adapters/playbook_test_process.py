@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import yaml_files
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.errors import Conflict, NotFound
 from trainmedic_server.ports.playbook_tests import PlayedTest, PlayedTests
@@ -44,8 +44,8 @@ class PlaybookTestProcess:
 
     async def run_beside(self, source: str) -> PlayedTests:
         playbook = Path(source)
-        tests = playbook.with_name(f"{playbook.stem}{loader.TEST_SUFFIX}{playbook.suffix}")
-        if not loader.exists(tests):
+        tests = playbook.with_name(f"{playbook.stem}{yaml_files.TEST_SUFFIX}{playbook.suffix}")
+        if not yaml_files.exists(tests):
             raise NotFound(f"There are no tests beside the playbook: {tests} is not there.")
         if self._asked >= _AT_ONCE + _MOST_WAITING:
             raise Conflict("As many tests of playbooks as are allowed are being run; try again when they are through.")

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from trainmedic_server.errors import GpuStuck
+from trainmedic_server.agent_errors import GpuStuck
 from trainmedic_server.ports import gpus
 
 log = logging.getLogger(__name__)

@@ -6,3 +6,5 @@
 The agent is plain threads and the synchronous Redis client, so that it costs its node little; it imports none of the
 server's libraries, and a test in ``tests/architecture`` holds it to that.
 """
+
+__version__ = "0.1.0"

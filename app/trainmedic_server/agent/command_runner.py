@@ -34,14 +34,14 @@ from trainmedic_server.agent.executors import (
 from trainmedic_server.agent.own_log import command_fields
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
-from trainmedic_server.domain.problems import did_you_mean
-from trainmedic_server.errors import (
+from trainmedic_server.agent_errors import (
     CommandFailed,
     CommandInterrupted,
     CommandNotExecuted,
     CommandWithdrawn,
     JournalUnavailable,
 )
+from trainmedic_server.domain.problems import did_you_mean
 
 log = logging.getLogger(__name__)
 

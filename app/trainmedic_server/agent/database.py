@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.agent.reserved_space import ReservedSpace
-from trainmedic_server.errors import ConfigurationError, JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 from trainmedic_server.machine_locks import FileLock, NameLock
 
 T = TypeVar("T")

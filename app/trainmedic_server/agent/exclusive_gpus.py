@@ -16,9 +16,10 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.agent import privileges
+from trainmedic_server.agent_errors import GpuTaken
 from trainmedic_server.domain.gpu_names import normal_uuid
-from trainmedic_server.errors import ConfigurationError, GpuTaken
 from trainmedic_server.machine_locks import NameLock, holder_of
 from trainmedic_server.ports import gpus
 

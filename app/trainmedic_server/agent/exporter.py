@@ -22,12 +22,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.agent import gpu_metrics
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.metrics_server import MetricsRequestHandler, MetricsServer
 from trainmedic_server.agent.power.caps import GpuPowerState
-from trainmedic_server.errors import ConfigurationError, GpuError, GpuStuck
+from trainmedic_server.agent_errors import GpuError, GpuStuck
 from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 
 _REUSED_SECONDS = 0.5

@@ -24,7 +24,7 @@ from msgspec.structs import asdict, replace
 
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.power.control import boot_id
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Inventory
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_server.agent.executors import AcceptedCommand
+from trainmedic_server.agent_errors import CommandRejected
 from trainmedic_server.domain.log_search import READ
-from trainmedic_server.errors import CommandRejected
 
 
 class NoLogsExecutor(Struct, frozen=True):

@@ -24,6 +24,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from trainmedic.errors import ConfigurationError
 from trainmedic.wire import envelope
 from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.containers.policy import ContainersPolicy, read_containers
@@ -33,7 +34,6 @@ from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_server.catalog import yaml_text
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.problems import did_you_mean, shown
-from trainmedic_server.errors import ConfigurationError
 
 READING = frozenset({"node.facts", "logs.read"})
 """Actions that change nothing."""

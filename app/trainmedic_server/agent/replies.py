@@ -22,7 +22,7 @@ from trainmedic.wire.command_memory import CommandMemory
 from trainmedic.wire.connection import RedisConnection
 from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 from trainmedic_server.agent.context import AgentContext
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 

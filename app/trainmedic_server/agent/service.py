@@ -22,14 +22,14 @@ from msgspec import Struct
 from trainmedic.wire import envelope
 from trainmedic.wire.receiver import Addressee, CommandReceiver
 from trainmedic.wire.steady_time import since_boot
-from trainmedic_server import __version__
+from trainmedic_server.agent import __version__
 from trainmedic_server.agent.command_runner import CommandRunner
 from trainmedic_server.agent.context import AgentContext
 from trainmedic_server.agent.executors import Executor, PeriodicTask
 from trainmedic_server.agent.policy import allowed
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 

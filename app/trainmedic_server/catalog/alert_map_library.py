@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_server import telemetry
-from trainmedic_server.catalog import alert_map_compiler, loader
+from trainmedic_server.catalog import alert_map_compiler, yaml_files
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_compiler import CompiledFile
 from trainmedic_server.domain.problems import FileProblem
@@ -39,7 +39,7 @@ class LoadedMap(Struct, frozen=True):
 def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
     """Return the current content of the file. If it is not valid, keep the content of `before`."""
     kept = before.content if before is not None else None
-    text = loader.read_text(path)
+    text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
         return LoadedMap(path, "", kept, (text,))
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -47,7 +47,7 @@ def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
         return before
     made = alert_map_compiler.compile_text(text, str(path))
     if isinstance(made, list):
-        return LoadedMap(path, digest, kept, tuple(made[: loader.MOST_PROBLEMS]))
+        return LoadedMap(path, digest, kept, tuple(made[: yaml_files.MOST_PROBLEMS]))
     return LoadedMap(path, digest, made)
 
 
@@ -87,7 +87,7 @@ class AlertMapLibrary:
         files: dict[Path, LoadedMap] = {}
         problems: list[FileProblem] = []
         for root in self._roots:
-            paths = list(loader.playbook_files(root)) or [FileProblem(str(root), None, None, "has no alert map")]
+            paths = list(yaml_files.document_files(root)) or [FileProblem(str(root), None, None, "has no alert map")]
             for path in paths:
                 if isinstance(path, FileProblem):
                     problems.append(path)

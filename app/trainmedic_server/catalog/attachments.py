@@ -15,22 +15,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainmedic_server.catalog import yaml_text
+from trainmedic_server.catalog import yaml_files, yaml_text
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.playbook import PHASES
 from trainmedic_server.domain.problems import DocumentPath as Place
 from trainmedic_server.domain.problems import FileProblem
 
-SUFFIX = "_template"
-"""What the name of such a file ends in; ``<name>_template.yaml`` in a folder of playbooks is no playbook."""
 PARAMETER = "template"
 MANIFEST = "manifest"
 """An action with a parameter of this name takes a template; the template's content becomes its value."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}_template\.ya?ml")
-
-
-def is_template(path: Path) -> bool:
-    return path.stem.endswith(SUFFIX)
 
 
 def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
@@ -58,7 +52,11 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
         if name in added:
             continue
         if not _NAME.fullmatch(name):
-            problems.append(document.problem(place, f"template: {name!r} is no file name that ends in {SUFFIX}.yaml"))
+            problems.append(
+                document.problem(
+                    place, f"template: {name!r} is no file name that ends in {yaml_files.TEMPLATE_SUFFIX}.yaml"
+                )
+            )
             continue
         text = texts.get(Path(document.source).with_name(name))
         if isinstance(text, str):

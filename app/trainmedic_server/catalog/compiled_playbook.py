@@ -12,17 +12,17 @@ from typing import Any
 from msgspec import Struct, field
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trainmedic_server import errors
+from trainmedic_server import core_errors
 from trainmedic_server.catalog import model_errors
 from trainmedic_server.catalog.effect_query import EffectQuery
 from trainmedic_server.catalog.matchers import Matcher
-from trainmedic_server.domain import job_lookup, proof
-from trainmedic_server.domain import target as targets
+from trainmedic_server.domain import job_lookup, proof, target_resolution
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.domain.problems import DocumentPath, path_text
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind, Unresolved
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.expressions.regexes import ValueTooLong
@@ -88,7 +88,7 @@ class YamlPlaybook(Struct, frozen=True):
             try:
                 if not self.condition.holds(self._scope_of(alert)):
                     return Match(False, f"on.when does not hold: {self.condition.text}")
-            except errors.ExpressionError as error:
+            except core_errors.ExpressionError as error:
                 return Match(False, str(error), failed=True)
         missing = proof.lacking(self.definition.on.proofs, alert)
         return Match(False, missing, unproven=True) if missing else Match(True)
@@ -96,13 +96,13 @@ class YamlPlaybook(Struct, frozen=True):
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         """Return the target that the alert names; refused, never guessed, where it names none."""
         target = self._target_of(alert, topology)
-        if isinstance(target, Unresolved) or isinstance(target := targets.bounded(target), Unresolved):
+        if isinstance(target, Unresolved) or isinstance(target := target_resolution.bounded(target), Unresolved):
             return target
-        return targets.unknown_node(target, topology, alert.labels) or target
+        return target_resolution.unknown_node(target, topology, alert.labels) or target
 
     def _target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
         if isinstance(self.definition.target, TargetKind):
-            return targets.resolve(self.definition.target, alert.labels, topology, self.identity)
+            return target_resolution.resolve(self.definition.target, alert.labels, topology, self.identity)
         parts: dict[str, str] = {}
         for name, template in self.parts.items():
             value = self._part(name, template, alert)
@@ -110,12 +110,12 @@ class YamlPlaybook(Struct, frozen=True):
                 return value
             parts[name] = value
         if "node" in parts:
-            node = targets.named_node(parts["node"], topology)
+            node = target_resolution.named_node(parts["node"], topology)
             if isinstance(node, Unresolved):
                 return node
             parts["node"] = node
             if "gpu" in parts:
-                return targets.placed_gpu(node, parts["gpu"], topology)
+                return target_resolution.placed_gpu(node, parts["gpu"], topology)
         if "job" in parts:
             job = job_lookup.resolve_job(parts["job"], alert.labels, topology, self.identity)
             if isinstance(job, Unresolved):
@@ -142,10 +142,10 @@ class YamlPlaybook(Struct, frozen=True):
             wrong = "; ".join(
                 f"{path_text(fault.path)}: {fault.message}" if fault.path else fault.message for fault in faults
             )
-            raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
+            raise core_errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
         except Exception as error:  # what a check of an action, of another package too, runs into fails this step alone
             reason = f"the parameters of {step.name} cannot be checked: {type(error).__name__}"
-            raise errors.ExpressionError(reason) from error
+            raise core_errors.ExpressionError(reason) from error
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
         """Return what an approve step asks. Raises ExpressionError."""
@@ -154,7 +154,7 @@ class YamlPlaybook(Struct, frozen=True):
     def _part(self, name: str, template: Expression | TextTemplate | str, alert: Alert) -> str | Unresolved:
         try:
             value = _text(template, self._scope_of(alert)).strip()
-        except errors.ExpressionError as error:
+        except core_errors.ExpressionError as error:
             return Unresolved("target_unknown", str(error))
         return value or Unresolved("target_unknown", f"target.{name} is empty for this alert")
 

@@ -27,6 +27,7 @@ from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybo
 from trainmedic_server.catalog.raw_texts import is_sure, texts
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import (
     APPROVAL,
     MOST_MATCHERS,
@@ -38,7 +39,6 @@ from trainmedic_server.domain.playbook import (
     default_id,
 )
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
-from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.expressions import evaluation, template_syntax
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_server.expressions.template_syntax import Malformed, SyntaxTree
@@ -72,7 +72,7 @@ class _Compilation:
     """The attached files that were read, by name."""
 
     def run(self) -> YamlPlaybook | list[FileProblem]:
-        definition = model_errors.validate(Playbook, self.document)
+        definition = model_errors.validate(Playbook, self.document, PHASES)
         if isinstance(definition, list):
             self.problems.extend(definition)
         raw = self.document.value

@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainmedic_server.core_errors import ExpressionError
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.run import Run
-from trainmedic_server.errors import ExpressionError
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate
 
 NAMES = ("labels", "target", "vars")

@@ -20,13 +20,13 @@ from msgspec.structs import replace
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import telemetry
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import loader, yaml_files
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.loader import LoadedFile
 from trainmedic_server.catalog.matcher_index import MatcherIndex
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.problems import FileProblem
-from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import Shortlist
 
@@ -62,8 +62,8 @@ class _ReloadLimits:
 
     def reason_against(self) -> str | None:
         """Why no further file is read; None where one may be."""
-        if self._files >= loader.MOST_FILES:
-            return f"there are over {loader.MOST_FILES} files of playbooks"
+        if self._files >= yaml_files.MOST_FILES:
+            return f"there are over {yaml_files.MOST_FILES} files of playbooks"
         if self._characters > _MOST_CHARACTERS:
             return f"the playbooks before it have over {_MOST_CHARACTERS >> 20} MiB"
         if self._seconds() > self._until:
@@ -157,7 +157,7 @@ class Library(StaticCatalog):
         problems: list[FileProblem] = []
         limits = _ReloadLimits(self._seconds)
         for root in self._roots:
-            for path in loader.playbook_files(root):
+            for path in yaml_files.document_files(root):
                 if isinstance(path, FileProblem):
                     problems.append(path)
                     if os.path.lexists(path.file):  # nobody can say that what was in it is gone
@@ -190,7 +190,7 @@ class Library(StaticCatalog):
             self._metrics.loop_errors.labels("playbooks").inc()
 
     async def _watch_once(self) -> None:
-        present = [root for root in self._roots if loader.exists(root)]
+        present = [root for root in self._roots if yaml_files.exists(root)]
         if not present:
             await asyncio.sleep(_RETRY)
             await asyncio.to_thread(self.reload)
@@ -200,7 +200,7 @@ class Library(StaticCatalog):
         ):
             await asyncio.to_thread(self.reload)
             self._rest.reset()
-            if any(loader.exists(root) for root in self._roots if root not in present):
+            if any(yaml_files.exists(root) for root in self._roots if root not in present):
                 return
 
     def _load_within(self, limits: _ReloadLimits, path: Path) -> LoadedFile:

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from trainmedic_server.catalog import model_errors, scope_check
+from trainmedic_server.catalog import model_errors
 from trainmedic_server.catalog.allowance import Allowance, TooLarge
 from trainmedic_server.catalog.log_rule_form import AlertForm, LogRuleForm, PatternForm
-from trainmedic_server.catalog.scope_check import VisibleNames
 from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.finding import Role
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES, fault_of_source, misspelt
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.expressions import evaluation, template_syntax
+from trainmedic_server.expressions import evaluation, names, template_syntax
 from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_server.logs.matcher import FUNCTIONS
@@ -116,17 +115,17 @@ class _Compilation:
         for name, text in labels.items() if isinstance(labels, dict) else ():
             self._template(text, ("alert", "labels", name), ("fields",))
 
-    def _template(self, text: Any, path: DocumentPath, names: tuple[str, ...]) -> None:
+    def _template(self, text: Any, path: DocumentPath, in_scope: tuple[str, ...]) -> None:
         if isinstance(text, str) and evaluation.is_template(text):
-            self._expression(text, path, names, template_syntax.parse_template)
+            self._expression(text, path, in_scope, template_syntax.parse_template)
 
     def _expression(
-        self, text: str, path: DocumentPath, names: tuple[str, ...], parse: Callable[[str], SyntaxTree]
+        self, text: str, path: DocumentPath, in_scope: tuple[str, ...], parse: Callable[[str], SyntaxTree]
     ) -> None:
         try:
             tree = parse(text)
             self.allowance.spend_on_template(len(tree.every))
-            wrong = scope_check.check(tree, VisibleNames((*names, *FUNCTIONS)))
+            wrong = [*names.unknown(tree, (*in_scope, *FUNCTIONS)), *names.texts_beside_numbers(tree)]
             wrong += [*self._unknown_fields(tree), *_unknown_members(tree)]
             evaluation.compile_parsed(tree, ".".join(map(str, path)))
         except Malformed as error:
@@ -139,7 +138,7 @@ class _Compilation:
         """A field that no pattern has a group for is not there in any line."""
         if not self.has_sure_groups:
             return []
-        used = {parts[1] for parts in scope_check.chains(tree) if parts[0] == "fields" and len(parts) > 1}
+        used = {parts[1] for parts in names.chains(tree) if parts[0] == "fields" and len(parts) > 1}
         there = f"; there are {', '.join(sorted(self.groups))}" if self.groups else ""
         return [
             f"no pattern has a group {name!r}{did_you_mean(name, self.groups) or there}"
@@ -237,7 +236,7 @@ class _Compilation:
 
 def _unknown_members(tree: SyntaxTree) -> list[str]:
     """What `target` and `finding` do not have."""
-    used = {parts[:2] for parts in scope_check.chains(tree) if parts[0] in MEMBERS and parts[1] != "get"}
+    used = {parts[:2] for parts in names.chains(tree) if parts[0] in MEMBERS and parts[1] != "get"}
     return [
         f"{owner} has no {name!r}{did_you_mean(name, MEMBERS[owner]) or '; there are ' + ', '.join(MEMBERS[owner])}"
         for owner, name in sorted(used)

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.fields import Duration, Expression, Identifier
 from trainmedic_server.domain.finding import CauseClass, Role
-from trainmedic_server.domain.playbook import Expression, Identifier
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.logs.rendering import MOST_LABELS
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MOST_PATTERNS = 50
 Pattern = Annotated[str, Field(min_length=1, max_length=1000, description="RE2, looked for anywhere in the line.")]
 Literal = Annotated[str, Field(max_length=200, description="A text of at least 3 characters that the line must hold.")]
@@ -100,3 +100,17 @@ class LogRuleForm(_Model):
     lasting: Duration = Field(timedelta(0), alias="for", description="How long no line may end it.")
     count: CountForm | None = None
     alert: AlertForm | None = None
+
+
+def log_rule_schema() -> dict[str, Any]:
+    """Return the schema of one log rule."""
+    made = LogRuleForm.model_json_schema(by_alias=True)
+    properties = made["properties"]
+    for name in ("source", "contains", "match", "unless", "ends"):
+        several = properties[name]
+        # One of them may stand without its list.
+        properties[name] = {
+            **{key: several.pop(key) for key in ("title", "description", "default") if key in several},
+            "anyOf": [several["items"], several],
+        }
+    return {"$schema": DIALECT, **made, "title": "Trainmedic log rule"}

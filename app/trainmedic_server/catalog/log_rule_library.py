@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,8 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainmedic_server import telemetry
-from trainmedic_server.catalog import loader, log_rule_compiler, yaml_text
+from trainmedic_server.catalog import log_rule_compiler, yaml_files, yaml_text
 from trainmedic_server.catalog.allowance import Allowance
 from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.logs.rule import LogRule, RuleSet
@@ -26,7 +26,7 @@ RESCAN = 5.0
 MOST_RULES = 1_000
 """In all files together; each line is held against the literals of all."""
 
-log = telemetry.logger(__name__)
+log = logging.getLogger(__name__)
 
 
 class PlacedRule(Struct, frozen=True):
@@ -52,26 +52,26 @@ def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
     documents, problems = yaml_text.read(text, source)
     rules: list[PlacedRule] = []
     in_doubt, allowance = bool(problems), Allowance()
-    for document in documents[: loader.MOST_DOCUMENTS]:
-        if not (isinstance(document.value, dict) and loader.LOG_RULE in document.value):
+    for document in documents[: yaml_files.MOST_DOCUMENTS]:
+        if not (isinstance(document.value, dict) and yaml_files.LOG_RULE in document.value):
             continue
         made = log_rule_compiler.compile_document(document, allowance)
         if isinstance(made, list):
             problems.extend(made)
         elif not in_doubt:
             rules.append(PlacedRule(made, source, document.marks[()].line))
-    return rules, sorted(set(problems))[: loader.MOST_PROBLEMS]
+    return rules, sorted(set(problems))[: yaml_files.MOST_PROBLEMS]
 
 
 def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
     """Return what the file holds; `before` itself where that has not changed."""
-    text = loader.read_text(path)
+    text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
         return LoadedRules(path, "", (), (text,))
     digest = hashlib.sha256(text.encode()).hexdigest()
     if before is not None and before.digest == digest:
         return before
-    if loader.LOG_RULE not in text:
+    if yaml_files.LOG_RULE not in text:
         return LoadedRules(path, digest)
     rules, problems = load(text, str(path))
     return LoadedRules(path, digest, tuple(rules), tuple(problems))
@@ -112,13 +112,13 @@ class LogRuleLibrary:
         files: dict[Path, LoadedRules] = {}
         problems: list[FileProblem] = []
         for root in self._roots:
-            for path in loader.playbook_files(root):
+            for path in yaml_files.document_files(root):
                 if isinstance(path, FileProblem):
                     if root not in self._beside:
                         problems.append(path)
                     if os.path.lexists(path.file):  # nobody can say that what was in it is gone
                         files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
-                elif path not in files and len(files) < loader.MOST_FILES:
+                elif path not in files and len(files) < yaml_files.MOST_FILES:
                     files[path] = self._load(path)
         self._files = files
         chosen = _chosen(files.values(), self._placed, problems)
@@ -148,10 +148,10 @@ class LogRuleLibrary:
         return replace(now, rules=(*now.rules, *kept))
 
     def _tell(self, before: Sequence[FileProblem]) -> None:
-        log.info("log rules loaded", rules=len(self._rule_set.rules), problems=len(self._problems))
+        log.info("log rules loaded", extra={"rules": len(self._rule_set.rules), "problems": len(self._problems)})
         for problem in self._problems:
             if problem not in before:
-                log.warning("a log rule cannot be loaded", problem=str(problem))
+                log.warning("a log rule cannot be loaded", extra={"problem": str(problem)})
 
 
 def _chosen(

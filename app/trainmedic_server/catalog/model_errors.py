@@ -17,7 +17,6 @@ from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainmedic_server.catalog.yaml_text import YamlDocument
-from trainmedic_server.domain.playbook import PHASES
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean, path_text, shown
 
 M = TypeVar("M", bound=BaseModel)
@@ -38,8 +37,6 @@ _PLAIN = {
     "model_attributes_type": "must be a mapping (name: value)",
     "finite_number": "must be a finite number",
 }
-_TAGGED = PHASES
-"""Lists whose entries pydantic marks with the tag of their kind."""
 _STEP_KINDS = ("action", "wait_for", "approve")
 _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most 128"
 
@@ -60,12 +57,15 @@ class ValidationFault(Struct, frozen=True):
         return self.type == "extra_forbidden"
 
 
-def validate(model: type[M], document: YamlDocument) -> M | list[FileProblem]:
-    """Return the document as a `model`, or everything that is wrong with it."""
+def validate(model: type[M], document: YamlDocument, tagged: Collection[str] = ()) -> M | list[FileProblem]:
+    """Return the document as a `model`, or everything that is wrong with it.
+
+    `tagged` are the names of lists of steps: pydantic marks their entries with the tag of their kind.
+    """
     try:
         return model.model_validate(document.value)
     except ValidationError as error:
-        return problems(document, (), faults(error, model, document.value))
+        return problems(document, (), faults(error, model, document.value, tagged))
 
 
 def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[ValidationFault]) -> list[FileProblem]:
@@ -79,10 +79,12 @@ def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[Vali
     return list(distinct)
 
 
-def faults(error: ValidationError, model: type[BaseModel], value: Any) -> list[ValidationFault]:
+def faults(
+    error: ValidationError, model: type[BaseModel], value: Any, tagged: Collection[str] = ()
+) -> list[ValidationFault]:
     """Return the errors of validating `value`, with the branches of unions that it does not take left out."""
     details = error.errors(include_url=False)[:MOST_FAULTS]
-    followed = [_follow(detail, value) for detail in details]
+    followed = [_follow(detail, value, tagged) for detail in details]
     kept: list[ValidationFault] = []
     for detail, place in zip(details, followed, strict=True):
         rivals = [other for other in followed if other.labels and other.path[: len(place.path)] == place.path]
@@ -90,7 +92,7 @@ def faults(error: ValidationError, model: type[BaseModel], value: Any) -> list[V
             continue
         if detail["type"] in ("too_short", "string_too_short") and place.value:
             continue  # pydantic counts only what was valid; the faults of the rest are reported themselves
-        kept.append(ValidationFault(place.path, detail["type"], _words(detail, model)))
+        kept.append(ValidationFault(place.path, detail["type"], _words(detail, model, tagged)))
     return kept
 
 
@@ -102,16 +104,16 @@ class _Place(Struct, frozen=True):
     value: Any
 
 
-def _follow(detail: ErrorDetails, value: Any) -> _Place:
+def _follow(detail: ErrorDetails, value: Any, tagged: Collection[str]) -> _Place:
     loc = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
     path: list[int | str] = []
     labels: list[str] = []
-    tagged = -1
+    tag_at = -1
     for part in loc:
         # The tag of a step's kind may read like one of its keys, so it is recognised by its place.
-        is_step = len(path) >= 2 and isinstance(path[-1], int) and path[-2] in _TAGGED
-        if is_step and tagged != len(path):
-            tagged = len(path)
+        is_step = len(path) >= 2 and isinstance(path[-1], int) and path[-2] in tagged
+        if is_step and tag_at != len(path):
+            tag_at = len(path)
         elif _has(value, part):
             value = value[part]
             path.append(part)
@@ -149,10 +151,10 @@ def _shape_of_branch(label: str) -> str:
     return "mapping" if name[:1].isupper() or "dict[" in label else "scalar"
 
 
-def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
+def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]) -> str:
     kind, loc, value = detail["type"], detail["loc"], detail.get("input")
     context = detail.get("ctx", {})
-    is_of_step = len(loc) == 4 and loc[0] in _TAGGED and loc[-1] in _STEP_KINDS
+    is_of_step = len(loc) == 4 and loc[0] in tagged and loc[-1] in _STEP_KINDS
     if is_of_step and kind in ("missing", "extra_forbidden"):
         return f"a step has exactly one of {', '.join(_STEP_KINDS)}"
     if kind == "missing":
@@ -173,7 +175,7 @@ def _words(detail: ErrorDetails, model: type[BaseModel]) -> str:
     if kind in ("too_short", "string_too_short"):
         return "must not be empty"
     if kind in ("tuple_type", "list_type") and isinstance(value, dict):
-        return f"must be a list{_as_list(loc, value)}"
+        return f"must be a list{_as_list(loc, value, tagged)}"
     if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and (number := _NUMBER.match(value)):
         return f"{_PLAIN[kind]}; write {number[1]}"
     return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
@@ -204,12 +206,12 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*\D{1,8}$")
 """A number with its unit."""
 
 
-def _as_list(loc: Sequence[int | str], value: Mapping[Any, Any]) -> str:
+def _as_list(loc: Sequence[int | str], value: Mapping[Any, Any], tagged: Collection[str]) -> str:
     """How a mapping that should be a list is written as one."""
     if loc and loc[-1] == "matchers":
         entries = (f"{name}={json.dumps(str(text), ensure_ascii=False)}" for name, text in islice(value.items(), 3))
         return f": [{', '.join(repr(entry) for entry in entries)}]"
-    return "; each entry begins with '- '" if loc and loc[-1] in PHASES else ""
+    return "; each entry begins with '- '" if loc and loc[-1] in tagged else ""
 
 
 def allowed_keys(model: Any, loc: Sequence[int | str]) -> Collection[str]:

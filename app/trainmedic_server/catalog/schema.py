@@ -1,4 +1,4 @@
-"""The JSON Schema of playbooks and of log rules, for editors: made from the models that validate, each action's
+"""The JSON Schema of playbooks, for editors: made from the models that validate, each action's
 parameters included, so that an editor completes and checks ``with`` by the action's name.
 
 It is for help while writing. What only the checks know (names in templates, matchers, steps that
@@ -13,11 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from trainmedic_server.catalog.log_rule_form import LogRuleForm
+from trainmedic_server.catalog.log_rule_form import DIALECT
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.ports.actions import Actions
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEMPLATE = {"type": "string", "pattern": r"\{\{|\{%", "description": "A template."}
 _CONSTRAINTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 
@@ -47,20 +46,6 @@ def json_schema(actions: Actions) -> dict[str, Any]:
         for name, action in classes.items()
     ]
     return {"$schema": DIALECT, **definitions.pop("Playbook"), "title": "Trainmedic playbook", "$defs": definitions}
-
-
-def log_rule_schema() -> dict[str, Any]:
-    """Return the schema of one log rule."""
-    made = LogRuleForm.model_json_schema(by_alias=True)
-    properties = made["properties"]
-    for name in ("source", "contains", "match", "unless", "ends"):
-        several = properties[name]
-        # One of them may stand without its list.
-        properties[name] = {
-            **{key: several.pop(key) for key in ("title", "description", "default") if key in several},
-            "anyOf": [several["items"], several],
-        }
-    return {"$schema": DIALECT, **made, "title": "Trainmedic log rule"}
 
 
 def _reachable(definitions: Mapping[str, Any], name: str, before: frozenset[str] = frozenset()) -> set[str]:

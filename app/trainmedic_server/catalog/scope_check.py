@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.domain.run import StepStatus
 from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.expressions import template_syntax
+from trainmedic_server.expressions import names, template_syntax
 from trainmedic_server.expressions.template_syntax import SyntaxTree
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
@@ -63,19 +63,19 @@ def kind_of(target: Any) -> TargetKind | None:
 
 def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
     """Return what is wrong with the names in `tree`. Raises Malformed."""
-    names = template_syntax.free_names(tree)
-    unknown = names - set(scope.names)
+    used = template_syntax.free_names(tree)
+    unknown = used - set(scope.names)
     wrong = [_unknown_name(name, scope, tree.text) for name in sorted(unknown)]
-    if "job" in names - unknown and scope.kind not in (None, TargetKind.JOB):
+    if "job" in used - unknown and scope.kind not in (None, TargetKind.JOB):
         wrong.append(f"there is no job here: the target is a {scope.kind}")
     assigned = {name.name for name in tree.all_of(nodes.Name) if name.ctx != "load"}
-    for parts in chains(tree):
+    for parts in names.chains(tree):
         if parts[0] not in assigned:
             mistake = _unknown_member(parts, scope)
             if mistake is not None and mistake not in wrong:
                 wrong.append(mistake)
     wrong.extend(_unknown_statuses(tree))
-    wrong.extend(_texts_beside_numbers(tree))
+    wrong.extend(names.texts_beside_numbers(tree))
     return wrong
 
 
@@ -84,29 +84,7 @@ def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
     if dashed is not None:
         owner = "steps" if dashed in scope.steps else "vars"
         return f"a name with a dash is written in brackets: {owner}[{dashed!r}]"
-    hint = did_you_mean(name, scope.names) or f"; there are {', '.join(scope.names)}"
-    return f"there is no name {name!r} here{hint}"
-
-
-def chains(tree: SyntaxTree) -> Iterator[tuple[str, ...]]:
-    """Yield each ``name.member.member`` in the tree, as far as its members are written out."""
-    for node in tree.all_of((nodes.Getattr, nodes.Getitem)):
-        parts = _chain(node)
-        if parts is not None:
-            yield parts
-
-
-def _chain(node: nodes.Node) -> tuple[str, ...] | None:
-    if isinstance(node, nodes.Name):
-        return (node.name,)
-    inner = _chain(node.node) if isinstance(node, (nodes.Getattr, nodes.Getitem)) else None
-    if inner is None:
-        return None
-    if isinstance(node, nodes.Getattr):
-        return (*inner, node.attr)
-    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
-        return (*inner, node.arg.value)
-    return None
+    return names.unknown_name(name, scope.names)
 
 
 def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
@@ -168,7 +146,7 @@ def _unknown_step(member: str, scope: VisibleNames) -> str | None:
 def _unknown_statuses(tree: SyntaxTree) -> Iterator[str]:
     """Comparisons of a step's status with a text that no status is."""
     for compare in tree.all_of(nodes.Compare):
-        parts = _chain(compare.expr)
+        parts = names.chain(compare.expr)
         if parts is None or len(parts) != 3 or parts[0] != "steps" or parts[2] != "status":
             continue
         for operand in compare.ops:
@@ -176,33 +154,6 @@ def _unknown_statuses(tree: SyntaxTree) -> Iterator[str]:
                 if value not in list(StepStatus):
                     near = did_you_mean(str(value), StepStatus) or f"; there are {', '.join(StepStatus)}"
                     yield f"{value!r} is no status of a step{near}"
-
-
-_COMPARISONS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "ne": "!="}
-
-
-def _texts_beside_numbers(tree: SyntaxTree) -> Iterator[str]:
-    """Comparisons of a label or an annotation, which is always text, with a number."""
-    for compare in tree.all_of(nodes.Compare):
-        operands = [compare.expr, *(operand.expr for operand in compare.ops)]
-        for left, operand, right in zip(operands, compare.ops, operands[1:], strict=False):
-            sign = _COMPARISONS.get(operand.op)
-            for text, number in ((left, right), (right, left)):
-                parts = _chain(text)
-                if sign is None or parts is None or not _is_text(parts) or not _is_number(number):
-                    continue
-                name = ".".join(parts)
-                yield f"{name} is text and is compared with a number by {sign}; write {name} | float"
-
-
-def _is_text(parts: tuple[str, ...]) -> bool:
-    return parts[-2:-1] in (("labels",), ("annotations",)) and parts[:-2] in ((), ("alert",))
-
-
-def _is_number(node: nodes.Node) -> bool:
-    if isinstance(node, (nodes.Neg, nodes.Pos)):
-        return _is_number(node.node)
-    return isinstance(node, nodes.Const) and type(node.value) in (int, float)
 
 
 def _constants(node: nodes.Node) -> Iterator[Any]:

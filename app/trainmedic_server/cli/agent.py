@@ -13,11 +13,12 @@ from typing import Any
 
 import click
 
+from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.agent import own_log
+from trainmedic_server.agent_errors import GpuError
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.setting_flags import setting_flag
 from trainmedic_server.domain.plain_text import json_text
-from trainmedic_server.errors import ConfigurationError, GpuError, TrainmedicError
 from trainmedic_server.presentation.words import plain
 from trainmedic_server.settings import agent as settings
 from trainmedic_server.settings.agent import AgentSettings

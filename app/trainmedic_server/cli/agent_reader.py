@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.agent import own_log
 from trainmedic_server.cli import exits
 from trainmedic_server.cli.setting_flags import setting_flag
-from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import agent as agent_settings
 from trainmedic_server.settings import agent_reader as settings
 from trainmedic_server.wiring import agent_reader as wiring

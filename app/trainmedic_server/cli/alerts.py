@@ -12,7 +12,7 @@ from trainmedic_server.cli import listing, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.params import TimeParam, pairs_of
 from trainmedic_server.domain.alert import AlertStatus
-from trainmedic_server.presentation import times, words
+from trainmedic_server.presentation import runs, times, words
 
 _HEADER = ("HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT CAME OF IT")
 # The members of an item, in the order of the server's own CSV (`server.heard_alerts.HeardAlertView`).
@@ -89,6 +89,6 @@ def _outcome(item: listing.Item) -> str:
         return str(item["reason"])
     told = []
     for reaction in item["reactions"]:
-        run = f" (run {words.short_id(reaction['run_id'])})" if reaction.get("run_id") else ""
+        run = f" (run {runs.short_id(reaction['run_id'])})" if reaction.get("run_id") else ""
         told.append(f"{reaction['playbook']}: {reaction['decision']}{run}")
     return "; ".join(told)

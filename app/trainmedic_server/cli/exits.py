@@ -1,6 +1,6 @@
 """The exceptions by which a command fails: one for each exit code.
 
-The codes are part of the command line's contract; `trainmedic_server.cli.EXIT_CODES` is their help text.
+The codes are part of the command line's contract; `trainmedic_server.command.EXIT_CODES` is their help text.
 """
 
 from __future__ import annotations

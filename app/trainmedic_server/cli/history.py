@@ -181,7 +181,7 @@ def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
     targets = {each["target"] for each in (item, *row.alike)}
     return (
         times.age(item["timestamp"], at),
-        f"×{row.count}" if row.alike else words.short_id(item["run_id"]),
+        f"×{row.count}" if row.alike else runs.short_id(item["run_id"]),
         item["alert_name"],
         item["playbook"],
         words.count(len(targets), "target") if len(targets) > 1 else item["target"],
@@ -252,5 +252,5 @@ def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
 
 def _event_line(event: Mapping[str, Any], item: Item | None) -> str:
     about = f"{words.plain(item['playbook'])} {words.plain(item['target'])}  " if item else ""
-    run_id = words.short_id(event.get("run_id")).ljust(8)
+    run_id = runs.short_id(event.get("run_id")).ljust(8)
     return f"{times.stamp(event.get('at'))}  {run_id}  {about}{story.describe(event)}"

@@ -10,7 +10,7 @@ import click
 from trainmedic_server.cli import story, table
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.output import output_option, print_document
-from trainmedic_server.presentation import times, words
+from trainmedic_server.presentation import runs, times, words
 
 Document = Mapping[str, Any]
 _SHOWN = 20
@@ -119,7 +119,7 @@ def _lost(lost: Document, at: str) -> Iterator[str]:
 
 
 def _name(entry: Document) -> str:
-    return f"{words.short_id(entry['run_id'])}  {words.plain(entry['target'])}  {words.plain(entry['playbook'])}"
+    return f"{runs.short_id(entry['run_id'])}  {words.plain(entry['target'])}  {words.plain(entry['playbook'])}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -10,7 +10,7 @@ import click
 
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import alert_map_roots, loader
+from trainmedic_server.catalog import alert_map_roots, yaml_files
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
 from trainmedic_server.cli import exits, rule_report
@@ -21,8 +21,9 @@ from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_
 from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.presentation import words
 from trainmedic_server.simulation import report, rule_outcomes, suite
-from trainmedic_server.simulation.check import CheckResult, check_alert_maps, test_files
+from trainmedic_server.simulation.check import CheckResult, check_alert_maps
 from trainmedic_server.simulation.check import check as check_paths
+from trainmedic_server.simulation.log_check import test_files
 
 _paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 
@@ -48,7 +49,7 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
     alert map gives, does not change the exit code. With --alert-map and without any playbook only the map is checked.
     """
     actions, roots = registry.specs_only(), playbook_roots(paths)
-    has_playbooks = bool(paths) or not alert_map or any(loader.exists(root) for root in roots)
+    has_playbooks = bool(paths) or not alert_map or any(yaml_files.exists(root) for root in roots)
     checked = check_paths(roots, actions) if has_playbooks else CheckResult((), ())
     library, warnings = check_alert_maps(
         alert_map_roots.roots(alert_map, {}), checked.playbooks if has_playbooks else None, actions

@@ -13,6 +13,7 @@ from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.history import run_path
 from trainmedic_server.cli.params import labels_of
 from trainmedic_server.presentation import words
+from trainmedic_server.presentation.runs import short_id
 
 _OPEN = ("running", "waiting", "awaiting_approval")
 
@@ -36,7 +37,7 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
         run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note, "undo": True} if undo else {"note": note})
         owed = ", owes an undo" if run.get("owes_undo") else ""
         if owed and ends_run and not undo:
-            owed += f" ('trainmedic runs undo {words.short_id(run['run_id'])}' gives it back now)"
+            owed += f" ('trainmedic runs undo {short_id(run['run_id'])}' gives it back now)"
         is_ending = kind in ("cancel", "undo") and run.get("status") in _OPEN
         later = ", and ends as soon as what is in work has ended ('trainmedic now' says when)" if is_ending else ""
         what = f"{words.plain(run.get('playbook'))} {words.plain(run.get('target'))}"

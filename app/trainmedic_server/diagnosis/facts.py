@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -149,3 +150,15 @@ class Facts(Struct, frozen=True):
     def nodes(self) -> frozenset[str]:
         """The nodes on which ranks ran."""
         return frozenset(known.node for known in self.ranks.values() if known.node)
+
+
+class Sign(NamedTuple):
+    """What says that a job fails or hangs."""
+
+    at: datetime
+    """When the server heard it."""
+    attempt: int | None = None
+    """Of which attempt it is; None where nobody says."""
+    is_wait: bool = False
+    """True if a job can survive the stated fault, such as a collective that timed out or an actor that died. Steps that
+    follow show that nothing failed."""

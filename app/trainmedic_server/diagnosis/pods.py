@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from trainmedic_server.diagnosis import exits
 from trainmedic_server.diagnosis.accusation import Accusation, Moment, Witness
 from trainmedic_server.diagnosis.exits import Exit
-from trainmedic_server.diagnosis.facts import Facts
-from trainmedic_server.diagnosis.job_failure import Sign
+from trainmedic_server.diagnosis.facts import Facts, Sign
 from trainmedic_server.diagnosis.verdict import Confidence, Evidence
 from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.domain.pod_fault import NOT_STARTED, PENDING, NodeNotReady, PodFault, PodFaultKind, PodReading

@@ -12,15 +12,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from trainmedic.wire import notice as notices
 from trainmedic_server.diagnosis import exits
 from trainmedic_server.diagnosis.exits import Exit
 from trainmedic_server.diagnosis.verdict import Evidence
 from trainmedic_server.domain.known_verdict import KnownVerdict
-from trainmedic_server.domain.run import Event
 
-KINDS = (notices.FAILED, notices.ENDED, notices.GONE)
-"""The events of the history that report an end."""
 HANG = "hang"
 """Error kind of an attempt that its launcher ended because it hung."""
 _LONGEST_REASON = 500
@@ -71,16 +67,6 @@ class ReportedEnd(Struct, frozen=True):
         return exits.reported(self.status, self.rank, self.reason, self.node, self.pid)
 
 
-def of_event(event: Event) -> ReportedEnd | None:
-    """Return the report in an event of the history. None for an end that a user stated, or without a job."""
-    data = event.data
-    if event.kind not in KINDS or event.actor != "trainmedic" or not isinstance(data.get("job"), str):
-        return None
-    report = of_members(data["job"], event.at, data, is_failure=event.kind != notices.ENDED)
-    # Without an attempt, the server itself declared the job gone, because of silence.
-    return None if event.kind == notices.GONE and report.attempt is None else report
-
-
 def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
     """Return the report in these members. Members of other types are tolerated."""
     return ReportedEnd(
@@ -100,21 +86,6 @@ def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: b
 
 def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
-    """Return the reports of each job, in the order of the events. The failure of an attempt whose launcher then gives
-    up counts once."""
-    reports: dict[str, list[ReportedEnd]] = {}
-    for event in events:
-        report = of_event(event)
-        if report is None:
-            continue
-        earlier = reports.setdefault(report.job, [])
-        is_repeat = event.kind == notices.GONE and bool(earlier) and earlier[-1].attempt == report.attempt
-        if not is_repeat:
-            earlier.append(report)
-    return reports
 
 
 def verdict_of(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from trainmedic_server.domain import duration
 
@@ -25,3 +25,12 @@ Duration = Annotated[
     PlainSerializer(duration.write, return_type=str),
     WithJsonSchema({"type": "string", "pattern": duration.PATTERN, "examples": ["90s", "10m", "1h30m"]}),
 ]
+
+Identifier = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?$",
+        description="Letters, digits, and '-', '_', '.' between them; at most 128.",
+    ),
+]
+Expression = Annotated[str, Field(min_length=1, description="A Jinja2 expression, without braces.")]

@@ -19,6 +19,9 @@ from msgspec import Meta, Struct, field
 
 from trainmedic_server.domain.target import LONGEST_NAME, Target
 
+CLAIMED_JOB = "claimed_job"
+"""Label with the job that only a log file names, without proof that it runs on the file's node. It is part of the
+identity, so each claimed job has its own findings. No playbook finds a job by it."""
 LONGEST_LINE = 500
 """Characters of a finding's line."""
 LONGEST_VALUE = 256

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainmedic_server.domain import gpu_names, job_place, target
+from trainmedic_server.domain import gpu_names, job_place, target_resolution
 from trainmedic_server.domain.alert_labels import AlertLabels
-from trainmedic_server.domain.target import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import Jobs, Topology
 
 OF_THE_ALERT = "alert"
@@ -48,7 +48,7 @@ def resolve_job(
 
 
 def _on_node(name: str, topology: Topology) -> str | Unresolved:
-    node = target.named_node(name, topology)
+    node = target_resolution.named_node(name, topology)
     if isinstance(node, Unresolved):
         return node
     used = topology.jobs_on_node(node)
@@ -71,7 +71,7 @@ def _of_pod(name: str, topology: Topology) -> str | Unresolved:
 
 def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
     alert_labels = AlertLabels(labels)
-    named = target.job_in_labels(alert_labels, topology, identity)
+    named = target_resolution.job_in_labels(alert_labels, topology, identity)
     if isinstance(named, Unresolved) and named.reason == "target_ambiguous":
         return named
     key = _key_of_alert(labels, topology, identity) if name == OF_THE_ALERT else _key(name, topology)
@@ -98,22 +98,22 @@ def _key(name: str, topology: Topology) -> str | Unresolved:
         if gpu_names.is_of_one_node(name):
             return Unresolved("target_unknown", f"GPU {name!r} is one of many; write gpu:<node>/{name}, or its UUID")
         return gpu_names.key(name)
-    node_name = target.named_node(node, topology)
+    node_name = target_resolution.named_node(node, topology)
     return node_name if isinstance(node_name, Unresolved) else gpu_names.key(gpu, node_name)
 
 
 def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
     """The key of the GPU that the labels name. Its UUID is enough, without a node."""
-    gpu = target.gpu_named_by(labels, identity)
+    gpu = target_resolution.gpu_named_by(labels, identity)
     if isinstance(gpu, Unresolved):
         return gpu
     if gpu_names.key(gpu) in topology.agents.gpus_by_key or gpu_names.key(gpu) in topology.agents.contested:
-        node = target.node_named_by(labels, topology, identity)
+        node = target_resolution.node_named_by(labels, topology, identity)
         if isinstance(node, Unresolved):
             return node
     if not gpu_names.is_of_one_node(gpu):
         return gpu_names.key(gpu)
-    node = target.node_named_by(labels, topology, identity)
+    node = target_resolution.node_named_by(labels, topology, identity)
     return node if isinstance(node, Unresolved) else gpu_names.key(gpu, node)
 
 

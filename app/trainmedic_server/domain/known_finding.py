@@ -19,14 +19,11 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_server.domain.finding import CauseClass, Excerpt, Finding, Origin, Role, TimeSource
+from trainmedic_server.domain.finding import CLAIMED_JOB, CauseClass, Excerpt, Finding, Origin, Role, TimeSource
 from trainmedic_server.domain.finding_codec import MOST_RANKS
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
 from trainmedic_server.domain.target import Target, TargetKind
 
-CLAIMED_JOB = "claimed_job"
-"""Label with the job that only a log file names, without proof that it runs on the file's node. It is part of the
-identity, so each claimed job has its own findings. No playbook finds a job by it."""
 MOST_LINES = 1_000_000_000_000_000_000
 """How far lines are counted; no database counts ten times further."""
 

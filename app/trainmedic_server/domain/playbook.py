@@ -10,20 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trainmedic_server.domain.fields import Duration
+from trainmedic_server.domain.fields import Duration, Expression, Identifier
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
 from trainmedic_server.domain.proof import AlertProof
 from trainmedic_server.domain.target import TargetKind
-
-Identifier = Annotated[
-    str,
-    Field(
-        pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?$",
-        description="Letters, digits, and '-', '_', '.' between them; at most 128.",
-    ),
-]
-Expression = Annotated[str, Field(min_length=1, description="A Jinja2 expression, without braces.")]
 
 
 class _Model(BaseModel):

@@ -1,29 +1,16 @@
-"""What a run works on, when two targets overlap, and how labels name one.
+"""What a run works on, and when two targets overlap.
 
-Not here: what is known beyond an alert's labels, such as the node behind an address (``topology``); nor the job
-that uses a GPU or a node (``job_lookup``).
+Not here: how labels name a target (``target_resolution``).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cached_property
-from itertools import islice
 
 from msgspec import Struct
 
-from trainmedic_server.domain import gpu_names, job_place
-from trainmedic_server.domain.alert_labels import AlertLabels, Label
-from trainmedic_server.domain.identity import IdentityLabels as IdentityLabels
-from trainmedic_server.domain.identity import Unresolved as Unresolved
-from trainmedic_server.domain.node_evidence import UNKNOWN, NodeEvidence, host_of
-from trainmedic_server.domain.node_names import is_address as is_address
-from trainmedic_server.domain.topology import Topology
-
-_MOST_NEAR = 3
-_JOBSET = ("label_jobset_sigs_k8s_io_jobset_name",)
+from trainmedic_server.domain import gpu_names
 
 
 class TargetKind(StrEnum):
@@ -97,189 +84,6 @@ class Target(Struct, frozen=True, dict=True):
         if _naming(self.gpu) != _naming(other.gpu):
             return True
         return gpu_names.key(self.gpu or "") == gpu_names.key(other.gpu or "")
-
-
-def resolve(
-    kind: TargetKind,
-    labels: Mapping[str, str],
-    topology: Topology,
-    identity: IdentityLabels = IdentityLabels(),
-) -> Target | Unresolved:
-    """The target of `kind` that `labels` name; refused, never guessed, where they do not name one."""
-    match kind:
-        case TargetKind.CLUSTER:
-            return Target(kind)
-        case TargetKind.JOB:
-            job = job_named_by(labels, topology, identity)
-            return job if isinstance(job, Unresolved) else Target(kind, job=job)
-        case TargetKind.NODE:
-            node = node_named_by(labels, topology, identity)
-            return node if isinstance(node, Unresolved) else Target(kind, node=node)
-        case TargetKind.GPU:
-            return _gpu(AlertLabels(labels), topology, identity)
-
-
-def bounded(target: Target) -> Target | Unresolved:
-    """The target, unless a name in it is longer than any real one: no index of a database would take that."""
-    for part, name in (("node", target.node), ("GPU", target.gpu), ("job", target.job)):
-        if name is not None and len(name.encode(errors="replace")) > LONGEST_NAME:
-            begins = f"{name[:40]!r}…"
-            return Unresolved("target_unknown", f"the {part}'s name is longer than {LONGEST_NAME} bytes: {begins}")
-    return target
-
-
-def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] | None = None) -> Unresolved | None:
-    """Return why nothing is done on the target's node: no source knows it. None if one does, or does not answer."""
-    if target.node is None or not topology.knows_all_nodes or topology.known.knows(target.node):
-        return None
-    named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
-    named_by = ", ".join(named) or repr(target.node)
-    why = f"{named_by} {UNKNOWN}: {topology.known.counts()} do not have it"
-    near = list(islice(topology.known.near(target.node), _MOST_NEAR))
-    return Unresolved("target_unknown", f"{why}; did you mean {' or '.join(near)}?" if near else why)
-
-
-def confirmed(target: Target, topology: Topology) -> Target | Unresolved:
-    """Return the target that a person has written, with its node's known name. Refused if no source knows the node."""
-    if target.node is None:
-        return target
-    node = named_node(target.node, topology)
-    if isinstance(node, Unresolved):
-        return node
-    placed = Target(target.kind, node=node, gpu=target.gpu)
-    return unknown_node(placed, topology) or placed
-
-
-def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
-    """Return the GPU that a playbook writes out. Refused if its UUID is one of another node."""
-    if gpu_names.is_of_one_node(gpu):
-        return Target(TargetKind.GPU, node=node, gpu=gpu)
-    labels = AlertLabels({"node": node, "uuid": gpu})
-    return _gpu(labels, topology, IdentityLabels(gpu_uuid=("uuid",), gpu_index=(), gpu_pci=(), node=("node",)))
-
-
-def job_named_by(
-    labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
-) -> str | Unresolved:
-    """Return the job that the labels name, or whose pod they name. Refused if it runs elsewhere than they say."""
-    alert_labels = AlertLabels(labels)
-    job = job_in_labels(alert_labels, topology, identity)
-    if isinstance(job, Unresolved):
-        return job
-    return job_place.contradiction(job, alert_labels, topology, identity) or job
-
-
-def gpu_named_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
-    """Return the GPU that the labels name, by UUID, by index or by PCI address."""
-    return _named_gpu(AlertLabels(labels), identity)
-
-
-def node_named_by(
-    labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
-) -> str | Unresolved:
-    """The node that the labels name."""
-    return NodeEvidence(AlertLabels(labels), topology, identity).node()
-
-
-def node_reasons(labels: Mapping[str, str], topology: Topology) -> tuple[str, ...]:
-    """Return what each label says about the node, and which sources know it."""
-    return tuple(NodeEvidence(AlertLabels(labels), topology, IdentityLabels()).reasons())
-
-
-def named_node(name: str, topology: Topology) -> str | Unresolved:
-    """The node of that name, or with that address; a port after it is ignored."""
-    host = host_of(name)
-    nodes = topology.known.find(host)
-    if len(nodes) > 1:
-        several = " or ".join(sorted(nodes))
-        return Unresolved("target_ambiguous", f"{host!r} may be {several}; write the whole name")
-    node = next(iter(nodes), None) or topology.node_at(host)
-    if node is None and is_address(host):
-        return Unresolved("target_unknown", f"{host!r} is an address that no inventory maps to a node")
-    return node or host
-
-
-def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    """Return the job that the labels name, or whose pod they name, wherever it runs."""
-    sets = tuple(label.value for label in labels.of(_JOBSET))
-    named = _single(
-        labels, identity.job, "job", is_passed_over=lambda label: any(_is_group(label.value, name) for name in sets)
-    )
-    if isinstance(named, str) or named.reason == "target_ambiguous":
-        return named
-    # One of the pods that the labels may mean can be the exporter's; it belongs to no job.
-    jobs = {job for pod in job_place.pods_named(labels) for job in topology.jobs_of_pod(pod)}
-    if len(jobs) > 1:
-        return Unresolved("target_ambiguous", f"the labels' pods belong to several jobs: {', '.join(sorted(jobs))}")
-    return jobs.pop() if jobs else named
-
-
-def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> Target | Unresolved:
-    gpu = _named_gpu(labels, identity)
-    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown":
-        return gpu
-    node = NodeEvidence(labels, topology, identity).node()
-    if isinstance(gpu, Unresolved) and isinstance(node, str):
-        gpu = _named_gpu(labels, identity, same=lambda name: topology.agents.card_of(name, node))
-    if isinstance(gpu, Unresolved):
-        return gpu
-    if isinstance(node, Unresolved):
-        return node
-    # Use the agent's own spelling: two spellings of a UUID must not be two targets.
-    reported = topology.agents.gpus_by_key.get(gpu_names.key(gpu)) if not gpu_names.is_of_one_node(gpu) else None
-    return Target(TargetKind.GPU, node=node, gpu=gpu if reported is None else reported.uuid)
-
-
-def _named_gpu(
-    labels: AlertLabels, identity: IdentityLabels, same: Callable[[str], str] = gpu_names.key
-) -> str | Unresolved:
-    uuids = [label for label in labels.of(identity.gpu_uuid) if not gpu_names.is_of_one_node(label.value)]
-    cards = {gpu_names.uuid_key(label.value): gpu_names.card_uuid(label.value) for label in uuids}
-    if len(cards) > 1:
-        shown = ", ".join(f"{label.name.lower()}={label.value!r}" for label in uuids)
-        return Unresolved("target_ambiguous", f"the labels disagree on the GPU UUID: {shown}")
-    uuid = next(iter(cards.values()), None)
-    if uuid is not None and not gpu_names.is_mig(uuid):
-        return uuid
-    others = (*(identity.gpu_uuid if uuid is None else ()), *identity.gpu_index)
-    gpu = _single(labels, others, "GPU", same)
-    if isinstance(gpu, Unresolved) and gpu.reason == "target_unknown" and identity.gpu_pci:
-        by_pci = _single(labels, identity.gpu_pci, "GPU", same)
-        gpu = by_pci if isinstance(by_pci, str) and gpu_names.normal_pci(by_pci) else gpu
-    if isinstance(gpu, Unresolved) and uuid is not None and gpu.reason == "target_unknown":
-        return Unresolved("target_unknown", f"{uuids[0]} is a MIG instance, and no label names the card that it is on")
-    return gpu
-
-
-_GROUP = re.compile("-.+-[0-9]+")
-
-
-def _is_group(job: str, jobset: str) -> bool:
-    """Return whether it is one of the Jobs that a JobSet makes: ``llm-workers-0`` is a part of ``llm`` and no other
-    job."""
-    return job.startswith(f"{jobset}-") and _GROUP.fullmatch(job, len(jobset)) is not None
-
-
-def _single(
-    labels: AlertLabels,
-    names: tuple[str, ...],
-    part: str,
-    same: Callable[[str], str] = str,
-    is_passed_over: Callable[[Label], bool] = lambda label: False,
-) -> str | Unresolved:
-    """Return the one value on which the labels of these names agree. `same` compares two values."""
-    values: dict[str, Label] = {}
-    for label in labels.of(names):
-        if not is_passed_over(label):
-            values.setdefault(same(label.value), label)
-    if not values:
-        looked = f"looked for {', '.join(names)}, each also with exported_ before it"
-        return Unresolved("target_unknown", f"no label names the {part} ({looked})")
-    if len(values) > 1:
-        ordered = sorted(values.values(), key=lambda label: label.value)
-        shown = ", ".join(f"{label.name.lower()}={label.value!r}" for label in ordered)
-        return Unresolved("target_ambiguous", f"the labels disagree on the {part}: {shown}")
-    return next(iter(values.values())).value
 
 
 def _naming(gpu: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainmedic_server import errors
+from trainmedic_server import core_errors
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.playbook import ApproveStep
@@ -77,7 +77,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)
-    except errors.ExpressionError as error:
+    except core_errors.ExpressionError as error:
         draft.end(state, StepStatus.FAILED, error=str(error), started_at=state.started_at or draft.now)
         draft.add_event("step_failed", step=state.id, action=state.action, error=str(error))
         return None

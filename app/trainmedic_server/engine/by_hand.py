@@ -13,12 +13,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_server import errors
-from trainmedic_server.domain import target as targets
+from trainmedic_server.domain import target_resolution
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
 from trainmedic_server.domain.approval import StepAhead
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Event, Run, Status, StepState
-from trainmedic_server.domain.target import Target, Unresolved
+from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, claims, preview, scope, step_sequence
 from trainmedic_server.engine.admission import Admitter
@@ -72,7 +73,7 @@ class HandStarter:
         if kind is not order.target.kind:
             raise errors.Conflict(f"{order.playbook} works on a {kind}, not on {order.target.key}")
         topology = self._services.topology()
-        target = targets.confirmed(order.target, topology)
+        target = target_resolution.confirmed(order.target, topology)
         if isinstance(target, Target):
             order = replace(order, target=target)
 
@@ -103,7 +104,7 @@ class HandStarter:
             if run is None:
                 raise errors.NotFound(f"there is no run {run_id}")
             repeated, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
-            target = targets.unknown_node(repeated, topology) or repeated
+            target = target_resolution.unknown_node(repeated, topology) or repeated
             started, changes = self._decide(tx, playbook, target, record, by, topology, write=True)
             tx.append([Event("retried", self._services.clock.now(), run.id, by.actor, {"run_id": started.run.id})])
             return started, changes

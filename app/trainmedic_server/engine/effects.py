@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from trainmedic_server import errors, telemetry
+from trainmedic_server import core_errors, errors, telemetry
 from trainmedic_server.domain import effect as effects
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.effect import Effect
@@ -70,7 +70,7 @@ class EffectRecorder:
             return effect
         try:
             query = playbook.effect_query(run)
-        except errors.ExpressionError as error:
+        except core_errors.ExpressionError as error:
             return replace(effect, origin="playbook").not_measured(str(error))
         return replace(effect, origin="playbook", query=query, better=measured.better)
 

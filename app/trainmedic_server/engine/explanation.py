@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_server.domain import duration
-from trainmedic_server.domain import target as targets
+from trainmedic_server.domain import duration, target_resolution
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
@@ -200,7 +199,7 @@ def _reacting(
     mode = admitter.mode_of(playbook)
     explanation = Explanation(definition.name, playbook.source, playbook.version, True, True, mode=mode)
     if definition.target_kind in (TargetKind.GPU, TargetKind.NODE):
-        explanation = replace(explanation, target_from=targets.node_reasons(alert.labels, context.topology))
+        explanation = replace(explanation, target_from=target_resolution.node_reasons(alert.labels, context.topology))
     decision = decisions.get(definition.name)
     if decision is None:
         explanation = replace(explanation, why="the alert has resolved; nothing begins on that")

@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
-from trainmedic_server.domain.finding import Finding, Role
+from trainmedic_server.domain.finding import CLAIMED_JOB, Finding, Role
 from trainmedic_server.domain.finding_codec import FindingUpdate, write_ranks
-from trainmedic_server.domain.known_finding import CLAIMED_JOB, FindingAlert, KnownFinding
+from trainmedic_server.domain.identity import IdentityLabels
+from trainmedic_server.domain.known_finding import FindingAlert, KnownFinding
 from trainmedic_server.domain.own_source import LOG, SOURCE
-from trainmedic_server.domain.target import IdentityLabels, TargetKind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.logs import rendering
 from trainmedic_server.logs.rule import LogRule
 

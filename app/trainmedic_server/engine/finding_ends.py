@@ -13,7 +13,8 @@ from msgspec import Struct, field
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.known_finding import FindingEnd, KnownFinding
-from trainmedic_server.domain.target import TargetKind, job_named_by, node_named_by
+from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.domain.target_resolution import job_named_by, node_named_by
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.finding_alerts import is_before_boot

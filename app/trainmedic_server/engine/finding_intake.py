@@ -18,14 +18,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import job_failure
 from trainmedic_server.domain import known_finding
-from trainmedic_server.domain.finding import Finding
+from trainmedic_server.domain.finding import CLAIMED_JOB, Finding
 from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.domain.known_finding import Episode, EpisodeKey, FindingEnd, KnownExcerpt, KnownFinding
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine import finding_alerts, finding_claims, finding_ends, loops
+from trainmedic_server.engine import finding_alerts, finding_claims, finding_ends, job_failure, loops
 from trainmedic_server.engine.finding_ends import EndFacts
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.logs.exception_causes import PROOF
@@ -159,7 +158,7 @@ class FindingIntake:
         job = finding_claims.claimed_job(update.finding, finding)
         if not job:
             return own
-        claimed = replace(own, labels={**own.labels, known_finding.CLAIMED_JOB: job})
+        claimed = replace(own, labels={**own.labels, CLAIMED_JOB: job})
         if self._claimed.admits(update.node, known_finding.identity(claimed), self._clock.now()):
             return claimed
         cut[update.node] += 1

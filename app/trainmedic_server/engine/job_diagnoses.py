@@ -19,9 +19,8 @@ from msgspec.structs import replace
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import job_failure, pods, reported_end, verdict_alert
-from trainmedic_server.diagnosis.facts import Facts, RankFacts
-from trainmedic_server.diagnosis.job_failure import Sign, Stepping
+from trainmedic_server.diagnosis import pods, reported_end
+from trainmedic_server.diagnosis.facts import Facts, RankFacts, Sign
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.diagnosis.reported_end import ReportedEnd
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
@@ -31,7 +30,8 @@ from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import ranks_in
-from trainmedic_server.engine import loops
+from trainmedic_server.engine import job_failure, loops, reported_ends, verdict_alert
+from trainmedic_server.engine.job_failure import Stepping
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
 from trainmedic_server.ports.findings import AlertTeller, FindingFilter, FindingHistory
@@ -169,8 +169,8 @@ class JobDiagnoses:
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
             until = now + timedelta(seconds=1)
-            events = await self._store.events_of_jobs(reported_end.KINDS, now - OLDEST, until, _MOST_REPORTS)
-            self._reports, self._states = reported_end.by_job(events), states
+            events = await self._store.events_of_jobs(reported_ends.KINDS, now - OLDEST, until, _MOST_REPORTS)
+            self._reports, self._states = reported_ends.by_job(events), states
         recent = {job: [each for each in ends if now - each.at <= OLDEST] for job, ends in self._reports.items()}
         return {job: ends for job, ends in recent.items() if ends}
 

@@ -22,13 +22,13 @@ from trainmedic_server.domain import duration, links
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.alert_labels import Label
 from trainmedic_server.domain.component import Component, component_of_run
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.node_evidence import LISTING, UNKNOWN, host_of
 from trainmedic_server.domain.node_names import spelled
 from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepState, StepStatus
-from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
 from trainmedic_server.presentation.words import count, cut

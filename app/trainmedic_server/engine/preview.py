@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from trainmedic_server import errors
+from trainmedic_server import core_errors
 from trainmedic_server.domain import places
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.playbook import APPROVAL
@@ -30,14 +30,14 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
     try:
         if not playbook.when(state.phase, state.index, names):
             return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
-    except errors.ExpressionError:
+    except core_errors.ExpressionError:
         message = f"would depend on how the run goes: {step_sequence.step_definition(playbook, state).when}"
     params = state.params
     if state.kind == "action":
         try:
             rendered = playbook.params(state.phase, state.index, names)
             params = rendered.model_dump(mode="json", by_alias=True, exclude_none=True)
-        except errors.ExpressionError as error:
+        except core_errors.ExpressionError as error:
             message = f"its parameters depend on the run: {error}"
     return replace(state, status=StepStatus.OBSERVED, message=message, params=params)
 

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from trainmedic.wire import envelope
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import slow, verdict_alert
+from trainmedic_server.diagnosis import slow
 from trainmedic_server.diagnosis.accusation import evidence_of
 from trainmedic_server.diagnosis.slow import RankStep, ThroughputDrop
 from trainmedic_server.diagnosis.verdict import Confidence, Verdict
@@ -25,7 +25,7 @@ from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.job_verdict import SLOW_ALERTS, THROUGHPUT_DROP, JobVerdict
 from trainmedic_server.domain.known_verdict import KnownVerdict
-from trainmedic_server.engine import loops
+from trainmedic_server.engine import loops, verdict_alert
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries
 from trainmedic_server.ports.outside import Clock

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import jinja2
 
-from trainmedic_server import errors
+from trainmedic_server.core_errors import ExpressionError
 from trainmedic_server.domain.problems import cut, shown
 from trainmedic_server.expressions import template_syntax, work_meter
 from trainmedic_server.expressions.template_syntax import SyntaxTree
@@ -158,8 +158,8 @@ def _guarded(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) ->
         with work_meter.metered() as meter:
             return work(meter)
     except jinja2.TemplateRuntimeError as error:
-        raise errors.ExpressionError(f"{name} {shown(text)}: {cut(error.message or type(error).__name__)}") from error
+        raise ExpressionError(f"{name} {shown(text)}: {cut(error.message or type(error).__name__)}") from error
     except TypeError as error:
-        raise errors.ExpressionError(f"{name} {shown(text)}: {cut(str(error))}") from error
+        raise ExpressionError(f"{name} {shown(text)}: {cut(str(error))}") from error
     except Exception as error:  # whatever a template does, it is an error of that template
-        raise errors.ExpressionError(f"{name} {shown(text)}: {type(error).__name__}") from error
+        raise ExpressionError(f"{name} {shown(text)}: {type(error).__name__}") from error

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_server import errors
+from trainmedic_server import core_errors
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.xids import xid
 from trainmedic_server.expressions.evaluation import compile_expression
@@ -115,7 +115,7 @@ class _ReadyRule:
             return told
         try:
             return self.when.holds({"fields": fields, "source": source, **FUNCTIONS})
-        except errors.ExpressionError:
+        except core_errors.ExpressionError:
             return None
 
 

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from trainmedic_server import errors
-from trainmedic_server.domain.finding import Finding
-from trainmedic_server.domain.known_finding import CLAIMED_JOB
+from trainmedic_server import core_errors
+from trainmedic_server.domain.finding import CLAIMED_JOB, Finding
 from trainmedic_server.expressions import evaluation
 from trainmedic_server.expressions.evaluation import Expression, TextTemplate
 from trainmedic_server.expressions.template_syntax import Malformed
@@ -31,7 +30,7 @@ def text_of(template: str, scope: Mapping[str, Any]) -> str | None:
         return template
     try:
         return str(_compiled(template).evaluate({**scope, **FUNCTIONS}))
-    except (errors.ExpressionError, Malformed):
+    except (core_errors.ExpressionError, Malformed):
         return None
 
 

@@ -2,7 +2,8 @@
 
 Power is in milliwatts, as drivers count it, so that a limit that was read is exactly the one that is set
 again. Implemented by ``adapters/nvml_gpus``, and around it by ``adapters/time_limited_gpus``. Every method may be
-called from any thread, does not wait for calls in other threads, and raises only `trainmedic_server.errors.GpuError`.
+called from any thread, does not wait for calls in other threads, and raises only
+`trainmedic_server.agent_errors.GpuError`.
 """
 
 from __future__ import annotations

@@ -10,14 +10,20 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainmedic_server.domain import links
 from trainmedic_server.domain.run import Run, Status
 from trainmedic_server.presentation import times
 from trainmedic_server.presentation.sentences import At, RunName, Sentence, Values
-from trainmedic_server.presentation.words import words
+from trainmedic_server.presentation.words import plain, words
 
 Document = Mapping[str, Any]
 _WAITS = {"resolved": "alert"}
 _MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"))
+
+
+def short_id(run_id: object) -> str:
+    """Return the end of a run's ID, which commands take."""
+    return links.short_id(plain(run_id))
 
 
 def title(playbook: str, target: str | None) -> str:

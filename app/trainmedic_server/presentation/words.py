@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainmedic_server.domain import links
 from trainmedic_server.domain.plain_text import json_text, visible
 
 _WORDS = {
@@ -31,11 +30,6 @@ def plain(value: object) -> str:
     if value is None:
         return "-"
     return visible(str(value).replace("\n", " ⏎ "))
-
-
-def short_id(run_id: object) -> str:
-    """Return the end of a run's ID, which commands take."""
-    return links.short_id(plain(run_id))
 
 
 def count(number: int, noun: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import Field
 
 from trainmedic_server.domain.alert import AlertRecord
-from trainmedic_server.domain.finding import CauseClass, Role, TimeSource
+from trainmedic_server.domain.finding import CLAIMED_JOB, CauseClass, Role, TimeSource
 from trainmedic_server.domain.finding_codec import write_ranks
-from trainmedic_server.domain.known_finding import CLAIMED_JOB, FindingEnd, KnownExcerpt, KnownFinding
+from trainmedic_server.domain.known_finding import FindingEnd, KnownExcerpt, KnownFinding
 from trainmedic_server.domain.own_source import LOG, SOURCE
 from trainmedic_server.ports.findings import FindingHistory, FindingRecord
 from trainmedic_server.server.view import View

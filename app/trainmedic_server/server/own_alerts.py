@@ -15,10 +15,10 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.domain.alert import Alert, Delivery, fingerprint
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, NODE_SUSPECT, SOURCE
+from trainmedic_server.engine import verdict_alert
 from trainmedic_server.ports.findings import FindingHistory
 from trainmedic_server.ports.verdicts import VerdictHistory
 

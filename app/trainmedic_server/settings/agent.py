@@ -20,9 +20,9 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic import settings as sdk
+from trainmedic.errors import ConfigurationError
 from trainmedic.wire.connection import open_client
 from trainmedic.wire.signing import Signer
-from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings import sources
 from trainmedic_server.settings.sources import SettingSource
 

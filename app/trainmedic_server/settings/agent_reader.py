@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from trainmedic_server.errors import ConfigurationError
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.settings import agent, sources
 
 NAMES = ("state_dir", "reader_user", "reader_memory", "log_level")

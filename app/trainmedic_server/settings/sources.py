@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainmedic.errors import ConfigurationError
 from trainmedic.settings import is_withdrawn
-from trainmedic_server.errors import ConfigurationError
 
 PREFIX = "TRAINMEDIC_"
 

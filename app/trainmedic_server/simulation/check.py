@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from trainmedic_server.catalog import alert_map_compiler, loader, overlaps
+from trainmedic_server.catalog import alert_map_compiler, overlaps
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.problems import FileProblem
-from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.simulation import suite_format
+from trainmedic_server.simulation.log_check import rules_in, test_files
 
 
 class CheckResult(Struct, frozen=True):
@@ -63,13 +63,6 @@ def _is_in(file: Path, root: Path) -> bool:
 
 def check_log_rules(roots: Sequence[Path]) -> tuple[RuleSet, tuple[FileProblem, ...]]:
     """Return the log rules in directories or files, and what is wrong with them and with the form of their tests."""
-    tests = test_files(roots)
-    library = LogRuleLibrary([root for root in roots if root not in tests])
-    library.reload()
-    problems = [*library.problems, *(problem for path in tests for problem in suite_format.read(path)[1])]
-    return library.rule_set, tuple(sorted(set(problems)))
-
-
-def test_files(roots: Iterable[Path]) -> list[Path]:
-    """The files with tests among `roots` and in the directories among them, each once."""
-    return list(dict.fromkeys(path for root in roots for path in loader.test_files(root) if loader.is_test(path)))
+    rules, problems = rules_in(roots)
+    of_tests = (problem for path in test_files(roots) for problem in suite_format.read(path)[1])
+    return rules, tuple(sorted({*problems, *of_tests}))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.diagnosis.collecting import Collector
 from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.diagnosis.verdict import Verdict
@@ -20,6 +19,7 @@ from trainmedic_server.domain.finding import Finding, Origin, TimeSource
 from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.domain.known_finding import KnownFinding
 from trainmedic_server.domain.topology import JobTopology, Topology
+from trainmedic_server.engine import verdict_alert
 from trainmedic_server.engine.finding_intake import FindingIntake
 from trainmedic_server.engine.finding_teller import FindingTeller
 from trainmedic_server.engine.node_watch import NodeWatch

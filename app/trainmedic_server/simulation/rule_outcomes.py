@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct, field
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trainmedic_server.catalog import loader, model_errors, yaml_text
+from trainmedic_server.catalog import model_errors, yaml_files, yaml_text
 from trainmedic_server.catalog.alert_map import CompiledAlertMap, Rename
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.matchers import Matcher
@@ -119,7 +119,7 @@ class _AlertList(_Listed):
 
 def read(path: Path) -> tuple[list[NamedAlert], list[FileProblem]]:
     """Return the alerts of a file, and its errors. Raises nothing."""
-    text = loader.read_text(path)
+    text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
         return [], [text]
     documents, problems = yaml_text.read(text, str(path))

@@ -23,10 +23,10 @@ from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain import duration, inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, path_text
 from trainmedic_server.domain.run import OrderKind, Run
-from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.finding_teller import IntakeTeller
 from trainmedic_server.engine.service import Engine
@@ -100,7 +100,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         rules = LogRuleLibrary(suite.rules)
         rules.reload()
         fixtures, wrong = log_fixtures.of_suite(suite)
-        problems.extend([*rules.problems, *wrong, *unknown_names.of_rules(suite, rules.rule_set)])
+        problems.extend([*rules.problems, *wrong, *log_fixtures.unknown_rules(suite, rules.rule_set)])
         ready.append((suite, playbooks, _LogParts(rules.rule_set, fixtures)))
     if problems:
         return FileResult(path, (), tuple(sorted(set(problems))))

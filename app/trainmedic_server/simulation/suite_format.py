@@ -13,27 +13,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Struct
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from trainmedic_server.catalog import loader, model_errors, yaml_text
-from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_server.catalog import model_errors
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.playbook import Mode
-from trainmedic_server.domain.problems import DocumentPath, FileProblem
+from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
-from trainmedic_server.simulation.log_test_format import (
-    FindingExpected,
-    JobEntry,
-    LineEntry,
-    LogAlertExpected,
-    VerdictExpected,
-)
-
-LONGEST = timedelta(days=7)
-"""The virtual time that a test may last; the engine's own periodic tasks make longer tests slow."""
+from trainmedic_server.simulation import log_test_format
+from trainmedic_server.simulation.log_test_format import LogCheck, LogSuite, LogSuiteEntry, LogTest, as_list
 
 
 def _read_offset(value: Any) -> Any:
@@ -193,10 +183,11 @@ class DecisionExpected(_Model):
     decision: Decision
 
 
-class Check(_Model):
+class Check(LogCheck):
     """What is expected at one time, or at the end where `at` is not set. Lists are complete and in order."""
 
-    at: Duration | None = None
+    model_config = ConfigDict(extra="forbid")
+
     decisions: (
         tuple[
             Annotated[
@@ -217,72 +208,41 @@ class Check(_Model):
         ]
         | None
     ) = None
-    findings: tuple[FindingExpected, ...] | None = None
-    log_alerts: tuple[LogAlertExpected, ...] | None = Field(None, alias="alerts")
-    verdict: VerdictExpected | None = None
     paused: bool | None = None
     breaker_open: bool | None = None
 
 
-class TestEntry(_Model):
+class TestEntry(LogTest):
     """One test: its timeline, and what is expected."""
 
     __test__ = False
+    model_config = ConfigDict(extra="forbid")
 
-    name: str
     mode: Mode = Mode.ENFORCE
     max_age: Duration = timedelta(minutes=15)
-    inventory: dict[str, str | tuple[str, ...]] = {}
-    job: JobEntry = JobEntry()
-    lines: tuple[LineEntry, ...] = ()
+    inventory: dict[str, str | tuple[str, ...]] = Field({})
     alerts: tuple[AlertEntry, ...] = ()
     orders: tuple[OrderEntry, ...] = ()
-    replies: dict[str, Annotated[tuple[Reply, ...], BeforeValidator(lambda value: _as_list(value))]] = {}
-    end: Duration | None = None
-    expect: Annotated[tuple[Check, ...], BeforeValidator(lambda value: _as_list(value)), Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _in_order(self) -> TestEntry:
-        latest = self.last_moment
-        if self.end is not None and self.end < latest:
-            raise ValueError(f"something happens at {duration.write(latest)}, after the test's end")
-        if max(latest, self.end or latest) > LONGEST:
-            raise ValueError(f"a test lasts at most {duration.write(LONGEST)}")
-        return self
-
-    @property
-    def last_line(self) -> timedelta:
-        """The time of the last line, or of the job's failure."""
-        return max((*(line.until for line in self.lines), self.job.fails or timedelta(0)))
+    replies: dict[str, Annotated[tuple[Reply, ...], BeforeValidator(as_list)]] = Field({})
+    expect: Annotated[tuple[Check, ...], BeforeValidator(as_list), Field(min_length=1)]
 
     @property
     def last_moment(self) -> timedelta:
         """The time of the last entry."""
         times = [alert.at for alert in self.alerts] + [order.at for order in self.orders]
-        times.append(self.last_line)
-        times += [check.at for check in self.expect if check.at is not None]
-        return max(times, default=timedelta(0))
+        return max(super().last_moment, *times) if times else super().last_moment
 
 
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
-class SuiteEntry(_Model):
+class SuiteEntry(LogSuiteEntry):
     """One document of a test file. `playbooks` and `rules` are files beside it; by default the one of the same name.
     `fixtures` is a file with lines that tests name."""
 
-    playbooks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    rules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    fixtures: str | None = None
     tests: Annotated[tuple[TestEntry, ...], Field(min_length=1)]
 
 
-class Suite(Struct, frozen=True):
+class Suite(LogSuite, frozen=True):
     """The tests of one document, and the document, which knows the line of each value."""
 
-    path: Path
-    document: YamlDocument
     spec: SuiteEntry
 
     @property
@@ -290,37 +250,10 @@ class Suite(Struct, frozen=True):
         """The files of the playbooks that are tested."""
         return self._beside(self.spec.playbooks) if self.spec.playbooks or not self.spec.rules else ()
 
-    @property
-    def rules(self) -> tuple[Path, ...]:
-        """The files of the log rules that are tested."""
-        return self._beside(self.spec.rules) if self.spec.rules or not self.spec.playbooks else ()
-
-    def _beside(self, names: tuple[str, ...] | None) -> tuple[Path, ...]:
-        if names is not None:
-            return tuple(self.path.parent / name for name in names)
-        name = self.path.stem.removesuffix(loader.TEST_SUFFIX)
-        beside = [self.path.with_name(f"{name}{ending}") for ending in (".yaml", ".yml")]
-        return (next((path for path in beside if path.exists()), beside[0]),)
-
-    def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
-        """A problem at `path` in the file, where a list with one entry may be written without the list."""
-        value = self.document.value
-        written: list[str | int] = []
-        for part in path:
-            if isinstance(part, int) and not isinstance(value, list):
-                continue
-            written.append(part)
-            inside = (isinstance(value, dict) and part in value) or isinstance(value, list)
-            value = value[part] if inside else None
-        return self.document.problem(tuple(written), message, at_key=at_key)
-
 
 def read(path: Path) -> tuple[list[Suite], list[FileProblem]]:
     """The suites of a test file, and every problem that it has."""
-    text = loader.read_text(path)
-    if isinstance(text, FileProblem):
-        return [], [text]
-    documents, problems = yaml_text.read(text, str(path))
+    documents, problems = log_test_format.documents(path)
     suites: list[Suite] = []
     for document in documents:
         spec = model_errors.validate(SuiteEntry, document)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.engine import step_sequence
-from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.simulation.suite_format import RunExpected, Suite
@@ -37,18 +36,6 @@ def problems(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actio
             for run_number, run in enumerate(check.runs or ()):
                 run_path = (*path, "expect", number, "runs", run_number)
                 yield from _in_run(suite, run_path, run, step_ids, playbook_names)
-
-
-def of_rules(suite: Suite, rules: RuleSet) -> Iterator[FileProblem]:
-    """A problem for each log rule that a test expects a finding of and that does not exist."""
-    names = rules.by_name
-    for index, test in enumerate(suite.spec.tests):
-        for number, check in enumerate(test.expect):
-            for position, finding in enumerate(check.findings or ()):
-                if finding.rule not in names:
-                    path = ("tests", index, "expect", number, "findings", position, "rule")
-                    message = f"there is no log rule {finding.rule!r} under test{did_you_mean(finding.rule, names)}"
-                    yield suite.problem(path, message)
 
 
 def _in_run(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from trainmedic.wire import steady_time
 from trainmedic.wire.steady_time import ClockStep, since_boot
-from trainmedic_server import __version__
+from trainmedic_server.agent import __version__
 from trainmedic_server.agent import policy as policies
 from trainmedic_server.agent.containers.executor import PruneContainersExecutor
 from trainmedic_server.agent.context import AgentContext

@@ -19,14 +19,14 @@ from typing import Any
 import redis
 from msgspec import Struct, field
 
+from trainmedic.errors import ConfigurationError
 from trainmedic.wire import envelope
 from trainmedic.wire.connection import NO_MORE_CLIENTS, open_client, takes_no_clients
 from trainmedic.wire.reading import read_object
 from trainmedic.wire.redis_faults import explained
 from trainmedic.wire.signing import unseal
-from trainmedic_server import __version__
+from trainmedic_server.agent import __version__, privileges
 from trainmedic_server.agent import policy as policies
-from trainmedic_server.agent import privileges
 from trainmedic_server.agent.containers.engine_api import ContainerEngine, EngineAnswer
 from trainmedic_server.agent.containers.kubelet import sign_of_kubelet
 from trainmedic_server.agent.disk.access_times import access_times
@@ -38,8 +38,8 @@ from trainmedic_server.agent.exclusive_gpus import agents_of, taken_by
 from trainmedic_server.agent.facts.gpu import presence
 from trainmedic_server.agent.policy import CHANGING, READING, Policy
 from trainmedic_server.agent.privileges import Privileges
+from trainmedic_server.agent_errors import CommandNotExecuted
 from trainmedic_server.domain import duration
-from trainmedic_server.errors import CommandNotExecuted, ConfigurationError
 from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring.node_gpus import node_gpus
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.agent.log_opening.node_files import LogRefused, NodeFiles, others_may_rename
 from trainmedic_server.agent.log_opening.rights import UserDatabase
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.discovery import PODS, Discovery, FoundFile
 from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy
-from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring.agent_files import node_files
 from trainmedic_server.wiring.agent_link import chosen_user

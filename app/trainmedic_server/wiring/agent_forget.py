@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.domain.gpu_names import normal_uuid
-from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.gpus import GpuInfo
 from trainmedic_server.settings.agent import AgentSettings
 

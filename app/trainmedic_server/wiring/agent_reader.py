@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainmedic.errors import ConfigurationError, TrainmedicError
 from trainmedic_server import kill_as_user
 from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.database import AgentDatabase
@@ -33,7 +34,6 @@ from trainmedic_server.agent.log_opening.opener_client import OpenerClient
 from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
 from trainmedic_server.agent.log_reading import kernel_log
 from trainmedic_server.agent.log_reading.reading_context import ReadingContext
-from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.program_source import ProgramSource
 from trainmedic_server.settings.agent_reader import ReaderSettings
 from trainmedic_server.wiring.agent_files import KernelFiles, node_files

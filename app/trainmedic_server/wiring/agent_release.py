@@ -12,7 +12,7 @@ from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.policy import PowerBounds
 from trainmedic_server.agent.power.control import PowerControl
 from trainmedic_server.agent.power.ledger import PowerLedger
-from trainmedic_server.errors import GpuError
+from trainmedic_server.agent_errors import GpuError
 from trainmedic_server.ports.gpus import in_watts
 from trainmedic_server.settings.agent import AgentSettings
 from trainmedic_server.wiring.node_gpus import own_gpus

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.adapters import dump_reader, log_folder
 from trainmedic_server.adapters.log_folder import FolderFile, Kind
 from trainmedic_server.adapters.reading_limits import LimitKind, LimitReached, ReadingLimits
@@ -25,7 +26,6 @@ from trainmedic_server.diagnosis.judge import diagnose
 from trainmedic_server.diagnosis.reported_end import ReportedEnd
 from trainmedic_server.diagnosis.verdict import Verdict
 from trainmedic_server.domain.log_sources import KERNEL_SOURCES
-from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.logs.rule import RuleSet
 
 _LARGEST_DOCUMENT = 1024 * 1024

@@ -15,7 +15,7 @@ from trainmedic.wire import envelope
 from trainmedic_server.agent.containers.executor import PruneContainersExecutor
 from trainmedic_server.agent.containers.policy import ContainersPolicy, Leftover
 from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.errors import CommandRejected, CommandUnsupported
+from trainmedic_server.agent_errors import CommandRejected, CommandUnsupported
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 and NAMED_ENGINE is None, reason="Docker's daemon needs root; or name another engine's socket"

@@ -15,11 +15,11 @@ from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic_server.actions import jobs, nodes
 from trainmedic_server.agent.disk import executor
+from trainmedic_server.agent_errors import CommandRejected
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import (
     BusUnavailable,
-    CommandRejected,
     EffectDisproved,
     OutcomeUnknown,
     PermanentFailure,

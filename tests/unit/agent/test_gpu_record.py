@@ -13,7 +13,7 @@ from trainmedic_server.adapters.nvml_gpus import NvmlGpus
 from trainmedic_server.agent import gpu_metrics
 from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.agent.journal import Journal
-from trainmedic_server.errors import GpuError, JournalUnavailable
+from trainmedic_server.agent_errors import GpuError, JournalUnavailable
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 RESET, NONE = 1, 0

@@ -15,7 +15,8 @@ from trainmedic.wire.command_book import CommandRecord
 from trainmedic_server.agent import journal as journals
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.reserved_space import PIECE, PIECES
-from trainmedic_server.errors import ConfigurationError, JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
+from trainmedic_server.errors import ConfigurationError
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 

@@ -22,9 +22,9 @@ from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelRead
 from trainmedic_server.agent.log_search import searcher
 from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.agent.no_logs import NoLogsExecutor
+from trainmedic_server.agent_errors import CommandRejected
 from trainmedic_server.domain import log_pages
 from trainmedic_server.domain.log_search import FoundLine, LogLevel, LogQuery
-from trainmedic_server.errors import CommandRejected
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 QUERY = LogQuery("llm-1", since=NOW - timedelta(hours=1))

@@ -29,9 +29,9 @@ from trainmedic_server.agent.log_search.searcher import LogSearcher
 from trainmedic_server.agent.policy import Policy
 from trainmedic_server.agent.replies import AgentReplies
 from trainmedic_server.agent.worker_queues import WorkerQueue
+from trainmedic_server.agent_errors import CommandInterrupted, CommandWithdrawn
 from trainmedic_server.domain import log_pages
 from trainmedic_server.domain.log_search import READ, WITHDRAW, LogLevel, LogQuery
-from trainmedic_server.errors import CommandInterrupted, CommandWithdrawn
 
 QUERY = LogQuery("llm-1", datetime.now(UTC) - timedelta(days=1), level=LogLevel.ERROR)
 LINES = 20_000

@@ -15,7 +15,8 @@ from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import IdentityLabels, TargetKind
+from trainmedic_server.domain.identity import IdentityLabels
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 
 PLAYBOOK = """\

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import loader, yaml_files
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.domain.identity import IdentityLabels
 
 PLAYBOOK = """\
 playbook: check-node
@@ -85,7 +85,7 @@ def test_a_changed_manifest_is_a_new_version(folder: Path) -> None:
 
 def test_a_template_is_no_playbook(folder: Path) -> None:
     """It is passed over where the folder's playbooks are read."""
-    assert [path.name for path in loader.playbook_files(folder)] == ["check.yaml"]
+    assert [path.name for path in yaml_files.document_files(folder)] == ["check.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import watchfiles
 
 from tests.unit.catalog.actions import PLAYBOOK, Tell, TestActions, config_map, library
 from trainmedic_server import errors, telemetry
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import yaml_files
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 
@@ -197,7 +197,7 @@ def test_a_reload_that_fails_as_a_whole_is_told_and_tried_again(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "playbook_files", fail)
+        patch.setattr(yaml_files, "document_files", fail)
         for _ in range(2):
             assert made.reload()
     assert [playbook.definition.name for playbook in made.all()] == ["a"]
@@ -214,7 +214,7 @@ def test_a_directory_that_cannot_be_listed_keeps_its_playbooks(tmp_path: Path, m
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.yaml").write_text(named("a"))
     made = library(tmp_path)
-    monkeypatch.setattr(loader, "MOST_ENTRIES", 0)
+    monkeypatch.setattr(yaml_files, "MOST_ENTRIES", 0)
     made.reload()
     assert made.get("a")
     assert "over 0 entries" in made.problems[0].message
@@ -240,7 +240,7 @@ def test_a_reload_that_takes_long_goes_on_with_the_next(tmp_path: Path) -> None:
 
 def test_what_can_be_loaded_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In files, in playbooks of a file, in steps, in the parts of templates, and in the mistakes that are told."""
-    monkeypatch.setattr(loader, "MOST_FILES", 6)
+    monkeypatch.setattr(yaml_files, "MOST_FILES", 6)
     many = "steps:\n" + "  - {wait_for: resolved}\n" * 201
     texts = {
         "a": "---\na: 1\n" * 501,

@@ -9,13 +9,12 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import log_rule_roots
 from trainmedic_server.catalog.library import Library
+from trainmedic_server.catalog.log_rule_form import log_rule_schema
 from trainmedic_server.catalog.log_rule_library import LogRuleLibrary, load
-from trainmedic_server.catalog.schema import log_rule_schema
 from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.logs.rule import LogRule
 
@@ -131,18 +130,20 @@ def test_a_change_is_loaded_and_a_mistake_keeps_what_was_there(tmp_path: Path) -
     assert library.rule_set.rules == ()
 
 
-def test_playbooks_that_are_not_there_are_not_told_as_a_log_rule(tmp_path: Path) -> None:
+def test_playbooks_that_are_not_there_are_not_told_as_a_log_rule(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Their own library tells it; a folder of rules that is not there is told here."""
     absent = tmp_path / "playbooks"
     library = LogRuleLibrary([], beside=[absent])
-    with capture_logs() as logs:
-        library.reload()
-    assert (list(library.problems), [entry for entry in logs if entry["log_level"] == "warning"]) == ([], [])
+    library.reload()
+    assert (list(library.problems), caplog.records) == ([], [])
     named = LogRuleLibrary([absent], beside=[absent])
-    with capture_logs() as logs:
-        named.reload()
+    named.reload()
     assert [str(problem) for problem in named.problems] == [f"{absent}: there is no such file or directory"]
-    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["a log rule cannot be loaded"]
+    assert [(each.getMessage(), vars(each)["problem"]) for each in caplog.records] == [
+        ("a log rule cannot be loaded", str(named.problems[0]))
+    ]
 
 
 def test_of_two_rules_with_one_name_the_first_stays(tmp_path: Path) -> None:

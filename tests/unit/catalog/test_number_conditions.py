@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server import errors
+from trainmedic_server import core_errors
 from trainmedic_server.expressions.evaluation import compile_expression
 from trainmedic_server.expressions.number_conditions import Condition, MissingMember, number_condition
 from trainmedic_server.logs.matcher import FUNCTIONS
@@ -34,7 +34,7 @@ def told(text: str, fields: Mapping[str, Any]) -> bool | None:
     """What the sandbox says; None for an error."""
     try:
         return compile_expression(text, "when").holds({"fields": fields, **FUNCTIONS})
-    except errors.ExpressionError:
+    except core_errors.ExpressionError:
         return None
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from trainmedic_server.cli import main
 from trainmedic_server.cli.alerts import _COLUMNS
 from trainmedic_server.cli.client import Client
+from trainmedic_server.command import main
 from trainmedic_server.server.heard_alerts import HeardAlertView
 
 ITEM = {

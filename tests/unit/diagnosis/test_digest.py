@@ -13,7 +13,7 @@ from trainmedic_server.diagnosis.flight_recorder import absentees, digest
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
 from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role
 from trainmedic_server.domain.known_finding import EpisodeKey, KnownExcerpt
-from trainmedic_server.errors import DumpError
+from trainmedic_server.log_errors import DumpError
 
 SETS = Path(__file__).with_name("nvidia_dumps")
 GROUP = ProcessGroup("0", "default_pg", (0, 1, 2))

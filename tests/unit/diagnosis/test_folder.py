@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from tests.unit.diagnosis.test_scenes import shipped_rules
 from trainmedic_server.adapters import log_folder
 from trainmedic_server.adapters.log_folder import Kind
-from trainmedic_server.cli import main
-from trainmedic_server.cli.diagnose import shown
+from trainmedic_server.cli.folder_diagnosis import shown
+from trainmedic_server.command import main
 from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.wiring.folder_diagnosis import FolderDiagnosis, diagnose_folder

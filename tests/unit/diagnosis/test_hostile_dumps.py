@@ -17,7 +17,7 @@ import pytest
 
 from trainmedic_server.adapters import dump_reader
 from trainmedic_server.diagnosis.flight_recorder import dump, plain_pickle
-from trainmedic_server.errors import DumpError
+from trainmedic_server.log_errors import DumpError
 
 REAL = Path(__file__).with_name("nvidia_dumps") / "lock_gil_1st" / "_dump_0"
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tests.unit.diagnosis.test_scenes import shipped_rules
 from trainmedic_server.adapters import log_folder
-from trainmedic_server.cli import main
+from trainmedic_server.command import main
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 

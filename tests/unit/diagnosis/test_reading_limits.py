@@ -18,7 +18,7 @@ from tests.support.programs import ROOT
 from tests.unit.diagnosis.test_scenes import shipped_rules
 from trainmedic_server.adapters import dump_reader
 from trainmedic_server.adapters.reading_limits import LimitKind, LimitReached, ReadingLimits
-from trainmedic_server.cli import main
+from trainmedic_server.command import main
 from trainmedic_server.diagnosis.flight_recorder.dump import MOST_MEMBERS
 from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 

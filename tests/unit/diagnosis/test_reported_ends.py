@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from tests.unit.diagnosis.test_job_diagnoses import World, stepping
 from trainmedic_server.diagnosis import reported_end
 from trainmedic_server.domain.alert import AlertStatus
-from trainmedic_server.domain.finding import CauseClass, Origin, Role
+from trainmedic_server.domain.finding import CLAIMED_JOB, CauseClass, Origin, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.known_finding import CLAIMED_JOB
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.target import Target, TargetKind

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from trainmedic_server.diagnosis import verdict_alert
 from trainmedic_server.diagnosis.verdict import Confidence
 from trainmedic_server.domain.component import Component, component_of
 from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.engine import verdict_alert
 
 ROOT = Path(__file__).parents[3]
 VERDICT: dict[str, Any] = {"cause": "gpu", "confidence": "high", "node": "gpu-07", "fingerprint": "cuda/lost"}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from trainmedic_server.domain import gpu_names, inventory, job_lookup
-from trainmedic_server.domain.target import IdentityLabels, Unresolved
+from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import Topology, WrittenTopology
 
 UUID = "GPU-5f3a2c1e-0d6b-4a52-9d6e-0f2b8d1c7a90"

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from trainmedic_server.domain import job_lookup
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.domain.target import Target, TargetKind, resolve
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.target_resolution import resolve
 from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, JobTopology, Pod, Topology
 
 OURS, THEIRS, SPARE = (f"GPU-5a0{n}1111-2222-4333-8444-0000000000aa" for n in (1, 2, 3))

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from trainmedic_server.domain.node_names import NodeNames
-from trainmedic_server.domain.target import Target, TargetKind, resolve, unknown_node
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.target_resolution import resolve, unknown_node
 from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, JobTopology, Pod, Topology
 
 U11, U11B, U12, UEC, UAKS, TWO = (f"GPU-b7e4000{number}-11d2-4c3a-9d10-0000000000{number}f" for number in range(1, 7))

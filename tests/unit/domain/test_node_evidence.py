@@ -9,17 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from trainmedic_server.domain import inventory
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.node_names import NodeNames
-from trainmedic_server.domain.target import (
-    Target,
-    TargetKind,
-    Unresolved,
-    confirmed,
-    node_reasons,
-    placed_gpu,
-    resolve,
-    unknown_node,
-)
+from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server.domain.target_resolution import confirmed, node_reasons, placed_gpu, resolve, unknown_node
 from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, Pod, Topology
 
 FIRST, SECOND, TWICE = (f"GPU-0c0{n}0000-5555-4444-8888-00000000beef" for n in (1, 2, 3))

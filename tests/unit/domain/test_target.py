@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.inventory import parse
-from trainmedic_server.domain.target import LONGEST_NAME, Target, TargetKind, Unresolved, bounded, resolve
+from trainmedic_server.domain.target import LONGEST_NAME, Target, TargetKind
+from trainmedic_server.domain.target_resolution import bounded, resolve
 from trainmedic_server.domain.topology import Topology
 
 INVENTORY = Topology(parse({"10.0.0.5": "node-5", "fd00::5": "node-5"}))

@@ -13,7 +13,7 @@ from trainmedic_server.catalog import alert_map_compiler
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.cli import main
+from trainmedic_server.command import main
 from trainmedic_server.simulation import rule_outcomes
 from trainmedic_server.simulation.rule_outcomes import RuleOutcome
 

@@ -15,9 +15,9 @@ from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL, Alert, AlertStatus
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import ActionStep
 from trainmedic_server.domain.proof import XID_LABELS
-from trainmedic_server.domain.target import IdentityLabels
 
 HARMFUL = {
     "k8s.cordon", "k8s.drain", "k8s.delete_pod", "k8s.restart", "k8s.scale", "k8s.taint", "launcher.exclude_node",

@@ -13,7 +13,7 @@ from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.target import IdentityLabels
+from trainmedic_server.domain.identity import IdentityLabels
 
 
 def book(name: str) -> YamlPlaybook:

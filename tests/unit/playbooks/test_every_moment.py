@@ -22,15 +22,16 @@ from tests.unit.playbooks.site import Site, SiteBus, SiteCluster, SiteMetrics, S
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import loader, yaml_files
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain import changes, inventory
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.playbook import ActionStep, Mode, WaitStep
 from trainmedic_server.domain.run import OrderKind, Run, StepStatus
-from trainmedic_server.domain.target import IdentityLabels, TargetKind
+from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import after_resolve
 from trainmedic_server.engine.service import Engine
@@ -42,7 +43,7 @@ from trainmedic_server.simulation.suite_format import AlertContent, TestEntry
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
-SUITES = sorted(PLAYBOOKS.glob(f"*{loader.TEST_SUFFIX}.yaml"))
+SUITES = sorted(PLAYBOOKS.glob(f"*{yaml_files.TEST_SUFFIX}.yaml"))
 HORIZON = timedelta(hours=1)
 """How long a run is watched. What waits longer than that is not seen to time out."""
 GIVES_BACK = {"uncordon", "job.resume", "launcher.include_node"}
@@ -335,7 +336,7 @@ def _last_wait(played: Played) -> float | None:
     return (begun + ended) / 2
 
 
-each_playbook = pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem.removesuffix(loader.TEST_SUFFIX))
+each_playbook = pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem.removesuffix(yaml_files.TEST_SUFFIX))
 
 
 @each_playbook
@@ -353,7 +354,7 @@ def test_its_alert_resolves_at_any_moment(path: Path) -> None:
 def test_a_drain_that_went_on_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above looks for is found where the engine does not look whether the alert still fires."""
     monkeypatch.setattr(after_resolve, "is_unwanted", lambda draft, state: False)
-    first = beginnings(PLAYBOOKS / f"gpu-broken{loader.TEST_SUFFIX}.yaml")[0]
+    first = beginnings(PLAYBOOKS / f"gpu-broken{yaml_files.TEST_SUFFIX}.yaml")[0]
     assert any("k8s.drain" in wrong for wrong in wrongs(play(_with(first.case, resolved=30.0))))
 
 

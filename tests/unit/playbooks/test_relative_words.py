@@ -10,8 +10,8 @@ import pytest
 from tests.unit.playbooks.test_shipped_playbooks import FILES
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import ActionStep
-from trainmedic_server.domain.target import IdentityLabels
 
 ACTIONS = registry.specs_only()
 SCALING = {"job.scale_lr": "learning_rate_factor", "job.scale_batch": "batch_factor"}

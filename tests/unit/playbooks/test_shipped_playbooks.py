@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import loader
+from trainmedic_server.catalog import loader, yaml_files
 from trainmedic_server.domain.claim import Claim
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import ActionStep
-from trainmedic_server.domain.target import IdentityLabels, Target, TargetKind
+from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine import claims
 from trainmedic_server.simulation import suite
 
 PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
-SUITES = sorted(PLAYBOOKS.glob(f"*{loader.TEST_SUFFIX}.yaml"))
+SUITES = sorted(PLAYBOOKS.glob(f"*{yaml_files.TEST_SUFFIX}.yaml"))
 TEMPLATES = set(PLAYBOOKS.glob("*_template.yaml"))
 FILES = sorted(set(PLAYBOOKS.glob("*.yaml")) - set(SUITES) - TEMPLATES)
 
@@ -26,7 +27,7 @@ def test_a_shipped_playbook_has_its_name_and_its_tests(path):
     loaded = loader.load_file(path, registry.specs_only(), IdentityLabels())
     assert loaded.problems == ()
     assert [book.definition.name for book in loaded.playbooks] == [path.stem]
-    assert path.with_name(f"{path.stem}{loader.TEST_SUFFIX}.yaml") in SUITES
+    assert path.with_name(f"{path.stem}{yaml_files.TEST_SUFFIX}.yaml") in SUITES
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)

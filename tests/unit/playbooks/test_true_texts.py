@@ -22,9 +22,9 @@ from tests.unit.playbooks.test_shipped_playbooks import FILES
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
+from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import ActionStep, Mode, WaitStep
 from trainmedic_server.domain.run import Run, StepStatus
-from trainmedic_server.domain.target import IdentityLabels
 from trainmedic_server.engine import service
 from trainmedic_server.simulation import suite
 from trainmedic_server.simulation.suite_format import TestEntry

@@ -12,8 +12,8 @@ from tests.contract.run_store_values import at
 from tests.contract.test_findings import finding
 from tests.support.api_world import World
 from tests.unit.server.test_api_history import run
-from trainmedic_server.domain.finding import Excerpt
-from trainmedic_server.domain.known_finding import CLAIMED_JOB, EpisodeKey, KnownExcerpt
+from trainmedic_server.domain.finding import CLAIMED_JOB, Excerpt
+from trainmedic_server.domain.known_finding import EpisodeKey, KnownExcerpt
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import RunRecord

@@ -20,7 +20,7 @@ from trainmedic_server.engine.explanation import Explanation
 from trainmedic_server.engine.forecast import StepForecast
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.server import explanations, given_alerts, test_text
-from trainmedic_server.simulation import check, explain, suite, suite_format
+from trainmedic_server.simulation import check, explain, log_check, suite, suite_format
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -154,7 +154,7 @@ def test_check_reads_tests_too(tmp_path: Path) -> None:
     result = check.check([tmp_path], SimulatedActions())
     assert result.playbooks == ()
     assert {Path(problem.file).name for problem in result.problems} == {"cap.yaml", "cap_test.yaml"}
-    assert check.test_files([tmp_path]) == [tmp_path / "cap_test.yaml"]
+    assert log_check.test_files([tmp_path]) == [tmp_path / "cap_test.yaml"]
 
 
 def checked(tmp_path: Path, *playbooks: str) -> check.CheckResult:

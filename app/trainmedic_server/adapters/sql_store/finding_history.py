@@ -14,7 +14,8 @@ from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, encod
 from trainmedic_server.adapters.sql_store.finding_tables import finding_episodes, finding_excerpts, findings
 from trainmedic_server.adapters.sql_store.findings import KEPT_JOBS
 from trainmedic_server.adapters.sql_store.present import SqlPresent
-from trainmedic_server.domain.known_finding import CLAIMED_JOB, KeptJob, KnownFinding
+from trainmedic_server.domain.finding import CLAIMED_JOB
+from trainmedic_server.domain.known_finding import KeptJob, KnownFinding
 from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord

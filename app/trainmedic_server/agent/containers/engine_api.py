@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from trainmedic_server.errors import CommandFailed, CommandUnsupported
+from trainmedic_server.agent_errors import CommandFailed, CommandUnsupported
 
 _LARGEST_ANSWER = 64 * 2**20
 _LONGEST_MESSAGE = 300

@@ -23,7 +23,7 @@ from trainmedic_server.agent.disk.mounts import FilesystemSearch
 from trainmedic_server.agent.disk.open_files import FileUsage
 from trainmedic_server.agent.disk.throttle import Clocks, Throttle
 from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.errors import CommandFailed, CommandRejected
+from trainmedic_server.agent_errors import CommandFailed, CommandRejected
 
 _REPLY_MARGIN = timedelta(seconds=5)
 _PARAMETERS = ("dry_run", "filesystems")

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.agent import privileges
-from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.machine_locks import NameLock
 
 

@@ -16,7 +16,7 @@ from trainmedic_server.agent.disk import throttle
 from trainmedic_server.agent.disk.cleaner import Cleaner, CleaningRequest
 from trainmedic_server.agent.disk.mounts import NamedFilesystem
 from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.errors import CommandRejected
+from trainmedic_server.agent_errors import CommandRejected
 
 _REPLY_MARGIN = timedelta(seconds=5)
 """Before a command expires its reply must be back at the server; of a short command the margin is a tenth."""

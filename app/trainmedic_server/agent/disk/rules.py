@@ -53,12 +53,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server.agent import mapping_reader
 from trainmedic_server.agent.disk.access_times import AccessTimes
 from trainmedic_server.agent.disk.globs import Glob
 from trainmedic_server.agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_server.domain import duration, size
-from trainmedic_server.errors import ConfigurationError
 
 MIN_AGE_TO_DELETE = timedelta(minutes=1)
 """The least ``min_age`` of a rule that deletes."""

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.facts import gpu, host
 from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.errors import GpuError
+from trainmedic_server.agent_errors import GpuError
 from trainmedic_server.ports.gpus import Gpus
 
 WINDOW = 0.5

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from trainmedic_server.errors import GpuError
+from trainmedic_server.agent_errors import GpuError
 from trainmedic_server.ports.gpus import GpuInfo, GpuReading, Gpus, in_watts
 
 

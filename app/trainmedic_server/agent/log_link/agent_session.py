@@ -35,7 +35,7 @@ from trainmedic_server.agent.log_link.messages import (
     encoded,
 )
 from trainmedic_server.agent.log_shipping.store_access import StoreAccess
-from trainmedic_server.errors import CommandNotExecuted, CommandRejected
+from trainmedic_server.agent_errors import CommandNotExecuted, CommandRejected
 
 log = logging.getLogger(__name__)
 

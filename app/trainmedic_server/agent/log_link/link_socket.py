@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from trainmedic_server.errors import ConfigurationError
+from trainmedic.errors import ConfigurationError
 
 NAME = "reader.sock"
 _LONGEST = 100

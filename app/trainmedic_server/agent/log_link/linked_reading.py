@@ -18,8 +18,8 @@ from trainmedic_server.agent.log_link.messages import ReaderStatus
 from trainmedic_server.agent.log_link.reader_link import AWAY, STARTING, ReaderLink
 from trainmedic_server.agent.log_link.reader_news import ReaderNews
 from trainmedic_server.agent.log_link.reader_supervisor import ReaderSupervisor
+from trainmedic_server.agent_errors import CommandInterrupted, CommandWithdrawn
 from trainmedic_server.domain.log_search import READ, WITHDRAW
-from trainmedic_server.errors import CommandInterrupted, CommandWithdrawn
 
 _THREAD_SECONDS = 0.5
 

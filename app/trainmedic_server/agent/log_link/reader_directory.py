@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.log_link.reader_process import ReaderUser
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 
 NAME = "reader"
 _PARTS = ("log_reading", "log_queue", "log_arrivals", "log_shipping")

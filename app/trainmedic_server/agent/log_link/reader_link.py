@@ -36,7 +36,7 @@ from trainmedic_server.agent.log_link.messages import (
     encoded,
     reader_message,
 )
-from trainmedic_server.errors import CommandFailed, CommandInterrupted, CommandRejected
+from trainmedic_server.agent_errors import CommandFailed, CommandInterrupted, CommandRejected
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from trainmedic.errors import ConfigurationError
 from trainmedic_server import confined_child, kill_as_user
-from trainmedic_server.errors import ConfigurationError
 
 DEFAULT_USER = "trainmedic-reader"
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)

@@ -26,7 +26,7 @@ from msgspec import Struct, field
 
 from trainmedic_server.agent.database import AgentDatabase
 from trainmedic_server.agent.log_reading.discovery import OLD_SECONDS, FoundFile
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 

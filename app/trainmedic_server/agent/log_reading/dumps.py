@@ -28,7 +28,7 @@ from trainmedic_server.domain.finding import MOST_AROUND, CauseClass, Excerpt, F
 from trainmedic_server.domain.finding_codec import LARGEST_RANK, write_ranks
 from trainmedic_server.domain.log_cuts import CutKind
 from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.errors import DumpError
+from trainmedic_server.log_errors import DumpError
 
 MOST_RANKS = 2 * MOST_AROUND
 """Of an attempt on one node: an excerpt has no more lines."""

@@ -17,8 +17,8 @@ from trainmedic.wire.envelope import EnvelopeError
 from trainmedic.wire.findings import LARGEST_UPDATE
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic_server.agent.log_reading.log_store import LogStore
+from trainmedic_server.agent_errors import JournalUnavailable
 from trainmedic_server.domain import finding_codec
-from trainmedic_server.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 

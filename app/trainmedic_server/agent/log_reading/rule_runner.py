@@ -20,8 +20,8 @@ from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_policy import DEFAULT_MAX_JOB_FINDINGS
 from trainmedic_server.agent.log_reading.log_store import LogStore, OutgoingFinding
 from trainmedic_server.agent.log_reading.streams import LineStream, PendingExcerpt
+from trainmedic_server.agent_errors import JournalUnavailable
 from trainmedic_server.domain.finding import Excerpt, Finding
-from trainmedic_server.errors import JournalUnavailable
 from trainmedic_server.logs.line import Line
 from trainmedic_server.logs.prefilter import Prefilter
 from trainmedic_server.logs.rule import RuleSet

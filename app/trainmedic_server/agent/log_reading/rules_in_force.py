@@ -12,7 +12,7 @@ from datetime import datetime
 from trainmedic.errors import TrainmedicError
 from trainmedic_server.agent.log_reading.log_store import LogStore
 from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 from trainmedic_server.logs.rule import RuleSet
 
 log = logging.getLogger(__name__)

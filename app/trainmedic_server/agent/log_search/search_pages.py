@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from trainmedic_server.agent.log_search import searcher
 from trainmedic_server.agent.log_search.searcher import LogPage, LogSearcher, Places
+from trainmedic_server.agent_errors import CommandInterrupted, CommandRejected
 from trainmedic_server.domain import log_pages
 from trainmedic_server.domain.log_search import LogQuery
-from trainmedic_server.errors import CommandInterrupted, CommandRejected
 
 
 class SearchPages(Struct, frozen=True):

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from trainmedic_server.agent.database import AgentDatabase
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 

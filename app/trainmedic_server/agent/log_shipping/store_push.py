@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 
-from trainmedic_server import __version__
+from trainmedic_server.agent import __version__
 from trainmedic_server.agent.log_shipping.entries import Labels, StoreEntry
 from trainmedic_server.agent.log_shipping.ship_counters import LostReason
 from trainmedic_server.agent.log_shipping.ship_policy import ShipPolicy, StoreKind

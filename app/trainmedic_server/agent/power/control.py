@@ -25,7 +25,7 @@ from trainmedic.wire.steady_time import since_boot, utc_now
 from trainmedic_server.agent.policy import PowerBounds
 from trainmedic_server.agent.power.caps import EXPIRED, GpuPowerState, LeaseEnd, PowerCap, clamp, is_same
 from trainmedic_server.agent.power.ledger import PowerLedger
-from trainmedic_server.errors import GpuError
+from trainmedic_server.agent_errors import GpuError
 from trainmedic_server.ports.gpus import Gpus, PowerLimits
 
 log = logging.getLogger(__name__)

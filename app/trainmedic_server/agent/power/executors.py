@@ -15,7 +15,7 @@ from trainmedic.wire import undoing
 from trainmedic_server.agent.executors import AcceptedCommand
 from trainmedic_server.agent.power import outputs
 from trainmedic_server.agent.power.control import Outcomes, PowerControl
-from trainmedic_server.errors import CommandFailed, CommandRejected, GpuError, NotSupported
+from trainmedic_server.agent_errors import CommandFailed, CommandRejected, GpuError, NotSupported
 from trainmedic_server.ports.gpus import PowerLimits
 
 DEFAULT_LEASE = 300.0

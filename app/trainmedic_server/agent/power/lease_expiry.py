@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server.agent.power.caps import EXPIRED
 from trainmedic_server.agent.power.control import PowerControl, PowerOutcome
-from trainmedic_server.errors import GpuError
+from trainmedic_server.agent_errors import GpuError
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from trainmedic_server.agent.journal import Journal
 from trainmedic_server.agent.power.caps import GpuPowerState
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 

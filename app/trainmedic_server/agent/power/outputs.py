@@ -12,7 +12,7 @@ from typing import Any
 from trainmedic.wire import envelope
 from trainmedic_server.agent.power.caps import EXPIRED
 from trainmedic_server.agent.power.control import PowerOutcome
-from trainmedic_server.errors import (
+from trainmedic_server.agent_errors import (
     CommandFailed,
     CommandNotExecuted,
     CommandRejected,

@@ -16,7 +16,7 @@ from typing import Any
 
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
 from trainmedic_server.domain.finding_codec import read_ranks, write_ranks
-from trainmedic_server.errors import DumpError
+from trainmedic_server.log_errors import DumpError
 from trainmedic_server.logs.masks import masked
 
 RULE = SOURCE = "flight-recorder"

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from msgspec import Struct
 
 from trainmedic_server.diagnosis.flight_recorder import plain_pickle
-from trainmedic_server.errors import DumpError
+from trainmedic_server.log_errors import DumpError
 
 MOST_BYTES = 64 * 1024 * 1024
 """Of a file. A recorder of 2,000 entries with call stacks writes about 5 MiB."""

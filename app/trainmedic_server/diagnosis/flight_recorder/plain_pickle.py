@@ -6,7 +6,7 @@ import io
 import pickle
 from typing import Any, Never
 
-from trainmedic_server.errors import DumpError
+from trainmedic_server.log_errors import DumpError
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 from markupsafe import Markup, escape
 
 from trainmedic_server.domain.plain_text import visible
-from trainmedic_server.presentation import sentences, times, words
+from trainmedic_server.presentation import runs, sentences, times, words
 from trainmedic_server.presentation.sentences import At, Piece, RunName, Sentence, Values
 
 _MARKS = {
@@ -200,7 +200,7 @@ def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
             case At(time):
                 return Markup("{} ({})").format(clock_time(time, now), when(time, now))
             case RunName(run_id):
-                return Markup('<a href="{}/runs/{}">{}</a>').format(base, run_id, words.short_id(run_id))
+                return Markup('<a href="{}/runs/{}">{}</a>').format(base, run_id, runs.short_id(run_id))
             case Values(values):
                 return pairs(values)
         return escape(finish(piece))

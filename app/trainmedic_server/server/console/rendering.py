@@ -73,7 +73,7 @@ class Renderer:
         self._environment.filters["precise"] = lambda value: formats.precise(value, clock.now())
         self._environment.filters["moment"] = times.read
         self._environment.filters["words"] = words.words
-        self._environment.filters["tail"] = words.short_id
+        self._environment.filters["tail"] = runs.short_id
         self._environment.filters["cut"] = lambda value, size: words.cut(str(value), size)
         self._environment.filters["sentence"] = lambda value: formats.sentence(value, clock.now(), base.link)
         self._environment.filters["linked_runs"] = lambda value: formats.linked_runs(value, base.link)

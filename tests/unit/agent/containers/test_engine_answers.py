@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trainmedic_server.agent.containers.engine_api import ContainerEngine, EngineAnswer
-from trainmedic_server.errors import CommandFailed, CommandUnsupported
+from trainmedic_server.agent_errors import CommandFailed, CommandUnsupported
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from trainmedic_server.agent.disk.filesystems import mount_of
 from trainmedic_server.agent.disk.mounts import mounts_of
 from trainmedic_server.agent.disk.throttle import Clocks
 from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.errors import CommandRejected
+from trainmedic_server.agent_errors import CommandRejected
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from trainmedic_server.agent.log_link.messages import (
     SearchWithdrawn,
     encoded,
 )
-from trainmedic_server.errors import CommandFailed, CommandInterrupted, CommandRejected
+from trainmedic_server.agent_errors import CommandFailed, CommandInterrupted, CommandRejected
 
 METRIC = LogMetric("trainmedic_agent_log_lines", MetricKind.COUNTER, "Lines.", [LogSample(3.0, {"source": "training"})])
 

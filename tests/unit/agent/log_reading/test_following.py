@@ -14,7 +14,7 @@ from tests.unit.agent.log_reading.reading import Reading, policy_of
 from trainmedic_server.agent.disk import removal
 from trainmedic_server.agent.log_reading import files, followed_file, log_files, log_store, rule_runner
 from trainmedic_server.agent.log_reading.streams import BYTES_AROUND
-from trainmedic_server.errors import JournalUnavailable
+from trainmedic_server.agent_errors import JournalUnavailable
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.unit.agent.power.conftest import Node
 from trainmedic_server.agent.policy import PowerBounds
 from trainmedic_server.agent.power.caps import GpuPowerState
 from trainmedic_server.agent.power.executors import RenewLeaseExecutor
-from trainmedic_server.errors import CommandRejected
+from trainmedic_server.agent_errors import CommandRejected
 
 FIRST = cards(1)[0].uuid
 

@@ -17,7 +17,7 @@ from trainmedic.wire import undoing
 from trainmedic_server.diagnosis import exits
 from trainmedic_server.diagnosis.collectives import CollectiveLines
 from trainmedic_server.diagnosis.exits import Exit
-from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts
+from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts, Sign
 from trainmedic_server.diagnosis.flight_recorder import absentees, digest
 from trainmedic_server.diagnosis.flight_recorder.dump import Dump
 from trainmedic_server.diagnosis.reported_end import ReportedEnd
@@ -116,18 +116,6 @@ def lost_processes(findings: Iterable[KnownFinding], job: str) -> frozenset[tupl
     """Node and number of each process of which another job than `job` says that it ended."""
     told = (known for known in findings if known.origin.job not in (None, job) and known.role is not Role.NOISE)
     return frozenset((known.origin.node, pid) for known in told if (pid := known.fields.get("pid")))
-
-
-class Sign(NamedTuple):
-    """What says that a job fails or hangs."""
-
-    at: datetime
-    """When the server heard it."""
-    attempt: int | None = None
-    """Of which attempt it is; None where nobody says."""
-    is_wait: bool = False
-    """True if a job can survive the stated fault, such as a collective that timed out or an actor that died. Steps that
-    follow show that nothing failed."""
 
 
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:

@@ -1,0 +1,102 @@
+"""The command finds its commands in the tables of the distributions that are installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.command_line import CommandLine
+from trainmedic_server import command
+from trainmedic_server.cli import agent_commands, log_commands, server_commands
+
+TABLES = {"server": server_commands, "agent": agent_commands, "logs": log_commands}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """The names of the distributions that are there; a test takes some away."""
+    names = set(TABLES)
+
+    def entry_points(group: str) -> Collection[EntryPoint]:
+        assert group == "trainmedic.commands"
+        return [EntryPoint(name, f"{TABLES[name].__name__}:COMMANDS", group) for name in sorted(names)]
+
+    monkeypatch.setattr(command, "entry_points", entry_points)
+    command.commands.cache_clear()
+    yield names
+    command.commands.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("absent", "name", "distribution"),
+    [("server", "serve", "trainmedic-server"), ("agent", "agent-reader", "trainmedic-agent")],
+)
+def test_an_absent_command_names_its_distribution(
+    installed: set[str], absent: str, name: str, distribution: str
+) -> None:
+    """It ends with 2, as a wrong argument does."""
+    installed.remove(absent)
+    ran = CliRunner().invoke(command.main, [name])
+    assert ran.exit_code == 2
+    assert f"'{name}' is a command of {distribution}, which is not installed here." in ran.output
+    assert name not in command.commands()
+
+
+def test_of_two_commands_with_one_name_the_servers_is_taken(installed: set[str]) -> None:
+    """It has all of the other, and the lines and verdicts of a server beside."""
+    assert command.commands()["logs"].module == server_commands.COMMANDS["logs"].module
+    installed.remove("server")
+    command.commands.cache_clear()
+    assert command.commands()["logs"].module == log_commands.COMMANDS["logs"].module
+
+
+def test_the_command_knows_where_each_command_comes_from() -> None:
+    """Also of one that is not installed."""
+    for name, table in TABLES.items():
+        named = set(command.ABSENT[f"trainmedic-{name}"])
+        assert named <= table.COMMANDS.keys()
+        assert table.COMMANDS.keys() - named <= {"logs", "diagnose"}, name
+
+
+def test_a_folder_is_diagnosed_without_the_server_being_loaded(tmp_path: Path) -> None:
+    """Nor any of its libraries: the engine, the store and HTTP are not imported."""
+    (tmp_path / "rank0.log").write_text("Traceback (most recent call last):\nValueError: a wrong value\n")
+    program = (
+        "import sys; from trainmedic_server.cli.folder_diagnosis import diagnose; "
+        f"diagnose(['--dir', {str(tmp_path)!r}], standalone_mode=False); "
+        "print(*(name for name in sys.modules if name.startswith("
+        "('fastapi', 'sqlalchemy', 'structlog', 'httpx', 'trainmedic_server.engine', 'trainmedic_server.telemetry'))))"
+    )
+    environment = CommandLine("").environment()
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert "cause" in done.stdout
+    assert done.stdout.splitlines()[-1] == ""
+
+
+def test_rules_are_checked_without_a_server_and_the_rest_is_named(installed: set[str], tmp_path: Path) -> None:
+    """A test that expects runs is not said to be checked whole."""
+    installed.remove("server")
+    (tmp_path / "a.yaml").write_text(
+        "log_rule: a\nsource: training\ncontains: [went wrong]\nmatch: [went wrong]\nrole: root\n"
+    )
+    (tmp_path / "a_test.yaml").write_text(
+        "tests:\n- name: t\n  lines: [{source: training, text: it went wrong}]\n"
+        "  expect: {findings: [{rule: a}], runs: []}\n"
+    )
+    ran = CliRunner().invoke(command.main, ["logs", "check", str(tmp_path)])
+    assert ran.exit_code == 0, ran.output
+    assert "1 log rule, no mistake." in ran.output
+    assert "runs: not checked here; trainmedic-server checks it" in ran.output
+    (tmp_path / "a_test.yaml").write_text(
+        "tests:\n- name: t\n  lines: [{source: training}]\n  expect: {findings: [{rule: a}]}\n"
+    )
+    ran = CliRunner().invoke(command.main, ["logs", "check", str(tmp_path)])
+    assert ran.exit_code == 1
+    assert "a line has either `text` or `fixture`" in ran.output
+    assert CliRunner().invoke(command.main, ["logs", "test", str(tmp_path)]).exit_code == 2
