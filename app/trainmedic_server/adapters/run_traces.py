@@ -68,11 +68,11 @@ class RunTraces:
             record = await self._runs.record(event.run_id) if event.run_id is not None else None
             if record is None:
                 continue  # --retention was quicker
-            match content := content_of(event):
-                case Closed():
-                    spans += _spans_of_run(record, run_link(self._external_url, record.run.id))
-                case UndoDone() | UndoClosed():
-                    spans += _spans_of_undo(record.run, content.step)
+            content = content_of(event)
+            if event.kind not in UNDO_OVER:
+                spans += _spans_of_run(record, run_link(self._external_url, record.run.id))
+            elif isinstance(content, (UndoDone, UndoClosed)):
+                spans += _spans_of_undo(record.run, content.step)
         if spans:
             await self._send(spans)
 
