@@ -505,8 +505,8 @@ async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: 
     found = await store.transact(lambda tx: tx.linked_runs([identity, Identity("unknown", at(0))]))
     assert found == {
         identity: [
-            LinkedRun(one.id, "cool", gpu().key, "running", "started"),
-            LinkedRun(refused.id, "other", "", "not_started", "target_unknown"),
+            LinkedRun(one.id, "cool", gpu().key, Status.RUNNING, Decision.STARTED),
+            LinkedRun(refused.id, "other", "", Status.NOT_STARTED, Decision.TARGET_UNKNOWN),
         ]
     }
     await store.transact(lambda tx: tx.save_runs([(replace(one, status=Status.FAILED, ended_at=at(2)), one)]))

@@ -147,7 +147,9 @@ async def test_what_is_given_back_later_joins_the_trace(collector: Collector) ->
     await act(store, run, None, "closed")
     await told(store, listener)
     assert "undo of steps-0" not in collector.spans
-    await store.transact(lambda tx: tx.append([event("undo_done", run.id, 9, step="steps-0")]))
+    await store.transact(
+        lambda tx: tx.append([event("undo_done", run.id, 9, step="steps-0", action="uncap", output={})])
+    )
     collector.statuses = [0]
     for _ in range(2):
         with suppress(errors.TrainmedicError):

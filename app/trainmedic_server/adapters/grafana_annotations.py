@@ -15,6 +15,8 @@ from urllib.parse import urlencode
 
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.web_door import WebDoor
+from trainmedic_server.domain.event_codec import UNDO_OVER, names
+from trainmedic_server.domain.event_kinds import Closed, StepResumed, StepStarted
 from trainmedic_server.domain.links import run_link
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.errors import PermanentFailure
@@ -30,7 +32,7 @@ class GrafanaAnnotations:
     """One Grafana."""
 
     name = "grafana"
-    kinds = frozenset({"step_started", "step_resumed", "closed", "undo_done", "undo_closed"})
+    kinds = UNDO_OVER | names(StepStarted, StepResumed, Closed)
     """After these a run's annotation may begin or end."""
     at_once = 100
 

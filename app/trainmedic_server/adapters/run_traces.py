@@ -19,13 +19,14 @@ from typing import Any, Protocol
 from trainmedic.wire.envelope import EnvelopeError, read_time
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.adapters.web_door import WebDoor
+from trainmedic_server.domain.event_codec import UNDO_OVER, content_of, names
+from trainmedic_server.domain.event_kinds import Closed, UndoClosed, UndoDone
 from trainmedic_server.domain.links import run_link
 from trainmedic_server.domain.run import Attempt, Event, Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.store import RunRecord
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_UNDO_OVER = frozenset({"undo_done", "undo_closed"})
 _LONGEST_TEXT = 1_000
 _MOST_EVENTS = 128
 """Of a span; what the SDKs of OpenTelemetry keep by default."""
@@ -49,7 +50,7 @@ class RunTraces:
     spans that the collector takes for wrong."""
 
     name = "traces_to"
-    kinds = _UNDO_OVER | {"closed"}
+    kinds = UNDO_OVER | names(Closed)
     at_once = 50
 
     def __init__(
@@ -67,10 +68,11 @@ class RunTraces:
             record = await self._runs.record(event.run_id) if event.run_id is not None else None
             if record is None:
                 continue  # --retention was quicker
-            if event.kind == "closed":
+            content = content_of(event)
+            if event.kind not in UNDO_OVER:
                 spans += _spans_of_run(record, run_link(self._external_url, record.run.id))
-            else:
-                spans += _spans_of_undo(record.run, str(event.data.get("step")))
+            elif isinstance(content, (UndoDone, UndoClosed)):
+                spans += _spans_of_undo(record.run, content.step)
         if spans:
             await self._send(spans)
 

@@ -7,6 +7,7 @@ calls it: ``steps`` in the engine asks, ``plan`` and the API read. Not here: wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
@@ -95,6 +96,16 @@ def _is_meant(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> 
             return rest in groups
         case _:
             return entry == name or entry in groups
+
+
+class Unanswered(StrEnum):
+    """How a question ended without an answer."""
+
+    RESOLVED = "resolved"
+    TIMED_OUT = "timed_out"
+    REJECTED_BY_TIMEOUT = "rejected_by_timeout"
+    APPROVED_BY_TIMEOUT = "approved_by_timeout"
+    ASKED_AGAIN_LATER = "unanswered"
 
 
 class AskedQuestion(Struct, frozen=True):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic.wire import notice as notices
 from trainmedic.wire.notice import Notice
+from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone, JobRestarted, JobReturned, LifeEvent
 
 GONE_AFTER = timedelta(minutes=1)
 """How long nothing is heard of a job until it counts as gone. A presence lives for 15 s."""
@@ -60,10 +60,7 @@ class LifeChange(Struct, frozen=True):
     """A new record of a job, and what the history says of it; None where that is nothing."""
 
     life: JobLife
-    event: str | None = None
-    reason: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
-    """Further members of the notice for the history."""
+    event: LifeEvent | None = None
 
 
 def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
@@ -78,7 +75,7 @@ def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> Life
         is_back = instance != life.instance if instance else now - life.since > GONE_AFTER
         return LifeChange(replace(life, state=LifeState.PRESENT, since=now, instance=instance)) if is_back else None
     returned = replace(life, state=LifeState.PRESENT, since=now, instance=instance or life.instance, reason="")
-    return LifeChange(returned, "job_returned")
+    return LifeChange(returned, JobReturned(life.name))
 
 
 def missed(life: JobLife, now: datetime) -> LifeChange | None:
@@ -86,7 +83,7 @@ def missed(life: JobLife, now: datetime) -> LifeChange | None:
     if life.state is not LifeState.PRESENT:
         return None
     reason = life.reason or _SILENT
-    return LifeChange(replace(life, state=LifeState.GONE, since=now, reason=reason), "job_gone", reason)
+    return LifeChange(replace(life, state=LifeState.GONE, since=now, reason=reason), JobGone(life.name, reason))
 
 
 def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datetime) -> LifeChange | None:
@@ -104,7 +101,7 @@ def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datet
         known = replace(known, numbers=numbers)
     elif known.instance != notice.instance or known.state is LifeState.ENDED:
         return None
-    return _applied(known, notice, now)
+    return LifeChange(_changed(known, notice, now), _event_of(notice))
 
 
 def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | None:
@@ -116,38 +113,39 @@ def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | Non
     return {instance: counted[instance] for instance in sorted(counted)[-_MOST_LAUNCHERS:]}
 
 
-def _applied(life: JobLife, notice: Notice, now: datetime) -> LifeChange:
-    return replace(_changed(life, notice, now), details=_details(notice))
+def _event_of(notice: Notice) -> LifeEvent:
+    """Return the event that repeats what a notice says."""
+    return _NOTICED[notice.kind](
+        notice.job,
+        notice.reason,
+        attempt=notice.attempt,
+        node=notice.node or None,
+        status=notice.status,
+        rank=notice.rank,
+        restarts=notice.restarts or None,
+        pid=notice.pid,
+        error=notice.error or None,
+    )
 
 
-def _details(notice: Notice) -> dict[str, Any]:
-    """Return what a launcher reports about an attempt."""
-    members: dict[str, Any] = {
-        "attempt": notice.attempt,
-        "node": notice.node or None,
-        "status": notice.status,
-        "rank": notice.rank,
-        "restarts": notice.restarts or None,
-        "pid": notice.pid,
-        "error": notice.error or None,
-    }
-    return {name: value for name, value in members.items() if value is not None}
+_NOTICED: Mapping[str, type[LifeEvent]] = {
+    notices.ENDED: JobEnded,
+    notices.FAILED: JobFailed,
+    notices.RESTARTED: JobRestarted,
+    notices.GONE: JobGone,
+}
 
 
-def _changed(life: JobLife, notice: Notice, now: datetime) -> LifeChange:
+def _changed(life: JobLife, notice: Notice, now: datetime) -> JobLife:
     match notice.kind:
         case notices.ENDED:
-            ended = replace(life, state=LifeState.ENDED, since=now, reason="")
-            return LifeChange(ended, notices.ENDED, notice.reason)
+            return replace(life, state=LifeState.ENDED, since=now, reason="")
         case notices.FAILED:
-            failed = replace(life, failures=life.failures + 1, reason=notice.reason)
-            return LifeChange(failed, notices.FAILED, notice.reason)
+            return replace(life, failures=life.failures + 1, reason=notice.reason)
         case notices.RESTARTED:
-            restarted = replace(life, state=LifeState.PRESENT, since=now, restarts=life.restarts + 1)
-            return LifeChange(restarted, notices.RESTARTED, notice.reason)
+            return replace(life, state=LifeState.PRESENT, since=now, restarts=life.restarts + 1)
         case _:
-            gone = replace(life, state=LifeState.GONE, since=now, reason=notice.reason)
-            return LifeChange(gone, notices.GONE, notice.reason)
+            return replace(life, state=LifeState.GONE, since=now, reason=notice.reason)
 
 
 def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | None:
@@ -158,7 +156,7 @@ def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | No
     if life.state is not LifeState.GONE:
         return None
     ended = replace(life, state=LifeState.ENDED, since=now, instance="", reason=note)
-    return LifeChange(ended, notices.ENDED, note)
+    return LifeChange(ended, JobEnded(life.name, note))
 
 
 def is_forgotten(life: JobLife, kept_since: datetime) -> bool:

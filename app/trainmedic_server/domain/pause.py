@@ -112,7 +112,7 @@ class OperatorPause(Struct, frozen=True):
         return f"{what} by {self.by}{scope}{until}" + (f": {self.note}" if self.note else "")
 
     def as_data(self) -> dict[str, Any]:
-        """The pause as plain data, for events and the store."""
+        """The pause as plain data, for the store."""
         return {
             "id": self.id,
             "by": self.by,

@@ -16,8 +16,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_server import errors
+from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Delivery, Identity, RejectedAlert
+from trainmedic_server.domain.event_codec import DECIDED, recorded
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.reaction import Reaction, merged
@@ -200,7 +202,7 @@ class Admitter:
         ended = replace(record, last_heard_at=self._now, resolved_at=self._now, resolved_because=because)
         self._keep(ended)
         for run in self._facts.linked.get(record.identity, ()):
-            self._add_event(run.run_id, "alert_resolved", alert=record.alert.name, because=because)
+            self._add_event(run.run_id, kinds.AlertResolved(record.alert.name, because))
             if run.status not in (Status.NOT_STARTED, Status.OBSERVED):
                 self._touched.add(run.run_id)
 
@@ -223,7 +225,7 @@ class Admitter:
             heard = replace(earlier, alert=alert, last_heard_at=self._now, count=earlier.count + 1)
             record = replace(heard, resolved_at=None, resolved_because=None)
         for run in linked:
-            self._add_event(run.run_id, "alert_repeated", alert=alert.name, count=record.count)
+            self._add_event(run.run_id, kinds.AlertRepeated(alert.name, record.count))
         decisions = [self._candidate(record, candidate, linked) for candidate in matched.candidates]
         self._keep(_with_reactions(record, decisions, matched))
         return earlier is not None, decisions
@@ -248,17 +250,17 @@ class Admitter:
         outcome = self._guard(record.alert, candidate)
         if before and outcome.decision in PASSING:
             if outcome.decision != before[-1].decision:
-                self._add_event(before[-1].run_id, str(outcome.decision), alert=record.alert.name, why=outcome.why)
+                self._add_event(before[-1].run_id, DECIDED[outcome.decision](record.alert.name, why=outcome.why))
             return PlaybookDecision(before[-1].run_id, name, before[-1].target_key, outcome.decision, outcome.why)
         if outcome.decision is Decision.JOINED:
             run_id = self._facts.open_runs[candidate.key]
-            self._link(run_id, record, LinkedRun(run_id, name, target_key, "running", Decision.JOINED))
-            self._add_event(run_id, "joined", alert=record.alert.name, fingerprint=record.alert.fingerprint)
+            self._link(run_id, record, LinkedRun(run_id, name, target_key, Status.RUNNING, Decision.JOINED))
+            self._add_event(run_id, kinds.Joined(record.alert.name, record.alert.fingerprint))
             self._touched.add(run_id)
             return PlaybookDecision(run_id, name, target_key, Decision.JOINED)
         run = self._add_run(record, candidate, outcome)
         if before and outcome.decision is Decision.STARTED:
-            self._events.append(Event("started_later", self._now, before[-1].run_id, data={"run_id": run.id}))
+            self._add_event(before[-1].run_id, kinds.StartedLater(run.id))
         return PlaybookDecision(run.id, name, target_key, outcome.decision, outcome.why)
 
     def _guard(self, alert: Alert, candidate: Candidate) -> guards.GuardDecision:
@@ -311,25 +313,18 @@ class Admitter:
             self._facts.controls, breaker_open=True, breaker_opened_at=self._now, breaker_reason=reason
         )
         self._controls = self._facts.controls
-        self._events.append(Event("breaker_opened", self._now, data={"why": reason}))
+        self._events.append(recorded(kinds.BreakerOpened(reason), self._now))
 
     def _add_run(self, record: AlertRecord, candidate: Candidate, outcome: guards.GuardDecision) -> Run:
         run = self._new_run(record, candidate, outcome)
         self._runs[run.id] = run
-        self._link(run.id, record, LinkedRun(run.id, *candidate.key, str(run.status), run.decision))
-        data: dict[str, object] = {
-            "alert": record.alert.name,
-            "playbook": run.playbook,
-            "target": candidate.key[1],
-        }
-        if outcome.why:
-            data["why"] = outcome.why
+        self._link(run.id, record, LinkedRun(run.id, *candidate.key, run.status, run.decision))
+        content = DECIDED[run.decision](record.alert.name, run.playbook, candidate.key[1], outcome.why or None)
         if self._by_hand is None:
-            self._add_event(run.id, str(run.decision), **data)
+            self._add_event(run.id, content)
         else:
-            data |= {"by_hand": True, "repeats": run.repeats, "note": self._by_hand.note}
-            event = Event(str(run.decision), self._now, run.id, self._by_hand.actor, data)
-            self._events.append(event)
+            content = replace(content, by_hand=True, repeats=run.repeats, note=self._by_hand.note)
+            self._add_event(run.id, content, self._by_hand.actor)
         if run.status is not Status.NOT_STARTED:
             self._count(candidate, run)
         if run.is_open:
@@ -403,20 +398,25 @@ class Admitter:
         self._links.append((run_id, identity))
         self._facts.linked.setdefault(identity, []).append(linked)
 
-    def _add_event(self, run_id: str, kind: str, **data: object) -> None:
-        self._events.append(Event(kind, self._now, run_id, data=data))
+    def _add_event(self, run_id: str, content: kinds.EventKind, actor: str = "trainmedic") -> None:
+        self._events.append(recorded(content, self._now, run_id, actor))
 
 
 def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
     """Return an event for each malformed alert. Of very many, one more event counts the excluded ones."""
     for rejected in delivery.rejected[:_REJECTED_IN_HISTORY]:
-        data: dict[str, object] = {"alert": rejected.name, "index": rejected.index, "why": rejected.reason}
-        if rejected.identity is not None:
-            data["fingerprint"] = rejected.identity.fingerprint
-        yield Event("alert_rejected", now, data={**data, "delivery": delivery.id})
+        fingerprint = rejected.identity.fingerprint if rejected.identity is not None else None
+        content = kinds.AlertRejected(
+            alert=rejected.name,
+            index=rejected.index,
+            why=rejected.reason,
+            fingerprint=fingerprint,
+            delivery=delivery.id,
+        )
+        yield recorded(content, now)
     if (others := len(delivery.rejected) - _REJECTED_IN_HISTORY) > 0:
         why = f"{others} more alerts of this delivery are malformed"
-        yield Event("alert_rejected", now, data={"why": why, "delivery": delivery.id})
+        yield recorded(kinds.AlertRejected(why=why, delivery=delivery.id), now)
 
 
 def _as_mapped_before(alert: Alert, earlier: Alert) -> Alert:

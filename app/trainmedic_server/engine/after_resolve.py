@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainmedic_server.domain.alert import decisive
+from trainmedic_server.domain.event_kinds import StepSkipped
 from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.engine.plan_values import RunDraft
 from trainmedic_server.engine.step_sequence import step_definition, tolerates_timeout
@@ -85,7 +86,7 @@ def skip_to_wait(draft: RunDraft, first: StepState) -> None:
     for state in skipped:
         if state.status is StepStatus.PENDING and _follows(state, first):
             draft.end(state, StepStatus.SKIPPED, message=NOT_BEGUN)
-            draft.add_event("step_skipped", step=state.id, why=NOT_BEGUN)
+            draft.add_event(StepSkipped(state.id, why=NOT_BEGUN))
 
 
 def left_out(run: Run) -> Iterator[StepState]:

@@ -17,8 +17,9 @@ from typing import Protocol
 from trainmedic_server import telemetry
 from trainmedic_server.domain import agent_life
 from trainmedic_server.domain.agent_life import AgentChanges, AgentLife
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import AgentLost, AgentReturned
 from trainmedic_server.domain.node_names import NodeNames
-from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.absences import Absences
 from trainmedic_server.errors import BusUnavailable
@@ -117,8 +118,5 @@ class AgentWatch:
 def _keep(tx: Transaction, changes: AgentChanges, now: datetime) -> None:
     tx.agents.save(changes.save)
     tx.agents.forget(changes.forget)
-    lost = [
-        Event("agent_lost", now, data={"node": life.name, "last_heard": life.seen_at.isoformat()})
-        for life in changes.lost
-    ]
-    tx.append([*lost, *(Event("agent_returned", now, data={"node": life.name}) for life in changes.returned)])
+    lost = [recorded(AgentLost(life.name, life.seen_at), now) for life in changes.lost]
+    tx.append([*lost, *(recorded(AgentReturned(life.name), now) for life in changes.returned)])

@@ -7,13 +7,13 @@ asked.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
 
 from msgspec.structs import replace
 
 from trainmedic_server import core_errors
 from trainmedic_server.domain import approval
-from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain.approval import Terms, Unanswered
 from trainmedic_server.domain.playbook import ApproveStep
 from trainmedic_server.domain.run import OrderKind, Run, Status, StepState, StepStatus
 from trainmedic_server.engine import after_resolve, preview
@@ -61,7 +61,7 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
     goes_on = draft.run.acted_at is not None and after_resolve.next_wait(draft.run, state) is not None
     status = StepStatus.SKIPPED if goes_on else StepStatus.CANCELLED
     draft.end(state, status, error="the alert resolved before anybody approved", retry_at=None)
-    draft.add_event("approval_ended", step=state.id, outcome="resolved")
+    draft.add_event(kinds.ApprovalEnded(state.id, Unanswered.RESOLVED))
     if goes_on:
         after_resolve.skip_to_wait(draft, state)
 
@@ -79,7 +79,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
         message = draft.playbook.message(state.phase, state.index, names)
     except core_errors.ExpressionError as error:
         draft.end(state, StepStatus.FAILED, error=str(error), started_at=state.started_at or draft.now)
-        draft.add_event("step_failed", step=state.id, action=state.action, error=str(error))
+        draft.add_event(kinds.StepFailed(state.id, state.action, str(error)))
         return None
     context = draft.context
     steps = preview.steps_after(state, draft.run, draft.playbook, names, context.actions, context.topology())
@@ -89,7 +89,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
     message = message or _default_question(draft.run, draft.playbook.definition.summary)
     deadline = draft.now + definition.timeout if definition.timeout else None
     draft.run = replace(draft.run, message=message)
-    draft.add_event("approval_requested", step=state.id, message=message, deadline=_text(deadline), **_told(terms))
+    draft.add_event(_told(kinds.ApprovalRequested, state.id, message, deadline, terms))
     return draft.put(
         replace(
             state,
@@ -143,13 +143,11 @@ def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepSt
             on_timeout=second.on_timeout,
         )
         deadline = draft.now + (second.timeout or definition.timeout or timedelta(0))
-        draft.add_event(
-            "approval_escalated", step=state.id, message=state.message, deadline=_text(deadline), **_told(terms)
-        )
+        draft.add_event(_told(kinds.ApprovalEscalated, state.id, state.message, deadline, terms))
         return draft.put(replace(state, started_at=draft.now, deadline=deadline, params=terms.as_data(), retry_at=None))
     if question.ask_again is not None:
         again_at = draft.now + question.ask_again
-        draft.add_event("approval_ended", step=state.id, outcome="unanswered", asked_again_at=_text(again_at))
+        draft.add_event(kinds.ApprovalEnded(state.id, Unanswered.ASKED_AGAIN_LATER, again_at))
         return draft.put(replace(state, deadline=None, retry_at=again_at, params={**state.params, "lapsed": True}))
     outcome, status, error = _LAPSED[definition.last_resort]
     output = {"by": "nobody", "note": "nobody answered in time", "approved_by": list(approval.approvers(state))}
@@ -157,15 +155,15 @@ def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepSt
     if approved:
         draft.run = replace(draft.run, message="")
     draft.end(state, status, error=error, retry_at=None, output=output if approved else dict(state.output))
-    draft.add_event("approval_ended", step=state.id, outcome=outcome)
+    draft.add_event(kinds.ApprovalEnded(state.id, outcome))
     return None
 
 
 _LAPSED = {
-    "approve": ("approved_by_timeout", StepStatus.SUCCEEDED, None),
-    "reject": ("rejected_by_timeout", StepStatus.REJECTED, "nobody approved in time"),
-    "fail": ("timed_out", StepStatus.TIMED_OUT, "nobody approved in time"),
-    "continue": ("timed_out", StepStatus.TIMED_OUT, "nobody approved in time"),
+    "approve": (Unanswered.APPROVED_BY_TIMEOUT, StepStatus.SUCCEEDED, None),
+    "reject": (Unanswered.REJECTED_BY_TIMEOUT, StepStatus.REJECTED, "nobody approved in time"),
+    "fail": (Unanswered.TIMED_OUT, StepStatus.TIMED_OUT, "nobody approved in time"),
+    "continue": (Unanswered.TIMED_OUT, StepStatus.TIMED_OUT, "nobody approved in time"),
 }
 
 
@@ -181,21 +179,12 @@ def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> Step
         return state
     if lapsed:
         return _ask(draft, state, definition)
-    draft.add_event(
-        "approval_reminded",
-        step=state.id,
-        message=state.message,
-        deadline=_text(_deadline(draft, state)),
-        **_told(Terms.of(state)),
-    )
+    draft.add_event(_told(kinds.ApprovalReminded, state.id, state.message, _deadline(draft, state), Terms.of(state)))
     return draft.put(replace(state, retry_at=draft.now + every))
 
 
-def _told(terms: Terms) -> dict[str, Any]:
-    """What the events of a question say of its terms."""
-    data = {"asked": terms.asked, "by": list(terms.by), "count": terms.count, "to": terms.to}
-    return data | {"nodes": len(terms.nodes), "gpus": terms.gpus}
-
-
-def _text(moment: datetime | None) -> str | None:
-    return moment.isoformat() if moment else None
+def _told(
+    kind: type[kinds.QuestionEvent], step: str, message: str | None, deadline: datetime | None, terms: Terms
+) -> kinds.QuestionEvent:
+    """What an event of a question says."""
+    return kind(step, message, deadline, terms.asked, terms.by, terms.count, terms.to, len(terms.nodes), terms.gpus)

@@ -20,7 +20,9 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from trainmedic_server import telemetry
-from trainmedic_server.domain.run import Controls, Event, Run
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import BreakerOpened
+from trainmedic_server.domain.run import Controls, Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards
 from trainmedic_server.engine.recorder import Recorder
@@ -90,7 +92,7 @@ class Breaker:
             if reason is not None:
                 opened = replace(controls, breaker_open=True, breaker_opened_at=now, breaker_reason=reason)
                 tx.save_controls(opened)
-                tx.append([Event("breaker_opened", now, data={"why": reason, "run_id": run.id})])
+                tx.append([recorded(BreakerOpened(reason, run.id), now)])
                 return reason, opened
         tx.touch_nodes(run.id, nodes, now)
         tx.remember_nodes(nodes, now)

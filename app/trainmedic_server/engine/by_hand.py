@@ -16,9 +16,11 @@ from trainmedic_server import errors
 from trainmedic_server.domain import target_resolution
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
 from trainmedic_server.domain.approval import StepAhead
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import Retried
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import APPROVAL
-from trainmedic_server.domain.run import Event, Run, Status, StepState
+from trainmedic_server.domain.run import Run, Status, StepState
 from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, claims, preview, scope, step_sequence
@@ -106,7 +108,7 @@ class HandStarter:
             repeated, record = _to_repeat(run, tx.alerts_of([run.id]).get(run.id, []))
             target = target_resolution.unknown_node(repeated, topology) or repeated
             started, changes = self._decide(tx, playbook, target, record, by, topology, write=True)
-            tx.append([Event("retried", self._services.clock.now(), run.id, by.actor, {"run_id": started.run.id})])
+            tx.append([recorded(Retried(started.run.id), self._services.clock.now(), run.id, by.actor)])
             return started, changes
 
         return await self._done(work, playbook, known.target)

@@ -23,7 +23,9 @@ from pydantic import BaseModel
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import approval
+from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.alert import Alert
+from trainmedic_server.domain.event_codec import UNDO_OVER, name_of, recorded
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Attempt, Decision, Event, OrderKind, Run, Status, StepState
 from trainmedic_server.domain.target import Target
@@ -49,6 +51,7 @@ GRACE = timedelta(seconds=5)
 
 EndedAttempt = tuple[PerformAttempt, AttemptOutcome]
 Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
+_UNDO_BEGINS = name_of(kinds.UndoStarted)
 
 log = telemetry.logger(__name__)
 
@@ -164,7 +167,7 @@ class Driver:
         granted = self._services.locks.wait(self.run.id, claim)
         holder = self._services.locks.blocker(self.run.id, claim)
         waiting = replace(self.run, status=Status.WAITING, waiting_on="target")
-        await self._commit(RunPlan(waiting, (self._event("waiting_for_target", holder=holder),), Wait()))
+        await self._commit(RunPlan(waiting, (self._event(kinds.WaitingForTarget(holder)),), Wait()))
         while True:
             await self._read_outside()
             if self._outside.last(OrderKind.CANCEL, OrderKind.UNDO):
@@ -314,7 +317,7 @@ class Driver:
     async def _report_wait(self, state: StepState, reason: str) -> None:
         """Record what an attempt waits for, so that people can see why nothing happens."""
         run = replace(self.run, message=reason) if self.run.is_open else self.run
-        await self._commit(RunPlan(run, (self._event("attempt_waits", step=state.id, why=reason),), Wait()))
+        await self._commit(RunPlan(run, (self._event(kinds.AttemptWaits(state.id, reason)),), Wait()))
 
     async def _commit(self, planned: RunPlan) -> bool:
         """Make a plan durable; then notify the actions whose outcomes are in it, and count a run that closed.
@@ -325,7 +328,7 @@ class Driver:
         """
         before, after = self.run, planned.run
         closes = before.is_open and not after.is_open
-        takes_back = before.is_open and any(event.kind == "undo_started" for event in planned.events)
+        takes_back = before.is_open and any(event.kind == _UNDO_BEGINS for event in planned.events)
         if after is not before or planned.events:
             alerts = len(self._outside.alerts) if closes or takes_back else None
             rejected = rejections(self._outside.orders) if approval.waiting_step(before) is not None else None
@@ -342,7 +345,7 @@ class Driver:
             if after.decision is not before.decision:
                 self._services.metrics.decisions.labels(after.playbook, str(after.decision)).inc()
         for event in planned.events:
-            if event.kind in ("undo_done", "undo_closed"):
+            if event.kind in UNDO_OVER:
                 self._services.metrics.undos.labels(event.kind.removeprefix("undo_")).inc()
         self._note_planned()
         return True
@@ -379,8 +382,8 @@ class Driver:
     def _pause(self) -> OperatorPause | None:
         return self._services.pause_of(self.run, self._touches)
 
-    def _event(self, kind: str, **data: object) -> Event:
-        return Event(kind, self._now(), self.run.id, data=data)
+    def _event(self, content: kinds.EventKind) -> Event:
+        return recorded(content, self._now(), self.run.id)
 
     def _now(self) -> datetime:
         return self._services.clock.now()

@@ -18,6 +18,8 @@ from trainmedic_server import core_errors, errors, telemetry
 from trainmedic_server.domain import effect as effects
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.effect import Effect
+from trainmedic_server.domain.event_codec import names
+from trainmedic_server.domain.event_kinds import StepResumed, StepStarted
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.engine import loops
 from trainmedic_server.ports.metric_history import AlertRule, MetricsAndRules, MetricSeries
@@ -25,7 +27,7 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
-ACTED = frozenset({"step_started", "step_resumed"})
+ACTED = names(StepStarted, StepResumed)
 """The events by which it is known that a run may have acted for the first time."""
 SETTLES = timedelta(seconds=30)
 """After the last moment that is asked for: the scrape must have come in."""

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from trainmedic.wire.steady_time import ClockStep
 from trainmedic_server import telemetry
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import ClockStepped
 from trainmedic_server.domain.run import Controls, Event
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.engine import pausing
@@ -81,11 +83,11 @@ class Heartbeat:
             seconds = round(step.seconds)
             log.warning(_SENTENCES[step.kind], seconds=seconds)
             self._metrics.clock_steps.labels(step.kind).inc()
-            self._events.append(Event("clock_stepped", now, data={"kind": step.kind, "seconds": seconds}))
+            self._events.append(recorded(ClockStepped(step.kind, seconds), now))
         set_back_by = self._timeline.take_set_back()
         if set_back_by and not any(step.kind == "believed" for step in steps):
             seconds = -round(set_back_by.total_seconds())
             log.warning("the machine's clock is behind what it was at the last heartbeat", seconds=seconds)
             self._metrics.clock_steps.labels("believed").inc()
-            self._events.append(Event("clock_stepped", now, data={"kind": "believed", "seconds": seconds}))
+            self._events.append(recorded(ClockStepped("believed", seconds), now))
         self._set_back_by += set_back_by

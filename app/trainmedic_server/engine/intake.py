@@ -16,6 +16,8 @@ from msgspec.structs import replace
 from trainmedic_server import telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import MatchFailed
 from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import Topology
@@ -110,8 +112,8 @@ class DeliveryIntake:
                 self._tell_unproven(alert, miss)
             if miss.decision == NoReaction.MATCH_FAILED:
                 log.warning("a playbook's condition failed", playbook=miss.playbook, alert=alert.name, why=miss.reason)
-                data = {"playbook": miss.playbook, "alert": alert.name, "why": miss.reason}
-                failures.append(Event("match_failed", self._services.clock.now(), data=data))
+                content = MatchFailed(miss.playbook, alert.name, miss.reason)
+                failures.append(recorded(content, self._services.clock.now()))
         return matched
 
     def _tell_unproven(self, alert: Alert, miss: Reaction) -> None:

@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 
 from trainmedic.wire import evaluations as wire
 from trainmedic.wire.evaluations import EvaluatedMetric
+from trainmedic_server.domain.event_codec import content_of, recorded
+from trainmedic_server.domain.event_kinds import JobEvaluated
 from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.outside import Presence
 
@@ -49,15 +51,15 @@ class JobEvaluations:
             before = self._recorded_at.get(name)
             is_due = name not in present or before is None or now - before >= APART
             if news and is_due:
-                events.append(Event("job_evaluated", now, data={"job": name, "metrics": wire.as_plain(news)}))
+                events.append(recorded(JobEvaluated(name, wire.as_plain(news)), now))
         return events
 
     def recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
         """Note that these events are stored, and forget jobs that are gone."""
         for event in events:
-            name = str(event.data["job"])
-            self._recorded[name] = dict(self._shown[name])
-            self._recorded_at[name] = event.at
+            if isinstance(content := content_of(event), JobEvaluated):
+                self._recorded[content.job] = dict(self._shown[content.job])
+                self._recorded_at[content.job] = event.at
         present = {job.name for job in jobs}
         for name in [name for name in self._shown if name not in present]:
             for kept in (self._shown, self._recorded, self._recorded_at):

@@ -14,14 +14,17 @@ import asyncio
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from trainmedic.wire.notice import NAME
 from trainmedic_server import telemetry
 from trainmedic_server.domain import job_life
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import JobForgotten
 from trainmedic_server.domain.gpu_names import is_of_one_node
 from trainmedic_server.domain.job_life import JobLife, LifeChange, LifeState
-from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.absences import Absences
@@ -210,14 +213,9 @@ class JobWatch:
     ) -> None:
         now = self._clock.now()
         changed = {change.life.name for change in changes} & lives.keys()
-        events = [
-            _event(change, now, actor, self._ranks.get(change.life.name))
-            for change in changes
-            if change.event is not None
-        ]
-        events += [
-            Event("job_forgotten", now, data={"job": life.name}) for life in dropped if life.state is LifeState.GONE
-        ]
+        reports = (change.event for change in changes if change.event is not None)
+        events = [recorded(replace(each, ranks=self._ranks.get(each.job)), now, actor=actor) for each in reports]
+        events += [recorded(JobForgotten(life.name), now) for life in dropped if life.state is LifeState.GONE]
 
         def work(tx: Transaction) -> None:
             tx.save_job_lives([lives[name] for name in sorted(changed)])
@@ -244,11 +242,3 @@ def _taken(lives: dict[str, JobLife], change: LifeChange | None) -> Iterator[Lif
     if change is not None:
         lives[change.life.name] = change.life
         yield change
-
-
-def _event(change: LifeChange, now: datetime, actor: str, ranks: int | None) -> Event:
-    reason = {"reason": change.reason} if change.reason else {}
-    data: dict[str, Any] = {"job": change.life.name, **reason, **change.details}
-    if ranks is not None:
-        data["ranks"] = ranks
-    return Event(str(change.event), now, actor=actor, data=data)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainmedic_server import errors
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import JobKept, JobReleased
 from trainmedic_server.domain.known_finding import KeptJob
-from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
@@ -32,7 +33,7 @@ class KeptJobs:
             if len(before) >= MOST and (job, attempt) not in before:
                 raise errors.Conflict(f"{MOST} jobs are kept already; release one first")
             tx.findings.keep_job(kept)
-            tx.append([Event("job_kept", kept.at, actor=actor, data=_data(job, attempt, note))])
+            tx.append([recorded(JobKept(job, attempt, note), kept.at, actor=actor)])
 
         await self._store.transact(work)
         return kept
@@ -43,17 +44,10 @@ class KeptJobs:
         def work(tx: Transaction) -> None:
             if not tx.findings.release_job(job, attempt):
                 raise errors.NotFound("Nothing of that job is kept under that name and attempt.")
-            tx.append([Event("job_released", self._clock.now(), actor=actor, data=_data(job, attempt, ""))])
+            tx.append([recorded(JobReleased(job, attempt), self._clock.now(), actor=actor)])
 
         await self._store.transact(work)
 
     async def all(self) -> Sequence[KeptJob]:
         """In the order of names and attempts. Raises StoreUnavailable."""
         return await self._store.transact(lambda tx: tx.findings.kept_jobs())
-
-
-def _data(job: str, attempt: int | None, note: str) -> dict[str, object]:
-    data: dict[str, object] = {"job": job}
-    if attempt is not None:
-        data["attempt"] = attempt
-    return data | ({"note": note} if note else {})

@@ -39,11 +39,13 @@ from msgspec.structs import replace
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import decisive
 from trainmedic_server.domain.claim import Claim
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import LeaseLost, SetAgainDone, SetAgainHeld, SetAgainStarted
 from trainmedic_server.domain.playbook import Guards
-from trainmedic_server.domain.run import Event, Run, UndoStatus
+from trainmedic_server.domain.run import Run, UndoStatus
 from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.engine_services import EngineServices
-from trainmedic_server.engine.set_again import DONE, HELD, LOST, STARTED, guard_obstacle, last_event, obstacle, seq_of
+from trainmedic_server.engine.set_again import contents_of, guard_obstacle, last_event, obstacle
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, MultiNodeAction, Renewal
 from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.playbooks import CompiledPlaybook
@@ -126,20 +128,19 @@ class LeaseRecovery:
 
     def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:
         """Record once for each loss that a lease has run out while the effect was needed; return how many were new."""
-        recorded = 0
+        count = 0
         for renewal in lost:
             effect = renewal.effect
             run = tx.run(effect.run_id)
             if run is None or not _is_needed(run, effect.command_id):
                 continue  # its undo has begun since the renewal was sent
-            since = last_event(tx, run.id, DONE, effect.command_id)
-            losses = [event for event in tx.events_of(run.id, LOST) if event.data["place"] == renewal.node]
-            if any(event.data["command_id"] == effect.command_id and seq_of(event) > since for event in losses):
+            content = LeaseLost(effect.step_id, effect.command_id, renewal.node, renewal.why)
+            losses = contents_of(tx, run.id, LeaseLost, after=last_event(tx, run.id, SetAgainDone, content.command_id))
+            if any((loss.command_id, loss.place) == (content.command_id, content.place) for _, loss in losses):
                 continue
-            data = {"step": effect.step_id, "command_id": effect.command_id, "place": renewal.node, "why": renewal.why}
-            tx.append([Event(LOST, self._services.clock.now(), run.id, data=data)])
-            recorded += 1
-        return recorded
+            tx.append([recorded(content, self._services.clock.now(), run.id)])
+            count += 1
+        return count
 
     async def _set_again(self, action: LeasedAction, effects: Sequence[LeasedEffect]) -> None:
         """Set the effects again that one run has lost."""
@@ -234,7 +235,7 @@ class LeaseRecovery:
         reason = obstacle(tx, run, prepared.fires, self._services.limits.mode, self._services.clock.now())
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():
-            if last_event(tx, run.id, STARTED, effect.command_id) > last_event(tx, run.id, DONE, effect.command_id):
+            if _is_under_way(tx, run.id, effect.command_id):
                 started.append(effect)  # by a server that was killed, or it did not succeed the last time
                 continue
             barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, self._services.timeline.by_clock())
@@ -242,8 +243,8 @@ class LeaseRecovery:
                 reason = barred_by
                 continue
             started.append(effect)
-            data = {"step": effect.step_id, "command_id": effect.command_id}
-            tx.append([Event(STARTED, self._services.clock.now(), run.id, data=data)])
+            content = SetAgainStarted(effect.step_id, effect.command_id)
+            tx.append([recorded(content, self._services.clock.now(), run.id)])
         if reason is not None:
             self._record_obstacle(tx, run.id, reason)
         if started:
@@ -254,11 +255,11 @@ class LeaseRecovery:
     def _record_obstacle(self, tx: Transaction, run_id: str, reason: str, *, asked: bool = False) -> None:
         """Record why nothing is set again, once for each reason and loss. If the commands were sent (`asked`) and
         failed, only the first reason is recorded, because its wording may differ each time."""
-        since = max(map(seq_of, tx.events_of(run_id, LOST)), default=0)
-        held = [event.data for event in tx.events_of(run_id, HELD) if seq_of(event) > since]
-        is_recorded = any(data["asked"] for data in held) if asked else bool(held) and held[-1]["why"] == reason
+        since = max((event.seq or 0 for event, _ in contents_of(tx, run_id, LeaseLost)), default=0)
+        held = [content for _, content in contents_of(tx, run_id, SetAgainHeld, after=since)]
+        is_recorded = any(content.asked for content in held) if asked else bool(held) and held[-1].why == reason
         if not is_recorded:
-            tx.append([Event(HELD, self._services.clock.now(), run_id, data={"why": reason, "asked": asked})])
+            tx.append([recorded(SetAgainHeld(reason, asked), self._services.clock.now(), run_id)])
 
     async def _record_set_again(self, renewals: Sequence[Renewal]) -> None:
         """Record which effects are in effect again on all their nodes."""
@@ -279,11 +280,11 @@ class LeaseRecovery:
         for renewals in complete:
             effect = renewals[0].effect
             run_id, command_id = effect.run_id, effect.command_id
-            if last_event(tx, run_id, STARTED, command_id) <= last_event(tx, run_id, DONE, command_id):
+            if not _is_under_way(tx, run_id, command_id):
                 continue
             output = {renewal.node: dict(renewal.output) for renewal in renewals if renewal.output}
-            data = {"step": effect.step_id, "command_id": command_id, "output": output}
-            tx.append([Event(DONE, self._services.clock.now(), run_id, data=data)])
+            content = SetAgainDone(effect.step_id, command_id, output)
+            tx.append([recorded(content, self._services.clock.now(), run_id)])
             done.append(command_id)
         return done
 
@@ -296,6 +297,11 @@ def _targets_of(action: LeasedAction, effect: LeasedEffect) -> Iterable[Target]:
     if not isinstance(action, MultiNodeAction):
         return (effect.target,)
     return (effect.target, *action.places(effect.params))
+
+
+def _is_under_way(tx: Transaction, run_id: str, command_id: str) -> bool:
+    """Whether the effect of a command is being set again: that began, and is not done."""
+    return last_event(tx, run_id, SetAgainStarted, command_id) > last_event(tx, run_id, SetAgainDone, command_id)
 
 
 def _is_needed(run: Run, command_id: str) -> bool:

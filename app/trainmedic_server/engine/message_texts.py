@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import starmap
 
@@ -19,9 +19,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic_server.domain import duration, links
+from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.alert_labels import Label
 from trainmedic_server.domain.component import Component, component_of_run
+from trainmedic_server.domain.event_codec import content_of, names
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.message import Message, MessageKind, Severity, minute
 from trainmedic_server.domain.modes import Mode
@@ -76,11 +78,64 @@ Told = Mapping[str, set[MessageKind]]
 def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
     """What is to be told of the event; None for nothing. `run` is the run that it is about, as it is now."""
     if event.run_id is None:
-        write_of_server = _OF_SERVER.get(event.kind)
-        return write_of_server(event) if write_of_server is not None else None
-    write = _OF_RUN.get(event.kind)
-    draft = write(event, run, kinds_told.get(run.id, set())) if write is not None and run is not None else None
-    return replace(draft, component=component_of_run(run)) if draft is not None and run is not None else None
+        return _of_server(event)
+    if run is None:
+        return None
+    draft = _of_run(event, run, kinds_told.get(run.id, set()))
+    return replace(draft, component=component_of_run(run)) if draft is not None else None
+
+
+def _of_run(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+    match content := content_of(event):
+        case kinds.QuestionEvent():
+            return _asked(content, run)
+        case kinds.RunApproved() | kinds.RunRejected():
+            return _answered(run, kinds_told, questions.answered(event.kind, event.actor, content.note))
+        case kinds.ApprovalEnded():
+            return _answered(run, kinds_told, questions.UNANSWERED[content.outcome])
+        case kinds.Closed():
+            return _closed(run)
+        case kinds.RateLimited() | kinds.ConcurrencyLimited() | kinds.Stale():
+            return _not_started(run, Decision(event.kind), content.why or run.message)
+        case kinds.TargetUnknown() | kinds.TargetAmbiguous():
+            return _untargeted(event.kind, content.why or run.message, run)
+        case kinds.StartedLater():
+            return _started_later(content, run, kinds_told)
+        case kinds.AlertResolved():
+            return _resolved(content, run, kinds_told)
+        case kinds.UndoDelayed():
+            return _delayed(content, run, kinds_told)
+        case kinds.UndoDone():
+            return _undone("what it did is taken back", run, kinds_told)
+        case kinds.UndoClosed():
+            return _undone(f"{event.actor} has ended the duty to take it back", run, kinds_told)
+        case _:
+            return None
+
+
+def _of_server(event: Event) -> Draft | None:
+    match content := content_of(event):
+        case kinds.BreakerOpened():
+            return _opened(content)
+        case kinds.BreakerClosed():
+            return _breaker_closed(event.actor)
+        case kinds.ModeChanged():
+            return _observing(event, content)
+        case kinds.OfPause():
+            return _paused(event, content)
+        case kinds.ServerStarted():
+            return _started(content)
+        case _:
+            return None
+
+
+KINDS = names(
+    *(kinds.QuestionEvent, kinds.RunApproved, kinds.RunRejected, kinds.ApprovalEnded, kinds.Closed, kinds.StartedLater),
+    *(kinds.RateLimited, kinds.ConcurrencyLimited, kinds.Stale, kinds.TargetUnknown, kinds.TargetAmbiguous),
+    *(kinds.AlertResolved, kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed),
+    *(kinds.BreakerOpened, kinds.BreakerClosed, kinds.OfPause, kinds.ServerStarted),
+)
+"""The events that people may be told of."""
 
 
 def passed_by(
@@ -141,24 +196,23 @@ def of_broken_playbooks(problems: Sequence[str]) -> Draft:
 # --- of a run -----------------------------------------------------------------------------------------
 
 
-def _asked(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    question = event.data.get("message") or questions.UNASKED
-    until = event.data.get("deadline")
-    asking = next((step for step in run.steps if step.id == event.data.get("step") and step.kind == "approve"), None)
+def _asked(content: kinds.QuestionEvent, run: Run) -> Draft:
+    question = content.message or questions.UNASKED
+    asking = next((step for step in run.steps if step.id == content.step and step.kind == "approve"), None)
     lines = [
         f"{questions.asks(run)} {question}",
         *(questions.ahead(asking) if asking is not None else ()),
-        f"Needs approval by {questions.who(event.data.get('by'), event.data.get('count'))}.",
-        f"It waits until {minute(until)}." if until else "It waits until it is answered.",
+        f"Needs approval by {questions.who(content.by, content.count)}.",
+        f"It waits until {minute(content.deadline)}." if content.deadline else "It waits until it is answered.",
         f"trainmedic runs approve {run.id}",
         f"trainmedic runs reject {run.id}",
     ]
-    again = f"{questions.AGAIN[event.kind]}: " if event.kind in questions.AGAIN else ""
+    again = f"{questions.AGAIN[type(content)]}: " if type(content) in questions.AGAIN else ""
     title = f"{again}{run.target_key}: {question}"
-    return Draft(MessageKind.APPROVAL, run.playbook, title, "\n".join(lines), run.id, to=event.data.get("to"))
+    return Draft(MessageKind.APPROVAL, run.playbook, title, "\n".join(lines), run.id, to=content.to)
 
 
-def _closed(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+def _closed(run: Run) -> Draft | None:
     if run.status is Status.NOT_STARTED:
         return _not_started(run, run.decision, run.message)
     if run.status is Status.FAILED and not has_told_people(run):
@@ -208,25 +262,15 @@ def _reason(step: StepState) -> str:
     return f", {why}" if why else ""
 
 
-def _answered(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    if MessageKind.APPROVAL not in kinds_told:
-        return None
-    if event.kind == "approval_ended":
-        how = questions.UNANSWERED.get(str(event.data.get("outcome")))
-        return _follow_up(run, how) if how is not None else None
-    return _follow_up(run, questions.answered(event.kind, event.actor, event.data.get("note") or ""))
+def _answered(run: Run, kinds_told: set[MessageKind], how: str) -> Draft | None:
+    return _follow_up(run, how) if MessageKind.APPROVAL in kinds_told else None
 
 
-def _resolved(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+def _resolved(content: kinds.AlertResolved, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     is_about_failure = run.status is Status.FAILED and (MessageKind.RUN_FAILED in kinds_told or has_told_people(run))
     if not is_about_failure and MessageKind.NOT_STARTED not in kinds_told:
         return None
-    return _follow_up(run, f"{event.data.get('alert')} has resolved")
-
-
-def _refused(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    """Return the message about a guard's refusal, at the admission of an alert or when it was reported again."""
-    return _not_started(run, Decision(event.kind), str(event.data.get("why") or run.message))
+    return _follow_up(run, f"{content.alert} has resolved")
 
 
 def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
@@ -263,11 +307,10 @@ _REMEDIES: Mapping[Decision, str] = {
 }
 
 
-def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+def _untargeted(kind: str, why: str, run: Run) -> Draft | None:
     """Return the message about an alert that names nothing known: once for each node or job that it names."""
     if run.started_by is not None:
         return None
-    why = str(event.data.get("why") or run.message)
     subjects = {name: value for name, value in run.alert_labels.items() if _names_subject(name)}
     listed = ", ".join(f"{name}={json_text(value)}" for name, value in sorted(subjects.items())) or "none"
     lines = [
@@ -280,7 +323,7 @@ def _untargeted(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft |
     ]
     strangers = _hosts(name for name in _quoted(subjects, why) if f"{name} {UNKNOWN}" in why)
     hosts = strangers or _hosts(_quoted(subjects, why)) or _hosts(starmap(Label, subjects.items()))
-    once = _digest("stranger" if strangers else event.kind, *(hosts or (run.playbook, run.alert_name)))
+    once = _digest("stranger" if strangers else kind, *(hosts or (run.playbook, run.alert_name)))
     title = f"{run.playbook} does nothing about {run.alert_name}: {cut(why, _LONGEST_REASON)}"
     return Draft(MessageKind.TARGET_UNKNOWN, TARGETS, title, "\n".join(lines), run.id, once=once)
 
@@ -307,35 +350,32 @@ def _names_subject(label: str) -> bool:
     return label.lower().removeprefix("exported_") in _SUBJECTS
 
 
-def _started_later(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+def _started_later(content: kinds.StartedLater, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     """Return the message that a run has begun for an alert whose refusal was reported."""
     if MessageKind.NOT_STARTED not in kinds_told:
         return None
-    later = links.short_id(str(event.data.get("run_id")))
-    return _follow_up(run, f"it has started after all, as run {later}")
+    return _follow_up(run, f"it has started after all, as run {links.short_id(content.run_id)}")
 
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _delayed(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+def _delayed(content: kinds.UndoDelayed, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     if MessageKind.UNDO_OVERDUE in kinds_told:
         return None
     title = f"{runs.title_of(run)}: what it did cannot be taken back"
     text = (
-        f"{event.data.get('action')} of step {event.data.get('step')}: {event.data.get('error')}\n"
+        f"{content.action} of step {content.step}: {content.error}\n"
         "It is tried again until it succeeds, or a person ends the duty: "
         f"trainmedic runs close-undo {run.id} --note TEXT"
     )
     return Draft(MessageKind.UNDO_OVERDUE, run.playbook, title, text, run.id, OVERDUE, f"{run.id}/overdue")
 
 
-def _undone(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
+def _undone(how: str, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     if run.owes_undo:
         return None
-    by_person = event.kind == "undo_closed"
-    how = f"{event.actor} has ended the duty to take it back" if by_person else "what it did is taken back"
     if kinds_told & {MessageKind.RUN_FAILED, MessageKind.UNDO_OVERDUE} or has_told_people(run):
         return replace(_follow_up(run, how), once=f"{run.id}/undone")
     title = f"{runs.title_of(run)}: {how}"
@@ -349,84 +389,54 @@ def _follow_up(run: Run, what: str) -> Draft:
 # --- of the server ------------------------------------------------------------------------------------
 
 
-def _opened(event: Event) -> Draft:
+def _opened(content: kinds.BreakerOpened) -> Draft:
     text = (
-        f"{event.data.get('why', '')}\nNo run starts, and none does anything new, until a person closes it; what was "
+        f"{content.why}\nNo run starts, and none does anything new, until a person closes it; what was "
         "done is given back as ever. Look at what the nodes have in common, then: trainmedic resume --breaker"
     )
     return Draft(MessageKind.BREAKER, SERVER, "The breaker has opened", text)
 
 
-def _breaker_closed(event: Event) -> Draft:
+def _breaker_closed(actor: str) -> Draft:
     text = "Its count begins again: only nodes that runs act on from now on count."
-    return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {event.actor}", text)
+    return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {actor}", text)
 
 
-def _paused(event: Event) -> Draft:
-    words = {"pause_ordered": f"Paused by {event.actor}", "resumed": f"Resumed by {event.actor}"}
-    began = "A pause has begun" if event.kind == "pause_began" else "A pause is over"
-    return Draft(MessageKind.PAUSE, SERVER, f"{words.get(event.kind, began)}{_circumstances(event)}")
+def _paused(event: Event, pause: kinds.OfPause) -> Draft:
+    match pause:
+        case kinds.PauseOrdered():
+            happened = f"Paused by {event.actor}"
+        case kinds.Resumed():
+            happened = f"Resumed by {event.actor}"
+        case kinds.PauseBegan():
+            happened = "A pause has begun"
+        case _:
+            happened = "A pause is over"
+    return Draft(MessageKind.PAUSE, SERVER, f"{happened}{_circumstances(event, pause)}")
 
 
-def _observing(event: Event) -> Draft:
+def _observing(event: Event, change: kinds.ModeChanged) -> Draft:
     """A playbook that is kept to observing is as good as paused."""
-    acts_again = event.data.get("mode") == "as written"
-    what = "lets it act as written again" if acts_again else "keeps it to observing"
-    return Draft(MessageKind.PAUSE, SERVER, f"{event.actor} {what}{_circumstances(event)}")
+    happened = "lets it act as written again" if change.mode == kinds.AS_WRITTEN else "keeps it to observing"
+    return Draft(MessageKind.PAUSE, SERVER, f"{event.actor} {happened}{_circumstances(event, change)}")
 
 
-def _circumstances(event: Event) -> str:
+def _circumstances(event: Event, pause: kinds.OfPause) -> str:
     """What is paused and why; and, unless it is over, from when where that is later, until when, and how often."""
-    data = event.data
-    parts = [str(data["scope"])] if data.get("scope") else []
-    if event.kind not in ("resumed", "pause_ended"):
-        if data.get("starts_at") and datetime.fromisoformat(str(data["starts_at"])) > event.at:
-            parts.append(f"from {minute(data['starts_at'])}")
-        parts += [f"until {minute(data['until'])}"] if data.get("until") else []
-        parts += [f"every {data['every']}"] if data.get("every") else []
-    said = f" ({', '.join(parts)})" if parts else ""
-    return f"{said}: {data['note']}" if data.get("note") else said
+    parts = [pause.scope] if pause.scope else []
+    if not isinstance(pause, (kinds.Resumed, kinds.PauseEnded)):
+        if pause.starts_at and pause.starts_at > event.at:
+            parts.append(f"from {minute(pause.starts_at)}")
+        parts += [f"until {minute(pause.until)}"] if pause.until else []
+        parts += [f"every {pause.every}"] if pause.every else []
+    told = f" ({', '.join(parts)})" if parts else ""
+    return f"{told}: {pause.note}" if pause.note else told
 
 
-def _started(event: Event) -> Draft | None:
+def _started(content: kinds.ServerStarted) -> Draft | None:
     """Told only where there are several servers; that one which is alone was started is no news."""
-    name = event.data.get("took_over_as")
+    name = content.took_over_as
     return Draft(MessageKind.TAKEOVER, SERVER, f"{name} is the server that works now") if name else None
-
-
-_OF_SERVER: Mapping[str, Callable[[Event], Draft | None]] = {
-    "breaker_opened": _opened,
-    "breaker_closed": _breaker_closed,
-    "pause_ordered": _paused,
-    "resumed": _paused,
-    "pause_began": _paused,
-    "pause_ended": _paused,
-    "mode_changed": _observing,
-    "server_started": _started,
-}
-_OF_RUN: Mapping[str, Callable[[Event, Run, set[MessageKind]], Draft | None]] = {
-    "approval_requested": _asked,
-    "approval_reminded": _asked,
-    "approval_escalated": _asked,
-    "approved": _answered,
-    "rejected": _answered,
-    "approval_ended": _answered,
-    "closed": _closed,
-    "rate_limited": _refused,
-    "concurrency_limited": _refused,
-    "stale": _refused,
-    "target_unknown": _untargeted,
-    "target_ambiguous": _untargeted,
-    "started_later": _started_later,
-    "alert_resolved": _resolved,
-    "undo_delayed": _delayed,
-    "undo_done": _undone,
-    "undo_closed": _undone,
-}
-
-
-KINDS = frozenset({*_OF_SERVER, *_OF_RUN})
-"""The events that people may be told of."""
 
 
 # --- several as one -----------------------------------------------------------------------------------

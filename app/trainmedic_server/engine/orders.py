@@ -6,12 +6,16 @@ The check and the order are one transaction, so that two people cannot both be t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.domain import approval
+from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.approval import AskedQuestion, Terms
-from trainmedic_server.domain.run import Event, OperatorOrder, OrderKind, Run, StepState
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState
 from trainmedic_server.engine import undoing
 from trainmedic_server.ports.store import Transaction
 
@@ -50,8 +54,8 @@ def accept(
     accepted = [order, undo] if undo is not None and undoing.can_be_undone(run) else [order]
     for new_order in accepted:
         tx.add_order(new_order)
-        data = {"note": new_order.note, "step": new_order.step}
-        tx.append([Event(_ORDERED[new_order.kind], new_order.at, run.id, new_order.actor, data)])
+        content = _ORDERED[new_order.kind](new_order.note, new_order.step)
+        tx.append([recorded(content, new_order.at, run.id, new_order.actor)])
 
 
 def _answered_step(
@@ -76,11 +80,11 @@ def _answered_step(
     return asked
 
 
-_ORDERED = {
-    OrderKind.APPROVE: "approved",
-    OrderKind.REJECT: "rejected",
-    OrderKind.CANCEL: "cancel_ordered",
-    OrderKind.UNDO: "undo_ordered",
-    OrderKind.CLOSE_UNDO: "undo_close_ordered",
+_ORDERED: Mapping[OrderKind, type[kinds.Ordered]] = {
+    OrderKind.APPROVE: kinds.RunApproved,
+    OrderKind.REJECT: kinds.RunRejected,
+    OrderKind.CANCEL: kinds.CancelOrdered,
+    OrderKind.UNDO: kinds.UndoOrdered,
+    OrderKind.CLOSE_UNDO: kinds.UndoCloseOrdered,
 }
 """The event by which the history tells of an order."""

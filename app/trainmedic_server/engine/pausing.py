@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from trainmedic_server import errors
-from trainmedic_server.domain import places
+from trainmedic_server.domain import duration, places
+from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.run import Controls, Event
 from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
+
+_P = TypeVar("_P", bound=kinds.OfPause)
 
 MOST = 200
 """Pauses at once: each decision looks at all of them."""
@@ -73,13 +78,8 @@ def begin(
         raise errors.Conflict(f"there are {len(kept)} pauses already; end some of them")
     pause_id = replaced[0].id if replaced else _fresh_id(controls, new_id)
     pause = OperatorPause(pause_id, actor, now, starts_at, ends_at, **given)  # type: ignore[arg-type]
-    told = _told(pause)
-    event = (
-        Event("mode_changed", now, actor=actor, data=told)
-        if order.observe
-        else Event("pause_ordered", now, actor=actor, data=told)
-    )
-    return as_of(replace(controls, pauses=(*kept, pause)), now), pause, [event]
+    content = _told(kinds.ModeChanged if order.observe else kinds.PauseOrdered, pause)
+    return as_of(replace(controls, pauses=(*kept, pause)), now), pause, [recorded(content, now, actor=actor)]
 
 
 def end(
@@ -95,9 +95,9 @@ def end(
         if not is_ended or rest is not None:
             kept.append(rest if is_ended and rest is not None else pause)
         if is_ended and pause.observe:
-            events.append(Event("mode_changed", now, actor=actor, data=_told(pause) | {"mode": "as written"}))
+            events.append(recorded(replace(_told(kinds.ModeChanged, pause), mode=kinds.AS_WRITTEN), now, actor=actor))
         elif is_ended:
-            events.append(Event("resumed", now, actor=actor, data=_told(pause)))
+            events.append(recorded(_told(kinds.Resumed, pause), now, actor=actor))
     return as_of(replace(controls, pauses=tuple(kept)), now), events
 
 
@@ -117,9 +117,9 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
         if (
             is_now and not was and window is not None and window[0] != pause.at
         ):  # of the order itself `pause_ordered` tells
-            events.append(Event("pause_began", now, data=_told(pause)))
+            events.append(recorded(_told(kinds.PauseBegan, pause), now))
         elif was and not is_now:
-            events.append(Event("pause_ended", now, data=_told(pause)))
+            events.append(recorded(_told(kinds.PauseEnded, pause), now))
     left = tuple(pause for pause in controls.pauses if not pause.is_over(now))
     return as_of(replace(controls, pauses=left), now), events
 
@@ -169,9 +169,19 @@ def _fresh_id(controls: Controls, new_id: Callable[[], str]) -> str:
     return pause_id
 
 
-def _told(pause: OperatorPause) -> dict[str, object]:
-    """What events say of a pause: what is given of it."""
-    data = pause.as_data()
-    told = {"pause": data.pop("id"), "scope": str(pause.scope), "until": data.pop("ends_at")}
-    del data["at"], data["by"]
-    return {name: value for name, value in (told | data).items() if value not in (None, "", {}, False)}
+def _told(kind: type[_P], pause: OperatorPause) -> _P:
+    """What an event says of a pause."""
+    scope = pause.scope
+    return kind(
+        pause.id,
+        str(scope),
+        until=pause.ends_at,
+        starts_at=pause.starts_at,
+        every=duration.write(pause.every) if pause.every else None,
+        playbook=scope.playbook or None,
+        node=scope.node or None,
+        job=scope.job or None,
+        labels=scope.labels,
+        note=pause.note,
+        observe=pause.observe,
+    )

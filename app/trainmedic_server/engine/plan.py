@@ -14,6 +14,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from trainmedic_server.domain import duration
+from trainmedic_server.domain.event_kinds import Closed, StepResumed
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
 from trainmedic_server.engine import after_resolve, asking, preview, step_sequence, steps, undoing
 from trainmedic_server.engine.plan_values import (
@@ -178,7 +179,7 @@ def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt
         later = replace(attempt, deadline=draft.now + (attempt.deadline - attempt.started_at))
         draft.put(replace(interrupted, attempts=(*interrupted.attempts[:-1], later)))
     draft.set_status(Status.RUNNING)
-    draft.add_event("step_resumed", step=interrupted.id, action=interrupted.action, command_id=attempt.command_id)
+    draft.add_event(StepResumed(interrupted.id, interrupted.action, attempt.command_id))
     return PerformAttempt(interrupted.key, resumed=True)
 
 
@@ -191,10 +192,10 @@ def _mark_interrupted_unknown(draft: RunDraft, reason: str) -> None:
 def _cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> None:
     status = Status.NOT_STARTED if draft.run.acted_at is None else Status.CANCELLED
     draft.run = replace(draft.run, decision=decision)
-    _close(draft, status, reason, decision=str(decision))
+    _close(draft, status, reason, decision)
 
 
-def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:
+def _close(draft: RunDraft, status: Status, message: str, decision: Decision | None = None) -> None:
     unused = StepStatus.CANCELLED if status is Status.CANCELLED else StepStatus.SKIPPED
     for state in draft.run.steps:
         if not state.status.is_final:
@@ -202,7 +203,7 @@ def _close(draft: RunDraft, status: Status, message: str, **data: str) -> None:
             draft.put(steps.with_undo_as_owed(ended))
     draft.run = replace(draft.run, status=status, ended_at=draft.now, waiting_on=None, message=message)
     draft.run = undoing.with_duties_of_closed(draft.run, draft.context.actions)
-    draft.add_event("closed", status=str(status), message=message, **data)
+    draft.add_event(Closed(status, message, decision))
 
 
 def _summary(run: Run) -> str:

@@ -14,6 +14,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic_server.domain.alert import AlertRecord, decisive
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import EventKind, WaitingForResume
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import (
     Controls,
@@ -172,8 +174,8 @@ class RunDraft:
         """The run as it is drafted, with its events, and what to do then."""
         return RunPlan(self.run, tuple(self.events), then)
 
-    def add_event(self, kind: str, actor: str = "trainmedic", **data: Any) -> None:
-        self.events.append(Event(kind, self.now, self.run.id, actor, data))
+    def add_event(self, content: EventKind, actor: str = "trainmedic") -> None:
+        self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
         """Replace the step of the same key, and with it what else of the run has changed."""
@@ -209,7 +211,7 @@ class RunDraft:
         assert pause is not None
         why = pause.why(self.now)
         if self.run.waiting_on != "resume":
-            self.add_event("waiting_for_resume", pause=pause.id, why=why)
+            self.add_event(WaitingForResume(pause.id, why))
         self.set_status(Status.WAITING, "resume")
         if self.run.message != why:
             self.run = replace(self.run, message=why)

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainmedic.wire import notice as notices
 from trainmedic_server.diagnosis import reported_end
 from trainmedic_server.diagnosis.reported_end import ReportedEnd
+from trainmedic_server.domain.event_codec import content_of, name_of, names
+from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone
 from trainmedic_server.domain.run import Event
 
-KINDS = (notices.FAILED, notices.ENDED, notices.GONE)
+KINDS = names(JobFailed, JobEnded, JobGone)
 """The events of the history that report an end."""
+_GONE = name_of(JobGone)
 
 
 def of_event(event: Event) -> ReportedEnd | None:
     """Return the report in an event of the history. None for an end that a user stated, or without a job."""
-    data = event.data
-    if event.kind not in KINDS or event.actor != "trainmedic" or not isinstance(data.get("job"), str):
+    content = content_of(event)
+    if not isinstance(content, (JobFailed, JobEnded, JobGone)) or event.actor != "trainmedic":
         return None
-    report = reported_end.of_members(data["job"], event.at, data, is_failure=event.kind != notices.ENDED)
     # Without an attempt, the server itself declared the job gone, because of silence.
-    return None if event.kind == notices.GONE and report.attempt is None else report
+    if isinstance(content, JobGone) and content.attempt is None:
+        return None
+    return reported_end.of_members(content.job, event.at, event.data, is_failure=not isinstance(content, JobEnded))
 
 
 def by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
@@ -35,7 +38,7 @@ def by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
         if report is None:
             continue
         earlier = reports.setdefault(report.job, [])
-        is_repeat = event.kind == notices.GONE and bool(earlier) and earlier[-1].attempt == report.attempt
+        is_repeat = event.kind == _GONE and bool(earlier) and earlier[-1].attempt == report.attempt
         if not is_repeat:
             earlier.append(report)
     return reports

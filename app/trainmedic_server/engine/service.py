@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,6 +18,8 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery
 from trainmedic_server.domain.approval import AskedQuestion
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import BreakerClosed, LateReply, ServerStarted
 from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Controls, Event, OperatorOrder, OrderKind, Run
@@ -163,8 +164,7 @@ class Engine:
         `took_over_as` is the name of this server where there are several, for the history.
         """
         down_for = await self._store.transact(self._heartbeat.begin)
-        data = {"took_over_as": took_over_as} if took_over_as else {}
-        await self._beat(Event("server_started", self._clock.now(), data=data))
+        await self._beat(recorded(ServerStarted(took_over_as or None), self._clock.now()))
         await self._workers.recover(down_for)
         loops = (self._beat_for_ever(), self._silent_alerts.run(), self._leases.run())
         self._loops = [asyncio.create_task(loop) for loop in loops]
@@ -240,9 +240,8 @@ class Engine:
             run_id = tx.run_of_command(reply.command_id)
             run = tx.run(run_id) if run_id else None
             if run is not None and _is_unknown(run, reply.command_id) and _may_answer(reply, run):
-                data: dict[str, Any] = {"command_id": reply.command_id, "status": reply.status, "rank": reply.rank}
-                data["output"] = dict(reply.output)
-                tx.append([Event("late_reply", self._clock.now(), run.id, reply.sender or "unknown", data)])
+                content = LateReply(reply.command_id, reply.status, reply.rank, reply.output)
+                tx.append([recorded(content, self._clock.now(), run.id, reply.sender or "unknown")])
 
         await self._store.transact(work)
 
@@ -277,7 +276,7 @@ class Engine:
             closed = replace(
                 controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None, breaker_closed_at=now
             )
-            return closed, [Event("breaker_closed", now, actor=actor)]
+            return closed, [recorded(BreakerClosed(), now, actor=actor)]
 
         return await self._change(change)
 

@@ -6,9 +6,12 @@ Who calls it: ``lease_recovery``, whose docstring says the rules and why.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TypeVar
 
 from trainmedic_server.domain import duration
 from trainmedic_server.domain.alert import decisive
+from trainmedic_server.domain.event_codec import content_of, name_of
+from trainmedic_server.domain.event_kinds import EventKind, SetAgainDone, SetAgainStarted
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Event, OrderKind, Run, Status
@@ -17,7 +20,7 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import pausing
 from trainmedic_server.ports.store import Transaction
 
-LOST, STARTED, HELD, DONE = "lease_lost", "set_again_started", "set_again_held", "set_again_done"
+K = TypeVar("K", bound=EventKind)
 
 _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
@@ -50,7 +53,9 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
 
 def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, ago: Ago) -> str | None:
     """Why the playbook's guards forbid setting the effect again; None if they allow it."""
-    started = [event.at for event in tx.events_of(run.id, STARTED) if event.data["command_id"] == command_id]
+    started = [
+        event.at for event, content in contents_of(tx, run.id, SetAgainStarted) if content.command_id == command_id
+    ]
     made = [
         attempt.ended_at or attempt.started_at
         for step in run.steps
@@ -66,12 +71,16 @@ def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, a
     return None
 
 
-def last_event(tx: Transaction, run_id: str, kind: str, command_id: str) -> int:
+def last_event(tx: Transaction, run_id: str, kind: type[SetAgainStarted] | type[SetAgainDone], command_id: str) -> int:
     """The `Event.seq` of the last event of this kind about a command; 0 if there is none."""
-    return max(
-        (seq_of(event) for event in tx.events_of(run_id, kind) if event.data["command_id"] == command_id), default=0
-    )
+    about = (event.seq or 0 for event, content in contents_of(tx, run_id, kind) if content.command_id == command_id)
+    return max(about, default=0)
 
 
-def seq_of(event: Event) -> int:
-    return event.seq or 0
+def contents_of(tx: Transaction, run_id: str, kind: type[K], after: int = 0) -> list[tuple[Event, K]]:
+    """The run's events of this kind whose `Event.seq` is greater, in order, each with what it says."""
+    return [
+        (event, content)
+        for event in tx.events_of(run_id, name_of(kind))
+        if (event.seq or 0) > after and isinstance(content := content_of(event), kind)
+    ]

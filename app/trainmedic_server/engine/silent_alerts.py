@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import AlertRecord
-from trainmedic_server.domain.run import Event
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import AlertResolved
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.ports.outside import AlertSource
@@ -86,8 +87,8 @@ class SilentAlerts:
                 return []
             tx.save_alerts([replace(current, resolved_at=now, resolved_because=because)])
             run_ids = [linked.run_id for linked in tx.linked_runs([record.identity]).get(record.identity, ())]
-            data = {"alert": record.alert.name, "because": because}
-            tx.append([Event("alert_resolved", now, run_id, data=data) for run_id in run_ids])
+            content = AlertResolved(record.alert.name, because)
+            tx.append([recorded(content, now, run_id) for run_id in run_ids])
             return run_ids
 
         self._on_resolved(await self._services.store.transact(work))

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from trainmedic_server import core_errors
+from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.playbook import (
     ActionStep,
     ApproveStep,
@@ -82,7 +83,7 @@ def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
         # The condition may use the output of a step that was not carried out.
         reason = f"its condition was not met: {error}; the alert resolved before {left_out} had ended"
     draft.end(state, StepStatus.SKIPPED, message=reason)
-    draft.add_event("step_skipped", step=state.id, when=definition.when)
+    draft.add_event(kinds.StepSkipped(state.id, when=definition.when))
     return False
 
 
@@ -94,7 +95,7 @@ def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, 
     if undo is not None and action is not None:
         undo = _undo_of(action, params, undo.trigger, undo.undo_of)
     draft.put(replace(state, params=params, undo=undo))
-    draft.add_event("step_located", step=state.id, action=state.action, params=dict(params))
+    draft.add_event(kinds.StepLocated(state.id, state.action, params))
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
@@ -117,12 +118,12 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     if outcome.status == "applied":
         undo = _known_undo(draft.context, state, definition, output)
         draft.end(state, StepStatus.SUCCEEDED, attempts=attempts, output=output, error=error, undo=undo)
-        draft.add_event("step_succeeded", step=state.id, action=state.action, output=dict(outcome.output))
+        draft.add_event(kinds.StepSucceeded(state.id, state.action, outcome.output))
         return
     may_have_acted = any(earlier.status == "unknown" for earlier in attempts)
     if outcome.status == "skipped" and not may_have_acted:
         draft.end(with_undo_as_owed(replace(state, attempts=attempts)), StepStatus.SKIPPED, message=error)
-        draft.add_event("step_skipped", step=state.id, action=state.action, why=error)
+        draft.add_event(kinds.StepSkipped(state.id, action=state.action, why=error))
         return
     state = replace(state, attempts=attempts, output=output, error=error)
     if outcome.status == "stopped" and after_resolve.is_unwanted(draft, state):
@@ -139,14 +140,13 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
             definition.retry.delay * definition.retry.backoff ** (attempt.number - 1), definition.retry.max_delay
         )
         draft.put(replace(state, status=StepStatus.WAITING, retry_at=draft.now + delay))
-        seconds = delay.total_seconds()
-        draft.add_event("attempt_failed", step=state.id, attempt=attempt.number, error=outcome.error, retry_in=seconds)
+        draft.add_event(kinds.AttemptFailed(state.id, attempt.number, outcome.error, delay.total_seconds()))
         return
     if may_have_acted:
         # Also where the last attempt certainly failed: an earlier one may have been applied, so that the undo
         # stays owed, and is about that one.
         draft.end(with_undo_as_owed(state), StepStatus.UNKNOWN)
-        draft.add_event("step_unknown", step=state.id, action=state.action, error=outcome.error)
+        draft.add_event(kinds.StepUnknown(state.id, state.action, outcome.error))
         return
     _fail(draft, with_undo_as_owed(state), outcome.error or outcome.status)
 
@@ -156,7 +156,7 @@ def take_back_attempt(draft: RunDraft, key: tuple[str, int]) -> None:
     state = draft.run.step(key)
     *earlier, unmade = state.attempts
     acted_at = draft.run.acted_at if has_acted_before(draft.run, state, draft.context.actions) else None
-    draft.add_event("attempt_called_off", step=state.id, attempt=unmade.number, command_id=unmade.command_id)
+    draft.add_event(kinds.AttemptCalledOff(state.id, unmade.number, unmade.command_id))
     if not earlier:
         draft.put(StepState(state.phase, state.index, state.id, state.kind, state.action), acted_at=acted_at)
         return
@@ -236,14 +236,7 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
     )
     acted_at = draft.now if action.harmful and draft.run.acted_at is None else draft.run.acted_at
     draft.put(state, status=Status.RUNNING, waiting_on=None, acted_at=acted_at)
-    draft.add_event(
-        "step_started",
-        step=state.id,
-        action=state.action,
-        params=dict(state.params),
-        attempt=attempt.number,
-        command_id=attempt.command_id,
-    )
+    draft.add_event(kinds.StepStarted(state.id, state.action, state.params, attempt.number, attempt.command_id))
     return PerformAttempt(state.key)
 
 
@@ -255,20 +248,20 @@ def _was_held_up(run: Run) -> bool:
 def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | None:
     if not draft.run.has_alert and not draft.outside.resolved:
         draft.end(state, StepStatus.SKIPPED, message="it was started by hand, and no alert fires that could resolve")
-        draft.add_event("step_skipped", step=state.id, when="started by hand: there is no alert")
+        draft.add_event(kinds.StepSkipped(state.id, when="started by hand: there is no alert"))
         return None
     if draft.outside.resolved:
         draft.end(state, StepStatus.SUCCEEDED, started_at=state.started_at or draft.now)
-        draft.add_event("wait_ended", step=state.id, outcome="resolved", because=draft.outside.resolved_because)
+        draft.add_event(kinds.WaitEnded(state.id, "resolved", draft.outside.resolved_because))
         return None
     if state.status is StepStatus.PENDING:
         deadline = draft.now + definition.timeout if definition.timeout else None
         state = draft.put(replace(state, status=StepStatus.WAITING, started_at=draft.now, deadline=deadline))
-        draft.add_event("wait_started", step=state.id, wait_for=definition.wait_for, deadline=_text(deadline))
+        draft.add_event(kinds.WaitStarted(state.id, definition.wait_for, deadline))
     state = draft.timely(state)
     if state.deadline and draft.now >= state.deadline:
         draft.end(state, StepStatus.TIMED_OUT, error="the alert had not resolved in time")
-        draft.add_event("wait_ended", step=state.id, outcome="timed_out")
+        draft.add_event(kinds.WaitEnded(state.id, "timed_out"))
         return None
     draft.set_status(Status.WAITING, "resolved")
     return Wait(state.deadline)
@@ -284,13 +277,13 @@ def _stop(draft: RunDraft, state: StepState, error: str) -> None:
     resolution."""
     state = with_undo_as_owed(replace(state, retry_at=None))
     draft.end(state, StepStatus.CANCELLED, error=error)
-    draft.add_event("step_stopped", step=state.id, action=state.action, error=error, output=dict(state.output))
+    draft.add_event(kinds.StepStopped(state.id, state.action, error, state.output))
     after_resolve.skip_to_wait(draft, state)
 
 
 def _fail(draft: RunDraft, state: StepState, error: str) -> None:
     draft.end(state, StepStatus.FAILED, error=error, started_at=state.started_at or draft.now)
-    draft.add_event("step_failed", step=state.id, action=state.action, error=error)
+    draft.add_event(kinds.StepFailed(state.id, state.action, error))
 
 
 def _undo_of(
@@ -333,8 +326,4 @@ def mark_outcome_unknown(draft: RunDraft, state: StepState, reason: str) -> None
     attempt = replace(state.attempts[-1], status="unknown", ended_at=draft.now, error=reason)
     attempts = (*state.attempts[:-1], attempt)
     draft.end(state, StepStatus.UNKNOWN, error=reason, attempts=attempts)
-    draft.add_event("step_unknown", step=state.id, action=state.action, error=reason)
-
-
-def _text(moment: Any) -> str | None:
-    return moment.isoformat() if moment else None
+    draft.add_event(kinds.StepUnknown(state.id, state.action, reason))

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
+from trainmedic_server.domain.event_kinds import UndoClosed, UndoDelayed, UndoDone, UndoResumed, UndoStarted
 from trainmedic_server.domain.playbook import UndoTrigger
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, Status, StepState, Undo, UndoStatus
 from trainmedic_server.engine.plan_values import AttemptOutcome, Idle, PerformAttempt, RunDraft, Wait
@@ -57,9 +58,7 @@ def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
         because = _because(draft, state, state.undo, by_hand)
         if because:
             undo = replace(state.undo, status=UndoStatus.RUNNING, because=because, error=None)
-            draft.add_event(
-                "undo_started", step=state.id, action=undo.action, params=dict(undo.params), because=because
-            )
+            draft.add_event(UndoStarted(state.id, undo.action, undo.params, because))
             return _attempt(draft, state, undo, by_hand)
     return Wait(min(later)) if later else Idle()
 
@@ -79,19 +78,12 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
     undo = replace(undo, attempts=(*undo.attempts[:-1], attempt), output=outcome.output, error=outcome.error)
     if outcome.status == "applied":
         draft.put(replace(state, undo=replace(undo, status=UndoStatus.DONE)))
-        draft.add_event("undo_done", step=state.id, action=undo.action, output=dict(outcome.output))
+        draft.add_event(UndoDone(state.id, undo.action, outcome.output))
         return
     wait = _wait_after(attempt.number)
     draft.put(replace(state, undo=replace(undo, retry_at=draft.now + wait)))
     if all(earlier.error != outcome.error for earlier in undo.attempts[:-1]):
-        draft.add_event(
-            "undo_delayed",
-            step=state.id,
-            action=undo.action,
-            error=outcome.error,
-            attempt=attempt.number,
-            retry_in=wait.total_seconds(),
-        )
+        draft.add_event(UndoDelayed(state.id, undo.action, outcome.error, attempt.number, wait.total_seconds()))
 
 
 def with_duties_of_closed(run: Run, actions: Actions) -> Run:
@@ -135,7 +127,7 @@ def _can_be_closed(undo: Undo) -> bool:
 def _close(draft: RunDraft, state: StepState, undo: Undo, order: OperatorOrder) -> None:
     because = f"closed by {order.actor}: {order.note}"
     draft.put(replace(state, undo=replace(undo, status=UndoStatus.CLOSED, because=because, retry_at=None)))
-    draft.add_event("undo_closed", order.actor, step=state.id, action=undo.action, note=order.note, error=undo.error)
+    draft.add_event(UndoClosed(state.id, undo.action, order.note, undo.error), order.actor)
 
 
 def _wait_after(number: int) -> timedelta:
@@ -192,7 +184,7 @@ def _continue(
         if last.deadline <= draft.now or last.started_at > draft.now:
             later = replace(last, deadline=draft.now + _timeout(draft, undo))
             draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
-        draft.add_event("undo_resumed", step=state.id, action=undo.action, command_id=last.command_id)
+        draft.add_event(UndoResumed(state.id, undo.action, last.command_id))
         return PerformAttempt(state.key, undo=True, resumed=True)
     # Further away than the wait was, it is from before the clock was set back: an undo does not wait for that.
     is_later = undo.retry_at is not None and draft.now < undo.retry_at <= draft.now + _wait_after(last.number)

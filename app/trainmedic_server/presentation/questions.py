@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.approval import Terms, Unanswered
+from trainmedic_server.domain.event_kinds import ApprovalEscalated, ApprovalReminded, QuestionEvent
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.presentation import runs
 from trainmedic_server.presentation.words import call, count, how_often
 
 UNASKED = "May this run act?"
 """The question of a step without one of its own."""
-AGAIN = {"approval_reminded": "Reminder", "approval_escalated": "Nobody has answered"}
+AGAIN: Mapping[type[QuestionEvent], str] = {ApprovalReminded: "Reminder", ApprovalEscalated: "Nobody has answered"}
 """What precedes a question of which people are reminded, by the kind of the event."""
-UNANSWERED = {
-    "rejected_by_timeout": "nobody has answered in time, which rejects it",
-    "approved_by_timeout": "nobody has answered in time, which approves it",
-    "timed_out": "nobody has answered in time",
-    "unanswered": "nobody has answered in time; it is asked again later",
-    "resolved": "no answer is needed any more: the alert has resolved",
+UNANSWERED: Mapping[Unanswered, str] = {
+    Unanswered.REJECTED_BY_TIMEOUT: "nobody has answered in time, which rejects it",
+    Unanswered.APPROVED_BY_TIMEOUT: "nobody has answered in time, which approves it",
+    Unanswered.TIMED_OUT: "nobody has answered in time",
+    Unanswered.ASKED_AGAIN_LATER: "nobody has answered in time; it is asked again later",
+    Unanswered.RESOLVED: "no answer is needed any more: the alert has resolved",
 }
 """How a question ended without an answer, by the outcome of its event ``approval_ended``."""
 

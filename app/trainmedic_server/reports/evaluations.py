@@ -11,9 +11,11 @@ from datetime import datetime
 
 from trainmedic.wire import evaluations as wire
 from trainmedic.wire.evaluations import EvaluatedMetric
+from trainmedic_server.domain.event_codec import content_of, name_of
+from trainmedic_server.domain.event_kinds import JobEvaluated
 from trainmedic_server.domain.run import Event
 
-EVALUATED = "job_evaluated"
+EVALUATED = name_of(JobEvaluated)
 NONE_REPORTED = "the job has reported no evaluation in that time"
 NOT_A_NUMBER = "not a finite number"
 
@@ -41,7 +43,8 @@ def evaluation_records(events: Sequence[Event]) -> tuple[EvaluationRecord, ...]:
     """Return the metrics by name, from events in the order of the history. A repeated report counts once."""
     by_name: dict[str, dict[datetime, EvaluatedMetric]] = {}
     for event in events:
-        for metric in wire.read(event.data.get("metrics")):
+        content = content_of(event)
+        for metric in wire.read(content.metrics) if isinstance(content, JobEvaluated) else ():
             by_name.setdefault(metric.name, {})[metric.at] = metric
     return tuple(_record(name, list(by_name[name].values())) for name in sorted(by_name))
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain.event_codec import content_of, name_of, names
 from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.goodput import JobMoments
 from trainmedic_server.reports.points import Stretch
 
-FAILED, GONE, ENDED, RESTARTED = "job_failed", "job_gone", "job_ended", "job_restarted"
-JOB_EVENTS = (FAILED, GONE, ENDED, RESTARTED, "job_returned")
+FAILED, GONE, ENDED, RESTARTED = map(name_of, (kinds.JobFailed, kinds.JobGone, kinds.JobEnded, kinds.JobRestarted))
+JOB_EVENTS = names(kinds.LifeEvent)
 DIAGNOSED = "diagnosed"
 """The kind of a failure of which only a verdict tells."""
 _SHOWS_BEFORE = 1800.0
@@ -77,7 +79,9 @@ def _told(events: Sequence[Event]) -> list[FailureRecord]:
             continue
         back = next((later for later in events[index + 1 :] if later.kind not in (FAILED, GONE)), None)
         down = (back.at - event.at).total_seconds() if back is not None and back.kind != ENDED else None
-        failures.append(FailureRecord(event.at, event.kind, str(event.data.get("reason", "")), down, None))
+        content = content_of(event)
+        reason = content.reason if isinstance(content, kinds.LifeEvent) else ""
+        failures.append(FailureRecord(event.at, event.kind, reason, down, None))
     return failures
 
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from trainmedic_server.domain.alert import Identity
+from trainmedic_server.domain.event_codec import content_of
+from trainmedic_server.domain.event_kinds import JobFailed, JobGone, LifeEvent
 from trainmedic_server.domain.run import Event, Run, Status
 from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.ports.verdicts import VerdictRecord
-from trainmedic_server.reports.failures import FAILED, GONE, FailureRecord, failures_of
+from trainmedic_server.reports.failures import FailureRecord, failures_of
 from trainmedic_server.reports.job_report import TimeRange
 from trainmedic_server.reports.worth import CauseRepairs, GpuHoursKept, RepairTotal, WorthTally, repair_total
 
@@ -172,15 +174,18 @@ def _all_failures(
 ) -> Iterable[tuple[str, FailureRecord, int | None]]:
     """Each failure with its job, and how many ranks the job had."""
     by_job: dict[str, list[Event]] = defaultdict(list)
+    ranks: dict[tuple[str, datetime], int | None] = {}
     for event in events:
-        by_job[str(event.data.get("job", ""))].append(event)
+        content = content_of(event)
+        if isinstance(content, LifeEvent):
+            by_job[content.job].append(event)
+        if isinstance(content, (JobFailed, JobGone)):
+            ranks[content.job, event.at] = content.ranks
     for job in sorted(by_job.keys() | {verdict.job for verdict in verdicts}):
         of_job = by_job[job]
         on_job = [verdict for verdict in verdicts if verdict.job == job]
-        ranks = {event.at: event.data.get("ranks") for event in of_job if event.kind in (FAILED, GONE)}
         for failure in failures_of(of_job, on_job):
-            known = ranks.get(failure.at)
-            yield job, failure, known if isinstance(known, int) else None
+            yield job, failure, ranks.get((job, failure.at))
 
 
 def _causes(failures: Sequence[tuple[str, FailureRecord, int | None]]) -> list[CauseTotal]:

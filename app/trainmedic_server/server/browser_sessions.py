@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from trainmedic.wire.envelope import new_id
-from trainmedic_server.domain.run import Event
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import SignedIn, SignedOut
 from trainmedic_server.domain.session import Session
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import Transaction
@@ -68,7 +69,7 @@ class Sessions:
         session = Session(new_id(), _hash(secret), token.name, digest, now, now + LASTS, address, browser[:200])
         earlier = [other for other in self.all() if other.name == token.name]
         surplus = [other.id for other in earlier[: max(0, len(earlier) + 1 - _MOST_OF_NAME)]]
-        begun = Event("signed_in", now, actor=token.name, data={"session": session.id, "address": address})
+        begun = recorded(SignedIn(session.id, address), now, actor=token.name)
 
         def keep(unit: Transaction) -> None:
             unit.sessions.end_before(now)
@@ -84,8 +85,7 @@ class Sessions:
 
     async def end(self, session: Session, actor: str) -> None:
         """End a session, by whoever `actor` is. Raises StoreUnavailable."""
-        data = {"session": session.id, "name": session.name}
-        ended = Event("signed_out", self._clock.now(), actor=actor, data=data)
+        ended = recorded(SignedOut(session.id, session.name), self._clock.now(), actor=actor)
 
         def forget(unit: Transaction) -> None:
             unit.sessions.end([session.id])

@@ -13,9 +13,10 @@ from fastapi import Depends, Request
 from msgspec import Struct, field
 from pydantic import ConfigDict, Field
 
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import ChannelTested
 from trainmedic_server.domain.message import MessageKind, MessageRule
 from trainmedic_server.domain.message_routes import MessageRoutes
-from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import ActionFailure, Conflict, NotFound
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import Transaction
@@ -125,8 +126,8 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
             raise Conflict("Another test message is being sent; try again when it is through.")
         async with turn:
             detail = await _sent(messaging.notifier, name, actor.name, body.note.strip())
-        data = {"channel": name, "sent": not detail, "detail": detail}
-        event = Event("channel_tested", messaging.clock.now(), actor=actor.name, data=data)
+        content = ChannelTested(name, not detail, detail)
+        event = recorded(content, messaging.clock.now(), actor=actor.name)
         await messaging.store.transact(lambda unit: unit.append([event]))
         return SentTestView(channel=name, sent=not detail, detail=detail)
 

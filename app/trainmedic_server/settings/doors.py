@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from trainmedic_server.domain.event_kinds import EVENT_KINDS
+from trainmedic_server.domain.event_codec import EVENT_KINDS
 from trainmedic_server.domain.problems import did_you_mean
 from trainmedic_server.settings.sources import SettingSource
 from trainmedic_server.settings.values import ExpandedPath, HttpUrl

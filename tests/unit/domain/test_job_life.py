@@ -9,6 +9,7 @@ import pytest
 from trainmedic.wire import envelope, notice
 from trainmedic.wire.notice import Notice
 from trainmedic_server.domain import job_life
+from trainmedic_server.domain.event_kinds import JobGone, JobReturned
 from trainmedic_server.domain.job_life import GONE_AFTER, OLDEST_NOTICE, JobLife, LifeState
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
@@ -31,7 +32,10 @@ def test_a_job_that_is_missed_without_a_word_is_gone() -> None:
     """And the history says so, once."""
     change = job_life.missed(PRESENT, NOW)
     assert change is not None
-    assert (change.life.state, change.event) == (LifeState.GONE, "job_gone")
+    assert (change.life.state, change.event) == (
+        LifeState.GONE,
+        JobGone("llm-1", change.life.reason),
+    )
     assert job_life.missed(change.life, NOW) is None
 
 
@@ -71,7 +75,7 @@ def test_a_job_that_is_back_is_not_gone() -> None:
     for instance in (FIRST, SECOND):
         back = job_life.heard(gone.life, "llm-1", instance, NOW)
         assert back is not None
-        assert (back.life.state, back.event) == (LifeState.PRESENT, "job_returned")
+        assert (back.life.state, back.event) == (LifeState.PRESENT, JobReturned("llm-1"))
 
 
 def test_what_a_launcher_tells_counts_once() -> None:
@@ -89,7 +93,7 @@ def test_a_launcher_that_gives_up_leaves_its_job_gone_at_once() -> None:
     """Also one of which nothing else was ever heard."""
     change = job_life.noticed(None, told(notice.GONE, SECOND, 1, 3), True, NOW)
     assert change is not None
-    assert (change.life.state, change.event, change.reason) == (LifeState.GONE, "job_gone", "why")
+    assert (change.life.state, change.event) == (LifeState.GONE, JobGone("llm-1", "why", attempt=3))
 
 
 def test_many_launchers_keep_their_numbers_within_bounds() -> None:

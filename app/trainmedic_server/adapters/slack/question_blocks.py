@@ -14,7 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from trainmedic_server.domain import approval
-from trainmedic_server.domain.approval import AskedQuestion, Terms
+from trainmedic_server.domain.approval import AskedQuestion, Terms, Unanswered
+from trainmedic_server.domain.event_kinds import QuestionEvent
 from trainmedic_server.domain.links import run_link, short_id
 from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus
@@ -52,7 +53,7 @@ def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answ
     if step.status is StepStatus.WAITING:
         return Answered(names, "")
     if step.status is StepStatus.SUCCEEDED:
-        return Answered(names, _capital(questions.UNANSWERED["approved_by_timeout"]))
+        return Answered(names, _capital(questions.UNANSWERED[Unanswered.APPROVED_BY_TIMEOUT]))
     return Answered(names, f"Not asked any more: {step.error or run.message or step.status}")
 
 
@@ -90,7 +91,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
     }
 
 
-def reminder(run: Run, step: StepState, kind: str) -> str:
+def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
     """What is said below a question that still waits; Slack's markup, in which nothing of the question is any."""
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
     return escaped(cut(_line(text), _TEXT // 2))
@@ -174,7 +175,7 @@ def _terms(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Block:
     terms, approved_by = Terms.of(step), answered(run, step, orders).approved_by
     so_far = {"asked": terms.asked, "escalated": terms.escalated, "approved_by": approved_by}
     parts = [f"Needs approval by {questions.who(terms.by, terms.count)}", *questions.asked(so_far)]
-    parts += [questions.UNANSWERED["unanswered"]] if terms.lapsed else []
+    parts += [questions.UNANSWERED[Unanswered.ASKED_AGAIN_LATER]] if terms.lapsed else []
     elements = [_plain(cut(_line("; ".join(parts)), _TEXT))]
     if step.deadline is not None:
         moment, otherwise = int(step.deadline.timestamp()), step.deadline.strftime("%d %b %H:%M UTC")

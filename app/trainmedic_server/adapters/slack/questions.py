@@ -19,6 +19,16 @@ from trainmedic_server.adapters.slack import question_blocks
 from trainmedic_server.adapters.slack.people import SlackFile
 from trainmedic_server.adapters.slack.web_api import SlackApi
 from trainmedic_server.domain.approval import Terms
+from trainmedic_server.domain.event_codec import content_of, names
+from trainmedic_server.domain.event_kinds import (
+    ApprovalEnded,
+    ApprovalRequested,
+    CancelOrdered,
+    Closed,
+    QuestionEvent,
+    RunApproved,
+    RunRejected,
+)
 from trainmedic_server.domain.run import Event, OperatorOrder, Run, Status, StepState
 from trainmedic_server.domain.shown_question import ShownQuestion
 from trainmedic_server.errors import ChatRefused, ConfigurationError
@@ -27,7 +37,6 @@ from trainmedic_server.ports.store import History, HistoryFilter, RunStore
 
 LOOK_EVERY = timedelta(minutes=1)
 _MOST = 1_000
-_ASKING = frozenset({"approval_requested", "approval_reminded", "approval_escalated"})
 
 log = telemetry.logger(__name__)
 
@@ -38,7 +47,7 @@ class SlackQuestions:
     """The questions of one server. ``settings`` reads the file that names the channels."""
 
     name = "slack"
-    kinds = _ASKING | {"approved", "rejected", "approval_ended", "cancel_ordered", "closed"}
+    kinds = names(QuestionEvent, RunApproved, RunRejected, ApprovalEnded, CancelOrdered, Closed)
     """After these a message may have to show something else."""
     at_once = 20
 
@@ -67,8 +76,9 @@ class SlackQuestions:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
         await self.show({event.run_id for event in events if event.run_id is not None})
         for event in events:
-            if event.kind in _ASKING and (event.seq or 0) > self._reminded:
-                await self._remind(event)
+            asking = content_of(event)
+            if isinstance(asking, QuestionEvent) and event.run_id is not None and (event.seq or 0) > self._reminded:
+                await self._remind(event.run_id, asking)
                 self._reminded = event.seq or self._reminded
 
     async def show_waiting(self) -> None:
@@ -174,14 +184,14 @@ class SlackQuestions:
     async def _save(self, shown: ShownQuestion) -> None:
         await self._store.transact(lambda tx: tx.shown_questions.save(shown))
 
-    async def _remind(self, event: Event) -> None:
+    async def _remind(self, run_id: str, asking: QuestionEvent) -> None:
         """Say below the message that the question still waits. Its first asking is the message itself."""
-        if event.run_id is None or (event.kind == "approval_requested" and event.data.get("asked", 1) == 1):
+        if isinstance(asking, ApprovalRequested) and asking.asked in (None, 1):
             return
-        for run, step, orders, shown in await self._asked([event.run_id]):
-            if shown is None or step.id != event.data.get("step") or not question_blocks.is_open(run, step, orders):
+        for run, step, orders, shown in await self._asked([run_id]):
+            if shown is None or step.id != asking.step or not question_blocks.is_open(run, step, orders):
                 continue
-            text = question_blocks.reminder(run, step, event.kind)
+            text = question_blocks.reminder(run, step, type(asking))
             below = {"thread_ts": shown.message, "reply_broadcast": True, "text": text, "parse": "none"}
             try:
                 await self._call("chat.postMessage", {**below, "channel": shown.channel, "unfurl_links": False})

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
@@ -284,16 +284,7 @@ def time_gap_of(row: Row) -> TimeGap:
 
 
 def job_life_row(life: JobLife) -> dict[str, Any]:
-    return {
-        "name": life.name,
-        "state": str(life.state),
-        "since": life.since,
-        "instance": life.instance,
-        "reason": life.reason,
-        "failures": life.failures,
-        "restarts": life.restarts,
-        "numbers": dict(life.numbers),
-    }
+    return {**asdict(life), "state": str(life.state)}
 
 
 def job_life_of(row: Row) -> JobLife:

@@ -1,0 +1,103 @@
+"""Events of the history: how one is made of its kind, and read.
+
+`recorded` makes an event of its content, and `content_of` reads that again. Rows of other releases may lack a member,
+which reads as None, or have more, which are ignored; `Event.data` shows them as they were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT
+from msgspec.structs import asdict, fields
+
+from trainmedic_server.domain.event_kinds import Decided, EventKind, UndoClosed, UndoDone
+from trainmedic_server.domain.run import Decision, Event
+
+
+def kinds_of(parent: type[EventKind]) -> Iterator[type[EventKind]]:
+    """Yield the kinds of a section, or the kind itself, in the order of this module."""
+    sections = parent.__subclasses__()
+    for section in sections:
+        yield from kinds_of(section)
+    if not sections:
+        yield parent
+
+
+def name_of(kind: type[EventKind]) -> str:
+    """Return the `Event.kind` of a kind."""
+    return str(kind.__struct_config__.tag)
+
+
+def names(*parents: type[EventKind]) -> frozenset[str]:
+    """Return the names of these kinds, and of all kinds of these sections."""
+    return frozenset(name_of(kind) for parent in parents for kind in kinds_of(parent))
+
+
+EVENT_KINDS: Mapping[str, type[EventKind]] = {name_of(each): each for each in kinds_of(EventKind)}
+"""By their names."""
+DECIDED: Mapping[Decision, type[Decided]] = {
+    decision: kind for decision in Decision if issubclass(kind := EVENT_KINDS.get(decision, EventKind), Decided)
+}
+"""The kind that tells of a decision. Of `joined` there is another one, of `duplicate` none."""
+UNDO_OVER = names(UndoDone, UndoClosed)
+
+
+def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:
+    """Return the event that says this."""
+    name, _, defaults = _form(content.__class__)
+    data = asdict(content)
+    for member, default in defaults:
+        if data[member] == default:
+            del data[member]
+    for member, value in data.items():
+        if value.__class__ not in _PLAIN:
+            data[member] = _plain(value)
+    return Event(name, at, run_id, actor, data)
+
+
+def content_of(event: Event) -> EventKind | None:
+    """Return what an event says. None for a kind of another release, or data that does not fit the kind."""
+    kind = EVENT_KINDS.get(event.kind)
+    if kind is None:
+        return None
+    _, required, _ = _form(kind)
+    try:
+        return msgspec.convert({**required, **event.data}, kind)
+    except msgspec.ValidationError:
+        return None
+
+
+@cache
+def _form(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
+    """Return the name of a kind, its required members, each as None, and the other ones with their defaults."""
+    required = {field.name: None for field in fields(kind) if field.required}
+    defaults = [
+        (field.name, field.default if field.default is not NODEFAULT else {})
+        for field in fields(kind)
+        if not field.required
+    ]
+    return name_of(kind), required, defaults
+
+
+_PLAIN = frozenset({str, int, float, bool, dict, list, type(None)})
+
+
+def _plain(value: Any) -> Any:
+    """Return what the store and the API write. A time is ISO 8601 with its offset."""
+    match value:
+        case datetime():
+            return value.isoformat()
+        case StrEnum():
+            return str(value)
+        case Mapping():
+            return dict(value)
+        case tuple():
+            return list(value)
+        case _:
+            return value
