@@ -2,7 +2,7 @@
 
 The Trainer does not save it. After a rollback it would be one that has followed the abandoned model. So rank 0 keeps
 its weights in each checkpoint, in ``trainmedic-reference.pt``; a reference model that stays as it is needs no copy.
-`HuggingFaceLoop` calls this.
+`HuggingFaceFramework` calls this.
 """
 
 from __future__ import annotations

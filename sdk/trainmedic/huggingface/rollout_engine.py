@@ -5,7 +5,7 @@ up, until it gets the trainer's. TRL sends them when its step counter has change
 `RolloutEngine.behind` lets no engine generate after a restart before it has got the weights.
 
 A ``rollout_func`` that samples elsewhere takes part if it has a method ``sync_weights()``, which sends the trainer's
-weights to its engine. A trainer whose engine cannot be reached is not rolled back. `HuggingFaceLoop` calls this.
+weights to its engine. A trainer whose engine cannot be reached is not rolled back. `HuggingFaceFramework` calls this.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from typing import Any, Callable, Iterator
+
+from trainmedic.trainer.replacing import replaced
 
 SYNCHRONIZED = "it gets the weights of the checkpoint before it samples again"
 _SYNC, _GENERATE = "sync_weights", "generate"
@@ -62,11 +64,11 @@ class RolloutEngine:
             rollout: Any = getattr(self._trainer, "rollout_func", None)
             if vllm is not None:
                 send = getattr(vllm, _SYNC)
-                stack.enter_context(_replaced(vllm, _SYNC, functools.partial(self._sent, send)))
-                stack.enter_context(_replaced(vllm, _GENERATE, functools.partial(self._sample, send, vllm.generate)))
+                sample = functools.partial(self._sample, send, getattr(vllm, _GENERATE))
+                stack.enter_context(replaced(vllm, **{_SYNC: functools.partial(self._sent, send), _GENERATE: sample}))
             elif callable(getattr(rollout, _SYNC, None)):
                 sample = functools.partial(self._sample, rollout.sync_weights, rollout)
-                stack.enter_context(_replaced(self._trainer, "rollout_func", sample))
+                stack.enter_context(replaced(self._trainer, rollout_func=sample))
             yield
 
     @property
@@ -83,17 +85,3 @@ class RolloutEngine:
         if self._is_behind:
             self._sent(send)
         return sample(*arguments, **options)
-
-
-@contextlib.contextmanager
-def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """While the context lasts, the attribute ``name`` of ``holder`` is ``value``."""
-    had, before = name in vars(holder), getattr(holder, name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(holder, name, before)
-        else:
-            delattr(holder, name)

@@ -6,7 +6,7 @@ may carry state from step to step, too. Each rank
 keeps a copy in the checkpoint, in ``trainmedic-held-<rank>.pt``. A checkpoint without copies of all ranks resets these
 attributes to what they were before the first step, as for a new process.
 
-`HuggingFaceLoop` calls this. Not here: which attributes are data (``trainer.held_state``).
+`HuggingFaceFramework` calls this. Not here: which attributes are data (``trainer.held_state``).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any, Mapping
 from trainmedic.client import Medic, connect
 from trainmedic.errors import ConfigurationError
 from trainmedic.lightning.callback import Callback
-from trainmedic.lightning.loop import LightningLoop
+from trainmedic.lightning.framework import LightningFramework
 from trainmedic.recovery.restarts import RestartLimits as Limits
 
 __all__ = ["Callback", "Limits", "fit"]
@@ -106,21 +106,21 @@ def _run(
         ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size}
         own = connect(job, **{**ranks, **(connection or {})})
     callback = present or Callback(medic or own)
-    loop = LightningLoop(trainer, callback.medic, limits)
+    framework = LightningFramework(trainer, callback.medic, limits)
     if present is None:
         # Lightning keeps the callbacks that write checkpoints last. Ours comes before, as it may have to prevent that.
         trainer.callbacks.insert(len(trainer.callbacks) - len(trainer.checkpoint_callbacks), callback)
-    callback.attach(loop)
+    callback.attach(framework)
     loaders = own_fit.train_dataloaders
 
     def call(path: Any) -> None:
-        wrapped = None if loaders is None else loop.data.wrap(loaders)
+        wrapped = None if loaders is None else framework.resumable.wrap(loaders)
         trainer.fit(own_fit.model, wrapped, own_fit.val_dataloaders, own_fit.datamodule, path, **own_fit.options)
 
     try:
-        with loop.data.wrapping(own_fit.source) if loaders is None else contextlib.nullcontext():
+        with framework.resumable.wrapping(own_fit.source) if loaders is None else contextlib.nullcontext():
             model = getattr(own_fit.model, "_orig_mod", own_fit.model)
-            loop.fit(call, own_fit.ckpt_path, model)
+            framework.fit(call, own_fit.ckpt_path, model)
     finally:
         callback.attach(None)
         if present is None:

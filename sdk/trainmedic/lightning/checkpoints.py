@@ -2,7 +2,7 @@
 
 They are files, or directories where each rank writes its part, in the directories of the Trainer's
 ``ModelCheckpoint`` callbacks. Their step is in their name, as ``step=<n>``, or is read from the file. Not here:
-which one a rollback means (``trainmedic.recovery.checkpoints``). `LightningLoop` and the `Callback` call it.
+which one a rollback means (``trainmedic.recovery.checkpoints``). `LightningFramework` and the `Callback` call it.
 """
 
 from __future__ import annotations

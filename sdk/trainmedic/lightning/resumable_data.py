@@ -5,8 +5,8 @@ in another order. `ResumableData.wrap` gives Lightning a ``CombinedLoader`` of i
 the loaders as each rank has them (with its ``DistributedSampler``, its limits and its seeds for workers); it comes to a
 place by the loaders' own states where they keep one, and else by reading the epoch again up to there.
 
-`LightningLoop` has one for each fit, restarts included. The `Callback` keeps `ResumableData.state` of every rank in the
-checkpoints. Not here: what the ranks agree on, and which checkpoint is meant.
+`LightningFramework` has one for each fit, restarts included. The `Callback` keeps `ResumableData.state` of every rank
+in the checkpoints. Not here: what the ranks agree on, and which checkpoint is meant.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`protect`, which puts Trainmedic around the functions of Megatron-LM that run a training.
 
-Not here: what they do then (``callback``, ``loop``).
+Not here: what they do then (``training``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from typing import Any, Mapping
 
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
-from trainmedic.megatron.callback import MegatronCallback
-from trainmedic.megatron.loop import MegatronLoop
-from trainmedic.recovery.restarts import RestartLimits
+from trainmedic.megatron.training import MegatronTraining
 from trainmedic.recovery.rollback_budget import LIMIT
 from trainmedic.trainer.carried_files import CarriedFiles
 
@@ -49,27 +47,21 @@ def protect(
         )
     if hasattr(megatron.train, "__wrapped__"):
         raise ConfigurationError(f"{megatron.__name__} is protected already: call protect() once in a process")
-    # In a job of several ranks a crash is left to the launcher anyway; with a single rank it is, too.
-    limits = RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks)
-    loop = MegatronLoop(medic, megatron, limits, CarriedFiles(medic.rank, also))
-    callback = MegatronCallback(medic, megatron)
-    callback.attach(loop)
+    training = MegatronTraining(medic, megatron, rollbacks, CarriedFiles(medic.rank, also))
     call, decide = megatron.train, megatron.checkpoint_and_decide_exit
     parameters, decides_on = inspect.signature(call), inspect.signature(decide)
 
     @functools.wraps(call)
     def train(*arguments: Any, **options: Any) -> Any:
-        named = dict(parameters.bind(*arguments, **options).arguments)
-        callback.begin(named["model"], named["optimizer"], named["opt_param_scheduler"])
-        return loop.train(call, named)
+        return training.train(call, dict(parameters.bind(*arguments, **options).arguments))
 
     @functools.wraps(decide)
     def checkpoint_and_decide_exit(*arguments: Any, **options: Any) -> bool:
-        return callback.decide_exit(**decides_on.bind(*arguments, **options).arguments)
+        return training.decide_exit(**decides_on.bind(*arguments, **options).arguments)
 
     megatron.train = train
     megatron.checkpoint_and_decide_exit = checkpoint_and_decide_exit
-    megatron.train_step = callback.train_step
-    megatron.save_checkpoint_and_time = callback.save
-    megatron.evaluate_and_print_results = callback.evaluate
-    megatron.build_train_valid_test_data_iterators = loop.build_data
+    megatron.train_step = training.train_step
+    megatron.save_checkpoint_and_time = training.save
+    megatron.evaluate_and_print_results = training.evaluate
+    megatron.build_train_valid_test_data_iterators = training.build_data

@@ -1,6 +1,6 @@
 """`protect`, which puts Trainmedic around the trainings of torchtitan's ``Trainer``.
 
-Not here: what happens in them then (``callback``, ``loop``).
+Not here: what happens in them then (``training``).
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from typing import Any, Mapping
 
 from trainmedic.client import Medic
 from trainmedic.errors import ConfigurationError
-from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.recovery.rollback_budget import LIMIT
-from trainmedic.torchtitan.callback import TitanCallback
-from trainmedic.torchtitan.loop import TitanLoop
+from trainmedic.torchtitan.training import TitanTraining
 from trainmedic.trainer.carried_files import CarriedFiles
 
 MODULE = "torchtitan.trainer"
@@ -48,9 +46,7 @@ def protect(
 
     @functools.wraps(call)
     def train(self: Any) -> Any:
-        # A crash is left to the launcher, also in a job of a single rank.
-        loop = TitanLoop(medic, self, RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks), carried)
-        return TitanCallback(medic, self, loop).train(lambda: call(self))
+        return TitanTraining(medic, self, rollbacks, carried).train(lambda: call(self))
 
     setattr(train, _MARK, True)
     kind.train = train

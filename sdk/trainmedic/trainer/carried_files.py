@@ -1,8 +1,8 @@
 """Carried state and random numbers of a training whose framework writes the checkpoints: a file of each rank in them.
 
 Megatron-LM and torchtitan save what the ``state_dict`` of model, optimizer and schedule hold. The rest, which a plain
-loop keeps by ``torch.carried_state``, lies beside that in ``trainmedic-carried-<rank>.pt``. Who calls it: the loops of
-these frameworks (``self_saving``). Not here: which state that is.
+loop keeps by ``torch.carried_state``, lies beside that in ``trainmedic-carried-<rank>.pt``. Who calls it: what these
+frameworks have in common (``self_saving``). Not here: which state that is.
 """
 
 from __future__ import annotations
