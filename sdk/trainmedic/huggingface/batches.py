@@ -1,4 +1,4 @@
-"""The batches of a Hugging Face Trainer: how long it waits for them, which are left out, which are trained on.
+"""The batches of a Hugging Face Trainer: which it takes from its loader, and which it trains on.
 
 What a data loader yields may not be what the loss gets. Trainers of reinforcement learning take prompts from the
 loader, sample completions, and train on these several times. `UsedBatches` sees what `compute_loss` is called with in a
@@ -7,7 +7,7 @@ training step. A Trainer that computes its loss elsewhere is seen at the first c
 Batches that the model itself has sampled since a restart are no proof of it: the model that sampled in their place
 before may have been the one that the rollback undoes. The comparison ends where the model begins to sample.
 
-`HuggingFaceFramework` uses all three around ``Trainer.train``. Not here: the comparison of batches (`RollbackProof`).
+`HuggingFaceFramework` uses both around ``Trainer.train``. Not here: the comparison of batches (`RollbackProof`).
 """
 
 from __future__ import annotations
@@ -25,52 +25,8 @@ from trainmedic.trainer.replacing import replaced
 from trainmedic.trainer.rollback_proof import RollbackProof
 
 MADE = "the model samples its batches, and from here on it does so anew"
-_DRAW, _COUNT = "get_batch_samples", "_get_num_items_in_batch"
+_DRAW, _COUNT, _PLAN = "get_batch_samples", "_get_num_items_in_batch", "set_initial_training_values"
 _STEP, _LOSS = "training_step", "compute_loss"
-
-
-class BatchTimer:
-    """Measures how long a Trainer waits for its batches, and for the other ranks before it trains on them.
-
-    The Trainer draws the batches of a step together, in ``get_batch_samples``, and then lets the ranks count together
-    how many tokens they have to train on. There a rank waits for the others' data. The meter that `meter` returns is
-    told of both.
-    """
-
-    def __init__(self, trainer: Any, meter: Callable[[], StepMeter | None]) -> None:
-        self._trainer = trainer
-        self._meter = meter
-        self._originals: dict[str, Any] = {}
-        self._counting = 0.0  # seconds, within the present draw
-
-    @contextlib.contextmanager
-    def timing(self) -> Iterator[None]:
-        """While the context lasts, the Trainer's batches are timed."""
-        trainer = self._trainer
-        timed = {_DRAW: self._draw, _COUNT: self._count}
-        self._originals = {name: getattr(trainer, name) for name in timed if hasattr(trainer, name)}
-        with replaced(trainer, **{name: timed[name] for name in self._originals}):
-            yield
-
-    def _draw(self, *arguments: Any, **options: Any) -> Any:
-        began, self._counting = time.perf_counter(), 0.0
-        samples, items = self._originals[_DRAW](*arguments, **options)
-        seconds = time.perf_counter() - began - self._counting
-        meter = self._meter()
-        if meter is not None:
-            for number, batch in enumerate(samples):
-                meter.add_batch(batch, 0.0 if number else seconds)
-        return samples, items
-
-    def _count(self, *arguments: Any, **options: Any) -> Any:
-        began, meter = time.perf_counter(), self._meter()
-        if meter is not None:
-            meter.start_waiting()
-        items = self._originals[_COUNT](*arguments, **options)
-        if meter is not None:
-            meter.stop_waiting()
-        self._counting += time.perf_counter() - began
-        return items
 
 
 class UsedBatches:
@@ -156,42 +112,48 @@ class UsedBatches:
             self._random_since = self._before
 
 
-class BatchSkipper:
-    """Leaves out the first ``batches`` that the Trainer asks for, when it goes on from a checkpoint.
+class LoadedBatches:
+    """The batches that a Trainer takes from its loader: some are left out, and the wait for the others is measured.
 
-    The Trainer finds its position by itself: after the batches that the checkpoint's steps were trained on. From there
-    further batches are read and not trained on; over the end of an epoch too, which gets shorter by them. A training of
-    ``max_steps`` gets further epochs for them, where it needs them.
+    The first ``skip`` batches are left out, where the Trainer goes on from a checkpoint. It finds its position by
+    itself: after the batches that the checkpoint's steps were trained on. From there further batches are read and not
+    trained on; over the end of an epoch too, which gets shorter by them. A training of ``max_steps`` gets further
+    epochs for them, where it needs them. ``skipped`` counts what really was left out.
 
-    It wraps the Trainer's ``get_batch_samples``, which takes the batches of one optimizer step. Two
-    things follow from how the Trainer counts: the last step of a shortened epoch is left out where it has too
-    few batches, for its gradients would not be applied; and of an epoch that would be left out whole, the last
-    step is trained on, for the Trainer ends at an empty epoch. ``skipped`` counts what really was left out.
+    The Trainer draws the batches of a step together, in ``get_batch_samples``. Two things follow from how it counts:
+    the last step of a shortened epoch is left out where it has too few batches, for its gradients would not be applied;
+    and of an epoch that would be left out whole, the last step is trained on, for the Trainer ends at an empty epoch.
+
+    Then the Trainer lets the ranks count together how many tokens they have to train on. There a rank waits for the
+    others' data. The meter that `meter` returns is told of that, and of the wait for the batches.
     """
 
-    def __init__(self, trainer: Any, batches: int, used: UsedBatches) -> None:
+    def __init__(
+        self, trainer: Any, skip: int, used: UsedBatches, meter: Callable[[], StepMeter | None] = lambda: None
+    ) -> None:
         self._trainer = trainer
         self._used = used
-        self._left = self._most = batches
-        self._original: Any = None
+        self._meter = meter
+        self._left = self._most = skip
+        self._originals: dict[str, Any] = {}
         self._shortened: Any = None  # the iterator of the epoch in which batches were left out
         self._has_trained = False  # whether any batch of that epoch was trained on
+        self._counting = 0.0  # seconds, within the present draw
         self.skipped = 0
 
     @contextlib.contextmanager
-    def skipping(self) -> Iterator[None]:
-        """While the context lasts, the batches are left out, and ``used`` is told when others are drawn."""
-        trainer, self._original = self._trainer, self._trainer.get_batch_samples
-        replacing = {_DRAW: self._take}
-        if self._most and trainer.args.max_steps > 0:
-            values = trainer.set_initial_training_values
-            replacing["set_initial_training_values"] = lambda *args, **options: self._longer(values(*args, **options))
-        with replaced(trainer, **replacing):
+    def taking(self) -> Iterator[None]:
+        """While the context lasts, the Trainer's functions that take batches are replaced."""
+        members = {_DRAW: self._take, _COUNT: self._count}
+        if self._most and self._trainer.args.max_steps > 0:
+            members[_PLAN] = self._plan
+        self._originals = {name: getattr(self._trainer, name) for name in members if hasattr(self._trainer, name)}
+        with replaced(self._trainer, **{name: members[name] for name in self._originals}):
             yield
 
-    def _longer(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _plan(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """What the Trainer has worked out from ``max_steps``, with as many epochs more as the batches left out take."""
-        epochs, steps_per_epoch, *others = values
+        epochs, steps_per_epoch, *others = self._originals[_PLAN](*arguments, **options)
         accumulation = self._trainer.args.gradient_accumulation_steps
         # A step more than they are, for the last one of the shortened epoch, which may have too few batches.
         further = (self._most + accumulation) // (steps_per_epoch * accumulation) + 1
@@ -206,12 +168,12 @@ class BatchSkipper:
     def _take_samples(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
         if batches is not self._shortened:
             if not self._left:
-                return self._original(batches, count, *arguments, **options)
+                return self._draw(batches, count, *arguments, **options)
             self._shortened, self._has_trained = batches, False
         last = self._leave_out(batches, count)
         if last is not None:
             batches = last
-        samples, items = self._original(batches, count, *arguments, **options)
+        samples, items = self._draw(batches, count, *arguments, **options)
         if self._has_trained and len(samples) < count:
             self.skipped += len(samples)
             return [], None
@@ -234,6 +196,26 @@ class BatchSkipper:
             self._left -= 1
             self.skipped += 1
         return None
+
+    def _draw(self, *arguments: Any, **options: Any) -> Any:
+        began, self._counting = time.perf_counter(), 0.0
+        samples, items = self._originals[_DRAW](*arguments, **options)
+        seconds = time.perf_counter() - began - self._counting
+        meter = self._meter()
+        if meter is not None:
+            for number, batch in enumerate(samples):
+                meter.add_batch(batch, 0.0 if number else seconds)
+        return samples, items
+
+    def _count(self, *arguments: Any, **options: Any) -> Any:
+        began, meter = time.perf_counter(), self._meter()
+        if meter is not None:
+            meter.start_waiting()
+        items = self._originals[_COUNT](*arguments, **options)
+        if meter is not None:
+            meter.stop_waiting()
+        self._counting += time.perf_counter() - began
+        return items
 
 
 def _is_loaded(used: Any, loaded: Any) -> bool:

@@ -14,9 +14,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.huggingface import checkpoints
-from trainmedic.huggingface.batches import BatchSkipper, BatchTimer, UsedBatches
-from trainmedic.huggingface.reference_model import ReferenceModel
-from trainmedic.huggingface.rollout_engine import SYNCHRONIZED, RolloutEngine
+from trainmedic.huggingface.batches import LoadedBatches, UsedBatches
+from trainmedic.huggingface.other_models import SYNCHRONIZED, ReferenceModel, RolloutEngine
 from trainmedic.huggingface.trainer_state import TrainerState
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import ScaleBatch
@@ -61,7 +60,7 @@ class HuggingFaceFramework(Framework):
             self.loop.proof.not_comparable = _SHARDED
         self._used = UsedBatches(trainer, self.loop.proof)
         self._makes_batches = False  # whether the model has sampled batches, before the last restart
-        self._skipper = BatchSkipper(trainer, 0, self._used)
+        self._loaded = LoadedBatches(trainer, 0, self._used)
         self._engine = RolloutEngine(trainer)
         self._reference = ReferenceModel(trainer)
         self.no_restart_because = (
@@ -86,12 +85,11 @@ class HuggingFaceFramework(Framework):
             skip = self._skipped_before + (restart.skip_batches if restart else 0)
             self._note_start(start, restart)
             why_not = "" if self.data == REPLAYED else self.data
-            timer = BatchTimer(self._trainer, lambda: self.loop.meter)
             self._makes_batches |= self._used.makes_batches
             used = self._used = UsedBatches(self._trainer, self.loop.proof, why_not)
-            skipper = self._skipper = BatchSkipper(self._trainer, skip, used)
+            loaded = self._loaded = LoadedBatches(self._trainer, skip, used, lambda: self.loop.meter)
             engine = self._engine.behind(restart is not None)
-            with self.loop.attempting(), timer.timing(), used.noting(), skipper.skipping(), engine:
+            with self.loop.attempting(), used.noting(), loaded.taking(), engine:
                 return original(start, *arguments, **options)
 
         return self.loop.restarts.run(attempt)
@@ -186,7 +184,7 @@ class HuggingFaceFramework(Framework):
     @property
     def skipped_batches(self) -> int:
         """The number of batches that were left out since training began."""
-        return self._skipper.skipped
+        return self._loaded.skipped
 
     def is_in_force(self, command_id: str) -> bool:
         """Return whether a command's change of the arguments is active. A change by an earlier process ended with it,
