@@ -144,11 +144,13 @@ class LoadedBatches:
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
         """While the context lasts, the Trainer's functions that take batches are replaced."""
-        members = {_DRAW: self._take, _COUNT: self._count}
+        members = {_DRAW: self._take}
+        if hasattr(self._trainer, _COUNT):
+            members[_COUNT] = self._count
         if self._most and self._trainer.args.max_steps > 0:
             members[_PLAN] = self._plan
-        self._originals = {name: getattr(self._trainer, name) for name in members if hasattr(self._trainer, name)}
-        with replaced(self._trainer, **{name: members[name] for name in self._originals}):
+        self._originals = {name: getattr(self._trainer, name) for name in members}
+        with replaced(self._trainer, **members):
             yield
 
     def _plan(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
