@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.architecture.tree_figures import TreeFigures
 from tests.support.programs import PYTHON_PATH
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,25 @@ def test_imports_point_downwards_only() -> None:
     lint = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([lint, "--no-cache"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_module_of_the_sdk_overrides_a_private_method_of_another() -> None:
+    """What a framework has to offer is public, so that the loop that calls it can be read without each of them."""
+    assert TreeFigures(ROOT).overridden_private_methods("trainmedic") == []
+
+
+def test_an_overridden_private_method_is_found(tmp_path: Path) -> None:
+    """Also through a class in between, and of a generic base; not within one module."""
+    package = tmp_path / "sdk/parts"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "base.py").write_text("class Base:\n    def _save(self): ...\n    def load(self): ...\n")
+    (package / "near.py").write_text("class Near(base.Base[int]):\n    def load(self): ...\n")
+    (package / "far.py").write_text(
+        "class Far(Near):\n    def _save(self): ...\n    def __init__(self): ...\n"
+        "class Same(Far):\n    def __init__(self): ...\n"
+    )
+    assert TreeFigures(tmp_path).overridden_private_methods("parts") == ["parts.far.Far._save of parts.base.Base"]
 
 
 # What redis-py imports by itself where it is installed is not ours to choose.

@@ -75,6 +75,25 @@ class TreeFigures:
                     places.setdefault(node.name, []).append(str(module.path))
         return {name: files for name, files in places.items() if len(files) > 1}
 
+    def overridden_private_methods(self, package: str) -> list[str]:
+        """Private methods of a class in ``package`` that a class of another of its modules overrides.
+
+        Bases are looked up by their names, so of a shared class name each class counts.
+        """
+        classes: Classes = {}
+        for module in self.modules:
+            for node in module.nodes if module.name.partition(".")[0] == package else ():
+                if isinstance(node, ast.ClassDef):
+                    classes.setdefault(node.name, []).append((module, node))
+        return sorted(
+            f"{module.name}.{node.name}.{method} of {owner.name}.{base.name}"
+            for places in classes.values()
+            for module, node in places
+            for owner, base in _ancestors(node, classes)
+            if owner is not module
+            for method in _private_methods(node) & _private_methods(base)
+        )
+
     def variables(self) -> list[str]:
         """The names of all parameters and assigned variables."""
         return [name for module in self.modules for name in _variables(module)]
@@ -121,6 +140,25 @@ def _dotted(path: Path, root: Path) -> str:
     )
     parts = parts[start:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+Classes = dict[str, list[tuple[Module, ast.ClassDef]]]
+"""The classes of a package by their names, each with its module."""
+
+
+def _ancestors(node: ast.ClassDef, classes: Classes) -> Iterator[tuple[Module, ast.ClassDef]]:
+    for expression in node.bases:
+        named = expression.value if isinstance(expression, ast.Subscript) else expression
+        name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
+        for module, base in classes.get(name, ()):
+            if base is not node:
+                yield module, base
+                yield from _ancestors(base, classes)
+
+
+def _private_methods(node: ast.ClassDef) -> set[str]:
+    methods = {member.name for member in node.body if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    return {name for name in methods if name.startswith("_") and not name.endswith("__")}
 
 
 def _variables(module: Module) -> Iterator[str]:

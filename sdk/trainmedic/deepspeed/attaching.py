@@ -11,7 +11,7 @@ from typing import Any, Mapping
 from torch.utils.data import DataLoader
 
 from trainmedic.client import Medic
-from trainmedic.deepspeed.engine_checkpoints import EngineCheckpointDirectory
+from trainmedic.deepspeed.engine_checkpoints import engine_checkpoints
 from trainmedic.deepspeed.engine_parts import EngineParts
 from trainmedic.deepspeed.run import EngineRun
 from trainmedic.errors import ConfigurationError
@@ -65,9 +65,7 @@ def attach(
     more, named = named_by_user(also or {})
     parts = EngineParts(engine, **more)
     join_ranks(medic)
-    storage = None
-    if checkpoints is not None:
-        storage = EngineCheckpointDirectory(checkpoints, keep, medic.rank, medic.world_size, medic.group, engine)
+    storage = None if checkpoints is None else engine_checkpoints(checkpoints, keep, medic, engine)
     loader = loader if loader is not None else getattr(engine, "training_dataloader", None)
     source = None if loader is None else batch_source_for(_plain(loader), seed, medic.rank, reread)
     budget, changes = make_records(medic, storage, rollbacks)

@@ -20,13 +20,14 @@ from typing import Any, Iterator, Mapping
 
 import torch
 
+from trainmedic.client import Medic
 from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import checkpoints
-from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
-from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory, NewGroup
+from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
 from trainmedic.torch.optimizer_states import put_settings, settings_of
 from trainmedic.torch.state_parts import StateParts
+from trainmedic.trainer.replacing import replaced
 
 LATEST = "latest"  # DeepSpeed's own: a file with the tag to load where none is named
 
@@ -109,32 +110,17 @@ class EngineContents:
         return {**others, "autocast scaler": scaler} if scaler is not None else others
 
 
-class EngineCheckpointDirectory(JointCheckpointDirectory):
-    """`JointCheckpointDirectory` of a DeepSpeed engine; also the engine's own directory of checkpoints."""
+def engine_checkpoints(directory: str | Path, keep: int | None, medic: Medic, engine: Any) -> JointCheckpointDirectory:
+    """The checkpoints of a DeepSpeed engine in a directory, which is also the engine's own."""
+    contents = EngineContents(engine, medic.world_size)
+    made = JointCheckpointDirectory(directory, keep, medic.rank, medic.world_size, medic.group, contents)
+    made.goes_on_from = _name_latest
+    return made
 
-    def __init__(
-        self,
-        directory: str | Path,
-        keep: int | None,
-        rank: int,
-        world_size: int,
-        new_group: NewGroup,
-        engine: Any,
-    ) -> None:
-        super().__init__(directory, keep, rank, world_size, new_group, EngineContents(engine, world_size))
 
-    def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> Any:
-        at = super()._publish(unfinished, path, step, sizes, **more)
-        self._name_latest(path)
-        return at
-
-    def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        if self._rank == 0:
-            self._name_latest(checkpoint.path)
-        super().rolled_back_to(checkpoint, reason)
-
-    def _name_latest(self, path: Path) -> None:
-        checkpoints.write_durably(self._root / LATEST, path.name.encode())
+def _name_latest(checkpoint: Path) -> None:
+    """Let DeepSpeed load that one where none is named. Raises OSError."""
+    checkpoints.write_durably(checkpoint.parent / LATEST, checkpoint.name.encode())
 
 
 @contextlib.contextmanager
@@ -147,11 +133,8 @@ def _written_by(checkpoint_engine: Any) -> Iterator[list[Path]]:
         files.append(Path(path))
         return save(state_dict, path, *arguments, **options)
 
-    checkpoint_engine.save = noting
-    try:
+    with replaced(checkpoint_engine, save=noting):
         yield files
-    finally:
-        del checkpoint_engine.save
 
 
 def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:

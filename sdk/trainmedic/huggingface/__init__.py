@@ -17,8 +17,9 @@ import transformers
 
 from trainmedic.client import Medic, connect
 from trainmedic.huggingface.callback import Callback
-from trainmedic.huggingface.loop import HuggingFaceLoop
+from trainmedic.huggingface.framework import HuggingFaceFramework
 from trainmedic.recovery.restarts import RestartLimits as Limits
+from trainmedic.trainer.replacing import replaced
 
 __all__ = ["Callback", "Limits", "protect", "run_by", "train"]
 
@@ -62,11 +63,10 @@ def protect(job: str | None = None, *, medic: Medic | None = None, limits: Limit
         call = functools.partial(original, self)
         return _run(self, connection, call, (resume_from_checkpoint, *arguments), options, limits)
 
-    transformers.Trainer.train = train_protected
     try:
-        yield connection
+        with replaced(transformers.Trainer, train=train_protected):
+            yield connection
     finally:
-        transformers.Trainer.train = original
         if medic is None:
             connection.close()
 
@@ -90,17 +90,17 @@ def _run(
     limits: Limits,
 ) -> Any:
     present = _callback_of(trainer)
-    if present is not None and present.loop is not None:  # `train` was called within `protect`, whose loop does
+    if present is not None and present.framework is not None:  # `train` was called within `protect`, whose loop does
         return original(*arguments, **options)
     callback = present
     if callback is None:
         assert medic is not None
         callback = Callback(medic)
         trainer.add_callback(callback)
-    loop = HuggingFaceLoop(trainer, callback.medic, limits)
-    callback.attach(loop)
+    framework = HuggingFaceFramework(trainer, callback.medic, limits)
+    callback.attach(framework)
     try:
-        return loop.train(original, *arguments, **options)
+        return framework.train(original, *arguments, **options)
     finally:
         callback.attach(None)
         if present is None:

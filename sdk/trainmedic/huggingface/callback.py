@@ -2,8 +2,8 @@
 
 It reports each step, and carries out at the end of a step what can be done while the loop runs; of the Trainer
 it changes the `TrainerControl`, and of the optimizer the learning rate. What needs the loop to start again it
-hands to `HuggingFaceLoop`, where ``trainmedic.huggingface`` runs the Trainer by one; elsewhere it answers
-``unsupported``. `MedicCallback` is the base that it shares with Lightning's callback.
+hands to `HuggingFaceFramework`, where ``trainmedic.huggingface`` runs the Trainer by one; elsewhere it answers
+``unsupported``. Its `Attachment` is that of every framework.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from transformers import TrainerCallback
 from trainmedic.client import Medic, connect
 from trainmedic.errors import Rejected
 from trainmedic.huggingface import checkpoints
-from trainmedic.huggingface.loop import HuggingFaceLoop
+from trainmedic.huggingface.framework import HuggingFaceFramework
 from trainmedic.huggingface.step_reports import StepReports
 from trainmedic.job.command import JobCommand
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
-from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
-from trainmedic.trainer.evaluations import loss_and_perplexity, other_metrics
+from trainmedic.trainer.attachment import HUNG, Attachment, log_errors
 
 _RESTARTER = "trainmedic.huggingface.train and trainmedic.huggingface.protect"
 _NO_ACCUMULATION = (
@@ -46,7 +45,7 @@ class _StepEnd:
         return checkpoints.path_of(self.args.output_dir, self.state.global_step)
 
 
-class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore[misc]
+class Callback(TrainerCallback):  # type: ignore[misc]
     """``Trainer(callbacks=[trainmedic.huggingface.Callback(job="llm-1")])``.
 
     The options are those of `trainmedic.connect`; or give a connected ``medic``. Without the help of
@@ -54,34 +53,41 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     """
 
     def __init__(self, medic: Medic | None = None, **options: Any) -> None:
-        handlers = {
-            "job.rollback": self._roll_back,
-            "job.scale_batch": self._scale_batch,
-            "job.dataloader_workers": self._set_workers,
-        }
-        in_force = dict.fromkeys(("job.scale_batch", "job.dataloader_workers"), self._is_in_force)
-        super().__init__(medic if medic is not None else connect(**options), _RESTARTER, handlers, in_force)
+        self.medic = medic if medic is not None else connect(**options)
+        self.framework: HuggingFaceFramework | None = None
         self.reports = StepReports(self.medic)
         self._step_end: _StepEnd | None = None
         self._saving: list[JobCommand] = []
+        handlers = {"job.scale_batch": self._scale_batch, "job.dataloader_workers": self._set_workers}
+        self._attachment = Attachment(self.medic, _RESTARTER, self._end_for_rollback, handlers, self._is_in_force)
         self.medic.on("job.checkpoint")(self._checkpoint)
         self.medic.on("job.stop")(self._stop)
         self.medic.cannot("job.accumulate", _NO_ACCUMULATION)
+
+    def attach(self, framework: HuggingFaceFramework | None) -> None:
+        """Let its loop carry out the commands that need a restart; with None they are unsupported."""
+        self.framework = framework
+        self._attachment.attach(None if framework is None else framework.loop)
+
+    def learning_rate(self, value: Any) -> Any:
+        """Return ``value``, the rate that the program computed for the next update, times the factor that commands have
+        set. A program that writes ``group["lr"]`` itself, as in a callback of its own, calls this each time."""
+        return self._attachment.live.learning_rate(value)
 
     # --- called by the Trainer --------------------------------------------------------------------------
 
     @log_errors
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        directory = Path(args.output_dir)
+        directory, attachment = Path(args.output_dir), self._attachment
         start = checkpoints.path_of(directory, state.global_step) if state.global_step else None
         writes = state.is_world_process_zero
-        self._training_begins(objects["optimizer"], objects["lr_scheduler"], directory, start, writes)
-        if self.loop is not None:
-            self.loop.begins(state.global_step, *_parts(objects))
+        attachment.training_begins(objects["optimizer"], objects["lr_scheduler"], directory, start, writes)
+        if self.framework is not None:
+            self.framework.loop.begins(state.global_step, *_parts(objects))
         # Without a loop it is not seen how the ranks wait for each other before they count their tokens.
-        is_seen = self.loop is not None or not getattr(args, "average_tokens_across_devices", False)
-        self._measure([objects.get("model")], is_seen)
-        self._arm()
+        is_seen = self.framework is not None or not getattr(args, "average_tokens_across_devices", False)
+        attachment.measure([objects.get("model")], is_seen)
+        attachment.arm()
 
     @log_errors
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
@@ -90,7 +96,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     @log_errors
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         step_end = _StepEnd(args, state, control)
-        self._between_steps(functools.partial(self._end_step, step_end, objects["optimizer"]))
+        self._attachment.between_steps(functools.partial(self._end_step, step_end, objects["optimizer"]))
 
     def _end_step(self, step_end: _StepEnd, optimizer: Any) -> None:
         args, control, step = step_end.args, step_end.control, step_end.state.global_step
@@ -99,13 +105,13 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
             step=step,
             samples=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
             learning_rate=optimizer.param_groups[0]["lr"],
-            expected_learning_rate=self._live.expected_learning_rate,
+            expected_learning_rate=self._attachment.live.expected_learning_rate,
             epoch=step_end.state.epoch,
-            **self._parts_of_step(step),
+            **self._attachment.parts_of_step(step),
         )
         self._step_end = step_end
         try:
-            self._carry_out(step)
+            self._attachment.carry_out(step)
         finally:
             self._step_end = None
         self.reports.expect(control.should_evaluate, control.should_save)
@@ -113,7 +119,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     @log_errors
     def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.reports.step_begins()
-        if self._restart_is_due:
+        if self._attachment.restart_is_due:
             # The strategy "epoch" takes the early end for an epoch's, and would keep what is to be thrown away.
             control.should_save = control.should_evaluate = False
         self.reports.expect(control.should_evaluate, control.should_save)
@@ -127,19 +133,14 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     def on_evaluate(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.reports.evaluated(control.should_save)
         is_of_tokens = _kind_of(objects.get("model")).endswith(("ForCausalLM", "LMHeadModel"))
-        metrics = objects.get("metrics") or {}
-        loss, perplexity = loss_and_perplexity(metrics, is_of_tokens)
-        others = other_metrics(metrics)
-        if loss is not None or perplexity is not None or others:
-            self.medic.report_evaluation(loss, perplexity, state.global_step, **others)
+        self._attachment.evaluated(objects.get("metrics") or {}, state.global_step, is_of_tokens)
 
     @log_errors
     def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         path = checkpoints.path_of(args.output_dir, state.global_step)
         if path.is_dir():
             self._complete(path, args.should_save, state.global_step, objects)
-        self.medic.saved(state.global_step)
-        self._live.checkpoint_written(state.global_step)
+        self._attachment.saved(state.global_step)
         self.reports.saved()
         waiting, self._saving = self._saving, []
         for command in waiting:
@@ -148,23 +149,20 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     @log_errors
     def _complete(self, path: Path, writes: bool, step: int, objects: Mapping[str, Any]) -> None:
         """Keep in a checkpoint what it will be judged and compared by, and mark it."""
-        if self.loop is None:
+        if self.framework is None:
             if writes:
                 checkpoints.mark(path, step=step, skipped_batches=0)
             return
         modules, optimizers = _parts(objects)
-        self.loop.keep(path, modules, optimizers)
+        self.framework.keep(path, modules, optimizers)
         if writes:
-            health = self.loop.health_now(modules, optimizers)
-            checkpoints.mark(path, step=step, skipped_batches=self.loop.skipped_batches, health=health)
+            health = self.framework.loop.proof.health(modules, optimizers).to_json()
+            checkpoints.mark(path, step=step, skipped_batches=self.framework.skipped_batches, health=health)
 
     @log_errors
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        self._disarm()
-        self._loop_ends()
+        self._attachment.training_ends()
         self.reports.step_begins()
-        if self.loop is not None:
-            self.loop.ends()
         for command in self._saving:
             command.failed("training ended before the checkpoint was written")
         self._saving.clear()
@@ -172,7 +170,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
     # --- called by Medic.commands, at the end of a step -------------------------------------------------
 
     def _checkpoint(self, command: JobCommand) -> None:
-        if self._restart_is_due:
+        if self._attachment.restart_is_due:
             raise Rejected("the training loop is about to start again; ask once it runs")
         self._require_room(command)
         self._required_step_end.control.should_save = True
@@ -181,9 +179,7 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
 
     def _stop(self, command: JobCommand) -> Mapping[str, Any] | None:
         self._required_step_end.control.should_training_stop = True
-        self._live.pause.end()
-        if self.loop is not None:
-            self.loop.restarts.stop()
+        self._attachment.stop()
         if not command.params.get("checkpoint", True):
             return {"checkpoint": None}
         try:
@@ -192,23 +188,20 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
             return {"checkpoint": None, "no_checkpoint": str(error)}
         return None
 
-    def _roll_back(self, command: JobCommand) -> None:
-        if not self._required_loop.roll_back(command):
-            return
+    def _end_for_rollback(self) -> None:
         if self._step_end is not None:  # else the loop hung, and has ended already
             control = self._step_end.control
             control.should_training_stop = True
             control.should_save = control.should_evaluate = False  # what the loop holds is to be thrown away
-        self._live.pause.end()
 
     def _scale_batch(self, command: JobCommand) -> None:
-        self._restart_from_here(command, self._required_loop.scale_batch)
+        self._restart_from_here(command, self._required_framework.scale_batch)
 
     def _is_in_force(self, command_id: str) -> bool | None:
-        return self.loop.is_in_force(command_id) if self.loop is not None else None
+        return self.framework.is_in_force(command_id) if self.framework is not None else None
 
     def _set_workers(self, command: JobCommand) -> None:
-        self._restart_from_here(command, self._required_loop.set_workers)
+        self._restart_from_here(command, self._required_framework.set_workers)
 
     def _restart_from_here(self, command: JobCommand, ask: Callable[[JobCommand, Path], bool]) -> None:
         """Let the Trainer save this step and end; `ask` asks for the restart from that checkpoint."""
@@ -217,16 +210,17 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
         if not ask(command, step_end.checkpoint):
             return
         step_end.control.should_training_stop = step_end.control.should_save = True
-        self._live.pause.end()
+        self._attachment.live.pause.end()
 
     def _require_room(self, command: JobCommand) -> None:
         output_dir = self._required_step_end.args.output_dir
         command.group.choose(lambda: checkpoints.check_room(output_dir))
 
     @property
-    def _restart_is_due(self) -> bool:
-        """The loop ends only to start again."""
-        return self.loop is not None and self.loop.restarts.is_asked
+    def _required_framework(self) -> HuggingFaceFramework:
+        """The framework, for handlers that are registered only if there is one."""
+        assert self.framework is not None
+        return self.framework
 
     @property
     def _required_step_end(self) -> _StepEnd:

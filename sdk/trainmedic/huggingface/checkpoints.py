@@ -4,7 +4,7 @@ A checkpoint is a directory ``checkpoint-<step>`` in the Trainer's output direct
 everything that a resumption reads is there and whole; the Trainer's last file is ``trainer_state.json``. The
 mark that this package leaves in it (`mark`) tells besides what was changed in the run.
 
-Not here: which checkpoint a rollback means (``trainmedic.recovery.checkpoints``). `HuggingFaceLoop` calls it, and
+Not here: which checkpoint a rollback means (``trainmedic.recovery.checkpoints``). `HuggingFaceFramework` calls it, and
 the `Callback` when the Trainer has saved.
 """
 

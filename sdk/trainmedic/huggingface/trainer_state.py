@@ -6,13 +6,12 @@ may carry state from step to step, too. Each rank
 keeps a copy in the checkpoint, in ``trainmedic-held-<rank>.pt``. A checkpoint without copies of all ranks resets these
 attributes to what they were before the first step, as for a new process.
 
-`HuggingFaceLoop` calls this. Not here: which attributes are data (``trainer.held_state``).
+`HuggingFaceFramework` calls this. Not here: which attributes are data (``trainer.held_state``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerControl
 
 from trainmedic.job.group import Group
-from trainmedic.recovery.checkpoints import write_durably
+from trainmedic.torch.checkpoints.checkpoint_files import add_file
 from trainmedic.trainer.held_modules import HeldModules
 from trainmedic.trainer.held_state import HeldState, PutBack, assigned_names
 
@@ -47,9 +46,9 @@ class TrainerState:
     def save(self, checkpoint: Path) -> None:
         """Keep this rank's copies in the checkpoint. Raises OSError."""
         args = self._trainer.args
-        content, modules = io.BytesIO(), {"modules": self._modules.record()}
-        torch.save({"format": _FORMAT, "ranks": args.world_size, "held": self._held.record(), **modules}, content)
-        write_durably(checkpoint / _FILE.format(rank=args.process_index), content.getvalue())
+        kept = {"held": self._held.record(), "modules": self._modules.record()}
+        file = checkpoint / _FILE.format(rank=args.process_index)
+        add_file(file, {"format": _FORMAT, "ranks": args.world_size, **kept})
 
     def restore(self, checkpoint: Path, group: Group, keeps_batches: bool) -> PutBack:
         """Put back what the checkpoint has, on every rank or on none. ``keeps_batches`` as for `HeldState.put_back`."""

@@ -9,15 +9,15 @@ This package needs lightning (or pytorch-lightning) and torch.
 from __future__ import annotations
 
 import contextlib
-import functools
 from dataclasses import dataclass
 from typing import Any, Mapping
 
 from trainmedic.client import Medic, connect
 from trainmedic.errors import ConfigurationError
 from trainmedic.lightning.callback import Callback
-from trainmedic.lightning.loop import LightningLoop
+from trainmedic.lightning.framework import LightningFramework
 from trainmedic.recovery.restarts import RestartLimits as Limits
+from trainmedic.trainer.replacing import replaced
 
 __all__ = ["Callback", "Limits", "fit"]
 
@@ -50,83 +50,71 @@ def fit(
     """
     if hasattr(train_dataloaders, "train_dataloader"):  # Lightning takes a data module in their place
         train_dataloaders, datamodule = None, train_dataloaders
-    own_fit = _Fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, options)
+    loaders = {"train": train_dataloaders, "val": val_dataloaders}
+    own_fit = _Fit(trainer, model, loaders, datamodule, ckpt_path, options, job, medic, limits, connection or {})
     if not _starts_processes(trainer):
-        _run(trainer, own_fit, limits, job, connection, medic)
+        own_fit.run()
         return
     present = _callback_of(trainer)
     if medic is not None or present is not None:
         raise ConfigurationError(_NOT_CONNECTED_THERE.format("Callback" if present is not None else "medic"))
-    trainer._fit_impl = functools.partial(_run_in_process, trainer, own_fit, limits, job, connection)
-    try:
+    with replaced(trainer, _fit_impl=own_fit.run_in_process):
         trainer.fit(model)
-    finally:
-        del trainer._fit_impl
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """What ``trainer.fit`` is called with, but for the checkpoint of a restart."""
+    """One call of `fit`, with its arguments."""
 
+    trainer: Any
     model: Any
-    train_dataloaders: Any
-    val_dataloaders: Any
+    loaders: Mapping[str, Any]
     datamodule: Any
     ckpt_path: Any
     options: Mapping[str, Any]
+    job: str | None
+    medic: Medic | None
+    limits: Limits
+    connection: Mapping[str, Any]
 
-    @property
-    def source(self) -> Any:
-        """The model or the data module that makes the loaders of the training, where none are given."""
-        return self.datamodule or getattr(self.model, "_orig_mod", self.model)
+    def run_in_process(self, *_: Any) -> None:
+        """Called by Lightning in each process that it has started, in place of its own fit, with what that takes."""
+        del self.trainer._fit_impl
+        self.trainer.strategy._launcher = None  # it has done its work
+        self.trainer.strategy.set_world_ranks()
+        self.run()
 
+    def run(self) -> None:
+        """Fit, in a process that trains."""
+        trainer, own, callback = self.trainer, None, _callback_of(self.trainer)
+        is_there = callback is not None
+        if callback is None:
+            if self.medic is None:
+                ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size}
+                own = connect(self.job, **{**ranks, **self.connection})
+            callback = Callback(self.medic or own)
+        framework = LightningFramework(trainer, callback.medic, self.limits)
+        if not is_there:
+            # Lightning keeps the callbacks that write checkpoints last. Ours comes before, as it may have to prevent
+            # that.
+            trainer.callbacks.insert(len(trainer.callbacks) - len(trainer.checkpoint_callbacks), callback)
+        callback.attach(framework)
+        train, model = self.loaders["train"], getattr(self.model, "_orig_mod", self.model)
 
-def _run_in_process(
-    trainer: Any, own_fit: _Fit, limits: Limits, job: str | None, connection: Mapping[str, Any] | None, *_: Any
-) -> None:
-    """Called by Lightning in each process that it has started, in place of its own fit, and with what that takes."""
-    del trainer._fit_impl
-    trainer.strategy._launcher = None  # it has done its work
-    trainer.strategy.set_world_ranks()
-    _run(trainer, own_fit, limits, job, connection, None)
+        def call(path: Any) -> None:
+            wrapped = None if train is None else framework.resumable.wrap(train)
+            trainer.fit(self.model, wrapped, self.loaders["val"], self.datamodule, path, **self.options)
 
-
-def _run(
-    trainer: Any,
-    own_fit: _Fit,
-    limits: Limits,
-    job: str | None,
-    connection: Mapping[str, Any] | None,
-    medic: Medic | None,
-) -> None:
-    """As `fit`, in a process that trains."""
-    present = _callback_of(trainer)
-    own = None
-    if present is None and medic is None:
-        ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size}
-        own = connect(job, **{**ranks, **(connection or {})})
-    callback = present or Callback(medic or own)
-    loop = LightningLoop(trainer, callback.medic, limits)
-    if present is None:
-        # Lightning keeps the callbacks that write checkpoints last. Ours comes before, as it may have to prevent that.
-        trainer.callbacks.insert(len(trainer.callbacks) - len(trainer.checkpoint_callbacks), callback)
-    callback.attach(loop)
-    loaders = own_fit.train_dataloaders
-
-    def call(path: Any) -> None:
-        wrapped = None if loaders is None else loop.data.wrap(loaders)
-        trainer.fit(own_fit.model, wrapped, own_fit.val_dataloaders, own_fit.datamodule, path, **own_fit.options)
-
-    try:
-        with loop.data.wrapping(own_fit.source) if loaders is None else contextlib.nullcontext():
-            model = getattr(own_fit.model, "_orig_mod", own_fit.model)
-            loop.fit(call, own_fit.ckpt_path, model)
-    finally:
-        callback.attach(None)
-        if present is None:
-            trainer.callbacks.remove(callback)
-        if own is not None:
-            own.close()
+        source = self.datamodule or model  # what makes the loaders, where none are given
+        try:
+            with framework.resumable.wrapping(source) if train is None else contextlib.nullcontext():
+                framework.fit(call, self.ckpt_path, model)
+        finally:
+            callback.attach(None)
+            if not is_there:
+                trainer.callbacks.remove(callback)
+            if own is not None:
+                own.close()
 
 
 def _callback_of(trainer: Any) -> Callback | None:

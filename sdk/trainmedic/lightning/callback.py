@@ -1,8 +1,8 @@
 """The callback by which a Lightning Trainer reports to Trainmedic and carries out its commands.
 
 It reports each optimizer step, and carries out between two of them what can be done while the loop runs. What
-needs the fit to start again it hands to `LightningLoop`, where ``trainmedic.lightning.fit`` runs the Trainer by one;
-elsewhere it answers ``unsupported``. `MedicCallback` is the base that it shares with Hugging Face's callback.
+needs the fit to start again it hands to `LightningFramework`, where ``trainmedic.lightning.fit`` runs the
+Trainer by one; elsewhere it answers ``unsupported``. Its `Attachment` is that of every framework.
 
 ``trainer.should_stop`` is each rank's own: it is set where every rank has taken the same command at the same step.
 """
@@ -22,12 +22,11 @@ from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Accumulate, Stop
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
 from trainmedic.lightning import checkpoints
-from trainmedic.lightning.loop import LightningLoop, directory_of
+from trainmedic.lightning.framework import LightningFramework, directory_of
 from trainmedic.recovery.changes import scaled_whole
 from trainmedic.torch import randomness
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
-from trainmedic.trainer.callback import HUNG, MedicCallback, log_errors
-from trainmedic.trainer.evaluations import loss_and_perplexity, other_metrics
+from trainmedic.trainer.attachment import HUNG, Attachment, log_errors
 
 try:  # the same library has two names, and may be installed under both; each takes callbacks of the other
     from lightning.pytorch import Callback as LightningCallback
@@ -42,7 +41,7 @@ _CANNOT_MOVE = (
 )
 
 
-class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore[misc]
+class Callback(LightningCallback):  # type: ignore[misc]
     """``Trainer(callbacks=[trainmedic.lightning.Callback(job="llm-1")])``.
 
     The options are those of `trainmedic.connect`; or give a connected ``medic``. Without the help of
@@ -51,8 +50,9 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     """
 
     def __init__(self, medic: Medic | None = None, grad_norm: bool = True, **options: Any) -> None:
-        connection = medic if medic is not None else connect(**options)
-        super().__init__(connection, "trainmedic.lightning.fit", {"job.rollback": self._roll_back})
+        self.medic = medic if medic is not None else connect(**options)
+        self.framework: LightningFramework | None = None
+        self._attachment = Attachment(self.medic, "trainmedic.lightning.fit", self._end_loop)
         self._wants_norm = grad_norm
         self._norm: Any = None
         self._losses: list[Any] = []
@@ -70,6 +70,16 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         self.medic.cannot("job.scale_batch", _NO_LOADER.format("batch size"))
         self.medic.cannot("job.dataloader_workers", _NO_LOADER.format("workers"))
 
+    def attach(self, framework: LightningFramework | None) -> None:
+        """Let its loop carry out the commands that need a restart; with None they are unsupported."""
+        self.framework = framework
+        self._attachment.attach(None if framework is None else framework.loop)
+
+    def learning_rate(self, value: Any) -> Any:
+        """Return ``value``, the rate that the program computed for the next update, times the factor that commands have
+        set. A program that writes ``group["lr"]`` itself, as in a callback of its own, calls this each time."""
+        return self._attachment.live.learning_rate(value)
+
     def __getstate__(self) -> Any:
         raise ConfigurationError(_CANNOT_MOVE)
 
@@ -78,32 +88,32 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     @log_errors
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self._trainer = trainer
-        if self.loop is not None:
-            self.loop.start_fit()
+        if self.framework is not None:
+            self.framework.start_fit()
 
     @log_errors
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._trainer, self._step = trainer, trainer.global_step
+        self._trainer, self._step, attachment = trainer, trainer.global_step, self._attachment
         self._losses, self._samples, self._norm = [], 0, None  # of a step that an error has broken off
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         start = Path(trainer.ckpt_path) if trainer.ckpt_path else None
-        self._training_begins(trainer.optimizers, schedulers, self._directory, start, trainer.is_global_zero)
-        self._measure([trainer.strategy.model])
-        if self.loop is not None:
-            self.loop.data.drew = self._meter.add_batch
+        attachment.training_begins(trainer.optimizers, schedulers, self._directory, start, trainer.is_global_zero)
+        attachment.measure([trainer.strategy.model])
+        if self.framework is not None:
+            self.framework.resumable.drew = attachment.meter.add_batch
         self._refuse_accumulation(trainer, pl_module)
         if self._random is not None:
             randomness.restore(self._random)
         self._random = None
-        if self.loop is not None:
-            self.loop.begins(trainer.global_step, *_parts(trainer))
-        self._arm()
+        if self.framework is not None:
+            self.framework.begins(trainer.global_step, *_parts(trainer))
+        attachment.arm()
 
     @log_errors
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._window.close()
-        if self.loop is not None:
-            self.loop.draws()
+        if self.framework is not None:
+            self.framework.draws()
 
     @log_errors
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -123,12 +133,12 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
             return  # it was a batch in the middle of an accumulation
         self._step = trainer.global_step
         self._report(trainer)
-        self._between_steps(self._end_step)
+        self._attachment.between_steps(self._end_step)
 
     def _end_step(self) -> None:
         self._is_between_steps = True
         try:
-            self._carry_out(self._step)
+            self._attachment.carry_out(self._step)
             self._accumulate_when_it_fits()
         finally:
             self._is_between_steps = False
@@ -141,16 +151,12 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._window.close()
         metrics = {} if trainer.sanity_checking else trainer.callback_metrics
-        loss, perplexity = loss_and_perplexity(metrics)
-        others = other_metrics(metrics)
-        if loss is not None or perplexity is not None or others:
-            self.medic.report_evaluation(loss, perplexity, trainer.global_step, **others)
+        self._attachment.evaluated(metrics, trainer.global_step)
 
     @log_errors
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         self._open_window(CHECKPOINT)  # until the next batch, as Lightning does not say when it is written
-        self.medic.saved(trainer.global_step)
-        self._live.checkpoint_written(trainer.global_step)
+        self._attachment.saved(trainer.global_step)
 
     def _open_window(self, name: str) -> None:
         self._window.close()
@@ -158,25 +164,22 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
 
     @log_errors
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._disarm()
-        self._loop_ends()
+        self._attachment.training_ends()
         self._window.close()
-        if self.loop is not None:
-            self.loop.ends()
         if self._next_accumulation is not None:
             self._next_accumulation[0].failed("training ended before the accumulation could change")
             self._next_accumulation = None
 
     def state_dict(self) -> dict[str, Any]:
         """Called by Lightning on every rank for a checkpoint; it keeps what rank 0 returns, and no random state."""
-        if self.loop is None or self._trainer is None:
+        if self.framework is None or self._trainer is None:
             return {"ranks": _of_all_ranks({"random": randomness.capture(), "data": None})}
-        proof = self.loop.proof
+        proof = self.framework.loop.proof
         modules, optimizers = _parts(self._trainer)
         own = {
             "random": randomness.capture(),
-            "data": self.loop.data.state(),
-            "held": self.loop.held(),
+            "data": self.framework.resumable.state(),
+            "held": self.framework.held(),
             **proof.kept_of_rank(self._trainer.global_step, optimizers),
         }
         state: dict[str, Any] = {"ranks": _of_all_ranks(own)}
@@ -193,10 +196,10 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         # What the ranks of another number of them had is of no use to this one.
         own = ranks[rank] if len(ranks) == world_size else {}
         self._random = own.get("random")
-        if self.loop is not None:
+        if self.framework is not None:
             kept = {name: own.get(name) for name in ("batches", "losses", "lr_scale") if name in own}
             kept["digests"] = state_dict.get("digests")
-            self.loop.load(kept, own.get("data"), own.get("held"))
+            self.framework.load(kept, own.get("data"), own.get("held"))
 
     # --- called by Medic.commands, between two steps ----------------------------------------------------
 
@@ -210,18 +213,15 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         assert isinstance(command.parameters, Stop)
         self._require_between_steps()
         output = self._checkpoint() if command.parameters.checkpoint else {"checkpoint": None}
-        self._live.pause.end()
-        if self.loop is not None:
-            self.loop.restarts.stop()
-            self.loop.end()
-        else:
-            self._trainer.should_stop = True
+        self._attachment.stop()
+        self._end_loop()
         return output
 
-    def _roll_back(self, command: JobCommand) -> None:
-        if self._required_loop.roll_back(command):
-            self._required_loop.end()
-            self._live.pause.end()
+    def _end_loop(self) -> None:
+        if self.framework is not None:
+            self.framework.end()
+        else:
+            self._trainer.should_stop = True
 
     def _require_between_steps(self) -> None:
         if not self._is_between_steps:
@@ -230,7 +230,7 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     @property
     def _directory(self) -> Path:
         """Where those checkpoints go that a command asks for."""
-        return self.loop.directories[0] if self.loop is not None else directory_of(self._trainer)
+        return self.framework.directories[0] if self.framework is not None else directory_of(self._trainer)
 
     # --- the accumulation -------------------------------------------------------------------------------
 
@@ -274,17 +274,17 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
     def _report(self, trainer: Any) -> None:
         group = trainer.optimizers[0].param_groups[0]
         loss = torch.stack(self._losses).mean() if self._losses else None
-        if self.loop is not None:
-            self.loop.proof.losses.add(loss)
+        if self.framework is not None:
+            self.framework.loop.proof.losses.add(loss)
         self.medic.report(
             step=self._step,
             loss=loss,
             grad_norm=self._norm,
             learning_rate=group["lr"],
-            expected_learning_rate=self._live.expected_learning_rate,
+            expected_learning_rate=self._attachment.live.expected_learning_rate,
             samples=self._samples * trainer.world_size or None,
             epoch=trainer.current_epoch,
-            **self._parts_of_step(self._step),
+            **self._attachment.parts_of_step(self._step),
         )
         self._losses, self._samples, self._norm = [], 0, None
 

@@ -5,8 +5,8 @@ in another order. `ResumableData.wrap` gives Lightning a ``CombinedLoader`` of i
 the loaders as each rank has them (with its ``DistributedSampler``, its limits and its seeds for workers); it comes to a
 place by the loaders' own states where they keep one, and else by reading the epoch again up to there.
 
-`LightningLoop` has one for each fit, restarts included. The `Callback` keeps `ResumableData.state` of every rank in the
-checkpoints. Not here: what the ranks agree on, and which checkpoint is meant.
+`LightningFramework` has one for each fit, restarts included. The `Callback` keeps `ResumableData.state` of every rank
+in the checkpoints. Not here: what the ranks agree on, and which checkpoint is meant.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import time
 from collections import deque
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
-from trainmedic.lightning import loader_facts
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
 from trainmedic.torch import randomness
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, REREAD
 from trainmedic.torch.sources.shuffle_buffers import BufferWatch, begins_again, is_streamed, iterator_of, shuffles
+from trainmedic.trainer.replacing import replaced
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
 """The length of an epoch by those of the loaders; in the other modes it is the largest."""
@@ -62,8 +65,7 @@ class ResumableData:
         self._loader.data = self
         return self._loader
 
-    @contextlib.contextmanager
-    def wrapping(self, source: Any) -> Iterator[None]:
+    def wrapping(self, source: Any) -> contextlib.AbstractContextManager[None]:
         """While the context lasts, ``source.train_dataloader()`` gives what `wrap` makes of it. ``source`` is a model
         or a data module."""
         original = source.train_dataloader
@@ -72,11 +74,7 @@ class ResumableData:
         def train_dataloader() -> Any:
             return self.wrap(original())
 
-        source.train_dataloader = train_dataloader
-        try:
-            yield
-        finally:
-            del source.train_dataloader
+        return replaced(source, train_dataloader=train_dataloader)
 
     def prepare(self, skip_batches: int) -> None:
         """A restart follows, and leaves out so many batches after its checkpoint, or where the epoch ends before, the
@@ -198,16 +196,14 @@ class _ResumableLoader:
             self._begin()
             self._has_begun = self._is_first = True
         if self._is_read_ahead:
-            self._before = loader_facts.places(self.flattened)
+            self._before = _places(self.flattened)
         drawn = self.data.draw(super().__next__)  # type: ignore[misc]
         self._watch()
         return drawn
 
     def __len__(self) -> int:
         limits = self.limits or [float("inf")] * len(self.flattened)
-        lengths = [
-            min(loader_facts.length(loader), limit) for loader, limit in zip(self.flattened, limits, strict=True)
-        ]
+        lengths = [min(_length(loader), limit) for loader, limit in zip(self.flattened, limits, strict=True)]
         length = _LENGTHS.get(self._mode, max)(lengths)
         if length == float("inf"):
             raise TypeError("the loaders have no length")
@@ -219,7 +215,7 @@ class _ResumableLoader:
 
     def kept_places(self) -> list[Any] | None:
         """The loaders' own states after the batch that is trained on; None where they do not all keep one."""
-        return self._before if self._is_read_ahead else loader_facts.places(self.flattened)
+        return self._before if self._is_read_ahead else _places(self.flattened)
 
     def held_back(self) -> str:
         """Return what the data sets hold back that the loaders' states lack; empty where nothing is seen."""
@@ -228,7 +224,7 @@ class _ResumableLoader:
         return next(filter(None, (each.held_back(iterator_of(loader), state) for each, loader, state in watched)), "")
 
     def generator_states(self) -> list[Any]:
-        return [generator.get_state() for generator in loader_facts.generators(self.flattened)]
+        return [generator.get_state() for generator in _generators(self.flattened)]
 
     def kept_workers(self) -> list[bool]:
         """Of each loader, whether it has workers that it will use for the next epoch, too."""
@@ -257,7 +253,7 @@ class _ResumableLoader:
 
     @functools.cached_property
     def _epoch_length(self) -> float:
-        return loader_facts.length(self)
+        return _length(self)
 
     def _begin(self) -> None:
         if self.data.resumes_at_end:
@@ -283,7 +279,7 @@ class _ResumableLoader:
         """Begin the epoch with ``place`` batches of it behind."""
         now, self.began = randomness.capture(), resume["began"]
         is_kept = resume["loaders"] is not None and len(resume["loaders"]) == len(self.flattened)
-        keeps_all = is_kept and all(loader_facts.keeps_its_place(loader) for loader in self.flattened)
+        keeps_all = is_kept and all(_keeps_its_place(loader) for loader in self.flattened)
         held_back = resume.get("held_back") or ("its shuffle buffer" if any(map(shuffles, self.flattened)) else "")
         if keeps_all and (not held_back or place > REREAD or not all(map(begins_again, self.flattened))):
             for loader, kept in zip(self.flattened, resume["loaders"], strict=True):
@@ -301,7 +297,7 @@ class _ResumableLoader:
 
     def _read_up_to(self, place: int) -> str:
         """Read the epoch from its beginning up to there, and return whether the same batches follow."""
-        is_indexed = all(loader_facts.is_indexed(loader) for loader in self.flattened)
+        is_indexed = all(_is_indexed(loader) for loader in self.flattened)
         if any(isinstance(loader, Iterator) for loader in self.flattened):
             return f"{NOT_REPLAYED}: an iterator only goes on"
         if place > REREAD and not is_indexed:
@@ -317,7 +313,7 @@ class _ResumableLoader:
             # A loader that keeps its workers draws a number less when it begins with those of the epoch before.
             if had_workers and loader._iterator is None:
                 iter(loader)
-        for generator, state in zip(loader_facts.generators(self.flattened), generators, strict=False):
+        for generator, state in zip(_generators(self.flattened), generators, strict=False):
             generator.set_state(state)
         randomness.restore(random)
 
@@ -340,3 +336,43 @@ def _combined_loader_of(trainer: Any) -> Any:
 @functools.cache
 def _loader_class(combined: Any) -> Any:
     return type("ResumableLoader", (_ResumableLoader, combined), {})
+
+
+def _keeps_its_place(loader: Any) -> bool:
+    """Whether it has a state from which it goes on where it was."""
+    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
+def _places(loaders: list[Any]) -> list[Any] | None:
+    """The loaders' own states; None where they do not all keep one."""
+    if not all(_keeps_its_place(loader) for loader in loaders):
+        return None
+    return [loader.state_dict() for loader in loaders]
+
+
+def _length(loader: Any) -> float:
+    """How many batches its epoch has; infinity where it does not say."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # what a loader without a length raises
+        return float("inf")
+
+
+def _generators(loaders: list[Any]) -> list[torch.Generator]:
+    """The generators that the loaders, or their samplers, have of their own."""
+    own: list[torch.Generator] = []
+    for loader in loaders:
+        sampler = getattr(loader, "sampler", None)
+        inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+        for part in (loader, sampler, inner):
+            generator = getattr(part, "generator", None)
+            if isinstance(generator, torch.Generator) and all(generator is not each for each in own):
+                own.append(generator)
+    return own
+
+
+def _is_indexed(loader: Any) -> bool:
+    """Whether its epoch can be read again and is the same then, given the same random numbers."""
+    if isinstance(loader, DataLoader):
+        return not isinstance(loader.dataset, IterableDataset)
+    return isinstance(loader, (list, tuple))

@@ -1,7 +1,7 @@
 """What rollbacks have left out of the data, remembered beside the checkpoints, so that it stays left out over restarts.
 
 For frameworks whose place in the data is a number that counts up: iterations, or batches of a rank. Not here: what is
-left out then (``megatron.loop``, ``torchtitan.loop``).
+left out then (``megatron.training``, ``torchtitan.training``).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the integrations of ``trainmedic.huggingface`` and ``trainmedic.lightning`` have in common.
+"""What Trainmedic does in a training whose loop a framework runs, the same for every framework.
 
-Both frameworks have a Trainer that owns the loop, and callbacks by which others take part in it. Here are the
-callback's and the loop's common halves. They use the learning rate of ``trainmedic.torch``, which no Trainer needs.
+``framework`` is what a framework has to offer. ``loop`` restarts its loop, ``attachment`` carries out commands between
+two steps, and ``self_saving`` is for frameworks that have no callbacks and write checkpoints by themselves.
 """

@@ -1,13 +1,12 @@
 """Carried state and random numbers of a training whose framework writes the checkpoints: a file of each rank in them.
 
 Megatron-LM and torchtitan save what the ``state_dict`` of model, optimizer and schedule hold. The rest, which a plain
-loop keeps by ``torch.carried_state``, lies beside that in ``trainmedic-carried-<rank>.pt``. Who calls it: the loops of
-these frameworks (``self_saving``). Not here: which state that is.
+loop keeps by ``torch.carried_state``, lies beside that in ``trainmedic-carried-<rank>.pt``. Who calls it: what these
+frameworks have in common (``self_saving``). Not here: which state that is.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 from pathlib import Path
 from typing import Any, Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import Any, Mapping, Sequence
 import torch
 from torch import nn
 
-from trainmedic.recovery.checkpoints import write_durably
 from trainmedic.torch import randomness
 from trainmedic.torch.carried_state import CarriedState, by_value, generators_of
+from trainmedic.torch.checkpoints.checkpoint_files import add_file
 from trainmedic.torch.state_parts import StateParts
 
 log = logging.getLogger("trainmedic")
@@ -42,10 +41,8 @@ class CarriedFiles:
 
     def save(self, checkpoint: Path) -> None:
         """Keep the present state in a checkpoint that the framework has made or is about to write. Raises OSError."""
-        content = io.BytesIO()
         held = {"format": _FORMAT, "carried": self._carried.take(), "random": randomness.capture()}
-        torch.save(held, content)
-        write_durably(checkpoint / self._file, content.getvalue())
+        add_file(checkpoint / self._file, held)
 
     def restore(self, checkpoint: Path, with_random: bool = True) -> Mapping[str, Any]:
         """Put back what `save` has kept, and return for ``verified.carried`` how it compares.

@@ -1,6 +1,6 @@
 """The commands that need nothing from the framework, and no restart: learning rate, pause, and the GPU's cache.
 
-Not here: checkpoints and the end of training, for which each framework has its own way. `MedicCallback` makes a
+Not here: checkpoints and the end of training, for which each framework has its own way. `Attachment` makes a
 `LiveCommands`, and tells it when a loop begins.
 """
 

@@ -22,7 +22,7 @@ from tests.integration.frameworks.test_lightning import QUICK as LIGHTNING_QUICK
 from tests.support.command_sender import Sent
 from tests.support.programs import PYTHON_PATH, Program
 from trainmedic import huggingface
-from trainmedic.lightning.loop import LightningLoop
+from trainmedic.lightning.framework import LightningFramework
 
 # Lightning's own: it speaks to itself through what is deprecated, and advises on tiny runs.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -255,7 +255,7 @@ def test_a_lightning_model_gets_back_what_it_has_gathered(
     """Each step trains on what it did before. Where the checkpoint has no copies, the model begins to gather again, and
     the first loss shows it."""
     if not has_copies:
-        monkeypatch.setattr(LightningLoop, "held", lambda _: {})
+        monkeypatch.setattr(LightningFramework, "held", lambda _: {})
     used: list[Any] = []
     model = BufferingLine()
     model.used = used.append

@@ -16,7 +16,7 @@ import trainmedic
 from tests.integration.frameworks.hf import Script, Windows, make_trainer
 from tests.support.command_sender import Commander, Sent
 from trainmedic import huggingface
-from trainmedic.huggingface.loop import split
+from trainmedic.huggingface.framework import split
 from trainmedic.wire import envelope
 
 QUICK = huggingface.Limits(retries=2, delay=0.0)

@@ -6,6 +6,7 @@ directory around them, and when a checkpoint is complete.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import pickle
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from trainmedic.errors import TrainmedicError
+from trainmedic.recovery.checkpoints import write_durably
 from trainmedic.torch.checkpoints.frozen_base import Split, file_of, join, present_base
 from trainmedic.torch.state_parts import StateParts
 
@@ -42,6 +44,16 @@ def write_file(path: Path, content: Any) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
+
+
+def add_file(path: Path, content: Any) -> None:
+    """Add a file to a checkpoint of a framework: all of it is on the disk, or nothing, whenever the machine stops.
+
+    Raises OSError.
+    """
+    data = io.BytesIO()
+    torch.save(content, data)
+    write_durably(path, data.getvalue())
 
 
 def write_training(directory: Path, split: Split) -> dict[str, int]:

@@ -91,12 +91,16 @@ class CheckpointStorage(Protocol):
 
 
 class CheckpointDirectory:
-    """Keeps checkpoints in a directory of their own. ``keep`` of them stay; None deletes none."""
+    """Keeps checkpoints in a directory of their own. ``keep`` of them stay; None deletes none.
 
-    def __init__(self, directory: str | Path, keep: int | None = 3) -> None:
+    ``watches`` looks for another process that writes there. Of several ranks one does, for all.
+    """
+
+    def __init__(self, directory: str | Path, keep: int | None = 3, watches: bool = True) -> None:
         self._root = Path(directory)
         self.directory: Path | None = self._root
         self._keep = keep
+        self._watches = watches
         self.beside: Callable[[], Sequence[SavedCheckpoint]] = tuple
         """Returns those that are kept elsewhere, in memory."""
         self._has_warned = False
@@ -125,7 +129,9 @@ class CheckpointDirectory:
 
     def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
         """Whether a checkpoint with that mark was written by another process, since this one began."""
-        if facts is None or facts.get("writer") in (None, self._writer) or str(facts.get("at")) < self._began:
+        if not self._watches or facts is None or facts.get("writer") in (None, self._writer):
+            return False
+        if str(facts.get("at")) < self._began:
             return False
         is_of_another = facts != self._at_start.get(path)
         if is_of_another and not self._is_shared:

@@ -113,7 +113,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         new_group: NewGroup,
         contents: JointContents,
     ) -> None:
-        super().__init__(directory, keep)
+        super().__init__(directory, keep, watches=rank == 0)
         self._rank = rank
         self._world_size = world_size
         self._new_group = new_group
@@ -121,6 +121,8 @@ class JointCheckpointDirectory(CheckpointDirectory):
         self.check_rank_count: Callable[[Mapping[str, Any]], None] = lambda run: None
         """Raises UnusableCheckpoint where a training cannot go on from a checkpoint of another number of ranks, by what
         rank 0 has kept in it."""
+        self.goes_on_from: Callable[[Path], None] = lambda path: None
+        """Called on rank 0 with the checkpoint that training goes on from, when the job is started again."""
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
         """Return the states of which the ranks have to find out what differs between them; None without any."""
@@ -171,7 +173,9 @@ class JointCheckpointDirectory(CheckpointDirectory):
         sizes = {name: file.stat().st_size for name, file in files.items()}
         for directory in {file.parent for file in files.values()}:
             checkpoints.flush_directory(directory)
-        return envelope.write_time(self._publish(unfinished, path, step, sizes, ranks=self._world_size, **more))
+        at = self._publish(unfinished, path, step, sizes, ranks=self._world_size, **more)
+        self.goes_on_from(path)
+        return envelope.write_time(at)
 
     def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
         assert isinstance(self._contents, BackgroundContents)
@@ -237,11 +241,9 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
     # --- what rank 0 does alone -------------------------------------------------------------------------
 
-    def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
-        return self._rank == 0 and super()._is_of_another(path, facts)
-
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
+            self.goes_on_from(checkpoint.path)
             super().rolled_back_to(checkpoint, reason)
 
     def prune(self) -> None:

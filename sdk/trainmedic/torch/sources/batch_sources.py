@@ -140,7 +140,7 @@ class IteratedSource(BatchSource, ABC):
 
     def fetch(self) -> Any:
         if self._iterator is None:
-            self._iterator = self._begin()
+            self._iterator = self.begin_epoch()
         try:
             batch = fetch(self._iterator)
         except StopIteration:
@@ -154,7 +154,7 @@ class IteratedSource(BatchSource, ABC):
         self._iterator = None
 
     @abstractmethod
-    def _begin(self) -> Iterator[Any]:
+    def begin_epoch(self) -> Iterator[Any]:
         """The iterator of the present epoch."""
 
 
@@ -203,7 +203,7 @@ class RereadSource(IteratedSource):
             return REPLAYED
         randomness.restore(at_start["random"])
         self._set_generator(at_start["generator"])
-        self._iterator = self._begin()
+        self._iterator = self.begin_epoch()
         for batches in range(position):
             try:
                 self._fingerprints.append(fingerprint(next(self._iterator)))
@@ -214,7 +214,7 @@ class RereadSource(IteratedSource):
             return f"{NOT_REPLAYED}: the source gives others when it is read again"
         return read_again(position)
 
-    def _begin(self) -> Iterator[Any]:
+    def begin_epoch(self) -> Iterator[Any]:
         if self.position == 0:
             self._fingerprints = []
         self._at_start = {"random": randomness.capture(), "generator": self._generator_state()}

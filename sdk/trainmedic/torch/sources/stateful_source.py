@@ -78,7 +78,7 @@ class StatefulSource(IteratedSource):
         if hasattr(dataset, "next_epoch"):
             set_epoch(dataset, self.epoch)
 
-    def _begin(self) -> Iterator[Any]:
+    def begin_epoch(self) -> Iterator[Any]:
         self._tell_epoch()
         if not self._was_begun:
             if self._at_start is None:

@@ -11,7 +11,7 @@ import pytest
 
 import trainmedic.megatron
 from trainmedic import ConfigurationError, Medic
-from trainmedic.megatron import checkpoints, loop
+from trainmedic.megatron import checkpoints, training
 from trainmedic.recovery.health import CheckpointHealth
 
 
@@ -28,10 +28,10 @@ def test_a_checkpoint_is_whole_once_the_tracker_has_come_to_it(tmp_path: Path) -
     (tmp_path / "abandoned-1-iter_0000040").mkdir()
     (tmp_path / "iter_last").mkdir()
     checkpoints.track(tmp_path, 20)
-    present = [(checkpoint.step, checkpoint.complete) for checkpoint in checkpoints.in_directory(tmp_path)]
+    present = [(checkpoint.step, checkpoint.complete) for checkpoint in checkpoints.LAYOUT.in_directory(tmp_path)]
     assert present == [(10, True), (20, True), (30, False)]
-    assert not checkpoints.is_complete(tmp_path / "iter_0000030")
-    assert checkpoints.in_directory(tmp_path / "nowhere") == []
+    assert not checkpoints.LAYOUT.is_complete(tmp_path / "iter_0000030")
+    assert checkpoints.LAYOUT.in_directory(tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize("content", [None, "", "release"])
@@ -40,16 +40,16 @@ def test_without_a_number_in_the_tracker_nothing_is_whole(tmp_path: Path, conten
     saved(tmp_path, 10)
     if content is not None:
         (tmp_path / checkpoints.TRACKER).write_text(content)
-    assert not checkpoints.in_directory(tmp_path)[0].complete
+    assert not checkpoints.LAYOUT.in_directory(tmp_path)[0].complete
 
 
 def test_the_mark_says_when_it_was_whole_and_what_it_is_judged_by(tmp_path: Path) -> None:
     """Without being loaded."""
     saved(tmp_path, 10)
     checkpoints.track(tmp_path, 10)
-    before = checkpoints.in_directory(tmp_path)[0]
-    checkpoints.mark(before.path, CheckpointHealth(loss=4.0, loss_median=1.5, reports=30))
-    after = checkpoints.in_directory(tmp_path)[0]
+    before = checkpoints.LAYOUT.in_directory(tmp_path)[0]
+    checkpoints.LAYOUT.mark(before.path, CheckpointHealth(loss=4.0, loss_median=1.5, reports=30))
+    after = checkpoints.LAYOUT.in_directory(tmp_path)[0]
     assert after.at >= before.at
     assert after.health == CheckpointHealth(loss=4.0, loss_median=1.5, reports=30)
 
@@ -67,7 +67,7 @@ def test_the_mark_says_when_it_was_whole_and_what_it_is_judged_by(tmp_path: Path
 )
 def test_options_with_which_a_training_cannot_go_back_are_named(options: dict[str, Any], reason: str) -> None:
     """Options that a release does not have are not asked for."""
-    told = loop._no_restart(Namespace(**{"save": "checkpoints", **options}))
+    told = training._no_restart(Namespace(**{"save": "checkpoints", **options}))
     assert told.startswith(reason)
     assert bool(told) == bool(reason)
 

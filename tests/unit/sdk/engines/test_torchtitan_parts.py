@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ import torch.distributed.checkpoint as dcp
 
 import trainmedic.torchtitan
 from trainmedic import ConfigurationError, Medic
+from trainmedic.recovery import left_out
 from trainmedic.recovery.health import CheckpointHealth
-from trainmedic.recovery.restarts import RestartLimits
-from trainmedic.torchtitan import checkpoints, loop
+from trainmedic.torchtitan import checkpoints, training
 from trainmedic.trainer.carried_files import CarriedFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process saves here
@@ -30,21 +31,29 @@ def saved(directory: Path, *steps: int, position: bool = True) -> None:
         dcp.save(state, checkpoint_id=directory / f"step-{step}", no_dist=True)
 
 
-def a_loop(directory: Path, **options: Any) -> loop.TitanLoop:
+def a_training(directory: Path, **options: Any) -> training.TitanTraining:
     manager = SimpleNamespace(
         enable=True,
         load_only=False,
         folder=str(directory),
         interval=10,
         exclude_from_loading=[],
+        load=None,
+        save=None,
         _should_save=None,
         maybe_wait_for_saving=None,
         maybe_wait_for_staging=None,
     )
     vars(manager).update(options)
-    trainer = SimpleNamespace(checkpointer=manager, config=SimpleNamespace(dump_folder=str(directory)))
-    medic = SimpleNamespace(job="llm-1", rank=0, world_size=1)
-    return loop.TitanLoop(cast(Medic, medic), trainer, RestartLimits(retries=0, delay=0.0), CarriedFiles(0, None))
+    trainer = SimpleNamespace(
+        checkpointer=manager,
+        config=SimpleNamespace(dump_folder=str(directory)),
+        metrics_processor=SimpleNamespace(log=None),
+        should_continue_training=None,
+        train_step=None,
+        batch_generator=None,
+    )
+    return training.TitanTraining(Mock(Medic, job="llm-1", rank=0, world_size=1), trainer, None, CarriedFiles(0, None))
 
 
 def test_only_what_torchtitan_can_go_on_from_is_complete(tmp_path: Path) -> None:
@@ -56,16 +65,16 @@ def test_only_what_torchtitan_can_go_on_from_is_complete(tmp_path: Path) -> None
     (tmp_path / "step-30" / checkpoints.METADATA).unlink()
     (tmp_path / "step-40" / checkpoints.METADATA).write_bytes(b"half")
     (tmp_path / "step-last").mkdir()
-    present = [(checkpoint.step, checkpoint.complete) for checkpoint in checkpoints.in_directory(tmp_path)]
+    present = [(checkpoint.step, checkpoint.complete) for checkpoint in checkpoints.LAYOUT.in_directory(tmp_path)]
     assert present == [(0, False), (10, True), (20, False), (30, False), (40, False)]
-    assert checkpoints.in_directory(tmp_path / "nowhere") == []
+    assert checkpoints.LAYOUT.in_directory(tmp_path / "nowhere") == []
 
 
 def test_the_mark_says_when_it_was_whole_and_what_it_is_judged_by(tmp_path: Path) -> None:
     saved(tmp_path, 10)
-    before = checkpoints.in_directory(tmp_path)[0]
-    checkpoints.mark(before.path, CheckpointHealth(loss=4.0, loss_median=1.5, reports=30))
-    after = checkpoints.in_directory(tmp_path)[0]
+    before = checkpoints.LAYOUT.in_directory(tmp_path)[0]
+    checkpoints.LAYOUT.mark(before.path, CheckpointHealth(loss=4.0, loss_median=1.5, reports=30))
+    after = checkpoints.LAYOUT.in_directory(tmp_path)[0]
     assert after.at >= before.at
     assert after.health == CheckpointHealth(loss=4.0, loss_median=1.5, reports=30)
 
@@ -73,9 +82,9 @@ def test_the_mark_says_when_it_was_whole_and_what_it_is_judged_by(tmp_path: Path
 def test_what_is_put_aside_is_no_checkpoint_to_torchtitan(tmp_path: Path) -> None:
     """It searches the names for its own anywhere in them, and would go on from it, or count it and delete others."""
     saved(tmp_path, 10, 20, 30)
-    a_loop(tmp_path)._put_aside(10)
+    a_training(tmp_path).loop.put_aside(10)
     saved(tmp_path, 20)
-    a_loop(tmp_path)._put_aside(10)
+    a_training(tmp_path).loop.put_aside(10)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["abandoned-1-of-20", "abandoned-1-of-30", "abandoned-2-of-20", "step-10"]
     assert [name for name in names if FOUND_BY_TORCHTITAN.search(name)] == ["step-10"]
@@ -83,17 +92,17 @@ def test_what_is_put_aside_is_no_checkpoint_to_torchtitan(tmp_path: Path) -> Non
 
 def test_batches_that_are_left_out_already_count(tmp_path: Path) -> None:
     """They stay left out in another course, and only what is left out newly is not what came before."""
-    training = a_loop(tmp_path)
-    training._drawn = 4
-    training._leave_out(3)
-    assert list(training.to_train_on(iter(range(4, 10)))) == [7, 8, 9]
-    assert (training._dropped, training._dropped_newly, training._drawn) == (3, 3, 10)
-    again = a_loop(tmp_path)
-    again._left_out = again._left_out_before = loop.left_out.read(tmp_path)
+    first = a_training(tmp_path)
+    first._drawn = 4
+    first.leave_out(4, 3)
+    assert list(first.to_train_on(iter(range(4, 10)))) == [7, 8, 9]
+    assert (first.newly_skipped, first._dropped_newly, first._drawn) == (3, 3, 10)
+    again = a_training(tmp_path)
+    again.left_out = again._left_out_before = left_out.read(tmp_path)
     again._drawn = 4
-    again._leave_out(4)
+    again.leave_out(4, 4)
     assert list(again.to_train_on(iter(range(4, 10)))) == [8, 9]
-    assert (again._dropped, again._dropped_newly) == (4, 1)
+    assert (again.newly_skipped, again._dropped_newly) == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -106,11 +115,11 @@ def test_batches_that_are_left_out_already_count(tmp_path: Path) -> None:
     ],
 )
 def test_why_a_training_cannot_go_back_is_said(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    assert a_loop(tmp_path, **options).no_restart_because == reason
+    assert a_training(tmp_path, **options).no_restart_because == reason
 
 
 def test_another_manager_of_checkpoints_is_not_guessed_at() -> None:
-    told = loop._no_restart(SimpleNamespace(enable=True, folder="checkpoints"))
+    told = training._no_restart(SimpleNamespace(enable=True, folder="checkpoints"))
     assert told == "how a SimpleNamespace keeps its checkpoints is not known; use CheckpointManager"
 
 

@@ -7,19 +7,16 @@ In a restart some of the Trainer's arguments change, and batches may be left out
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from transformers.trainer_utils import get_last_checkpoint
 
 from trainmedic.client import Medic
 from trainmedic.errors import Rejected
 from trainmedic.huggingface import checkpoints
-from trainmedic.huggingface.batch_skipper import BatchSkipper
-from trainmedic.huggingface.batch_timer import BatchTimer
-from trainmedic.huggingface.reference_model import ReferenceModel
-from trainmedic.huggingface.rollout_engine import SYNCHRONIZED, RolloutEngine
+from trainmedic.huggingface.batches import LoadedBatches, UsedBatches
+from trainmedic.huggingface.other_models import SYNCHRONIZED, ReferenceModel, RolloutEngine
 from trainmedic.huggingface.trainer_state import TrainerState
-from trainmedic.huggingface.used_batches import UsedBatches
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import ScaleBatch
 from trainmedic.recovery.checkpoints import SavedCheckpoint, keep
@@ -29,6 +26,7 @@ from trainmedic.recovery.loop_restart import LoopRestart
 from trainmedic.recovery.restarts import RestartLimits
 from trainmedic.torch.checkpoints.digests import Modules, Optimizers
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED
+from trainmedic.trainer.framework import Framework
 from trainmedic.trainer.held_state import PutBack
 from trainmedic.trainer.loop import TrainerLoop
 
@@ -46,23 +44,23 @@ _WORKERS = "dataloader_num_workers"
 _ROUNDING = 1 + 1e-9  # so that a third of a batch, times three, is the batch again
 
 
-class HuggingFaceLoop(TrainerLoop):
+class HuggingFaceFramework(Framework):
     """The training of one Trainer, from its first step to the last, restarts included."""
 
-    abandoned_name = "abandoned-{number}-{name}"  # not like a checkpoint's: the Trainer's own limit must not count it
-
     def __init__(self, trainer: Any, medic: Medic, limits: RestartLimits) -> None:
-        super().__init__(medic, limits, writes=trainer.args.should_save)
+        self.writes = trainer.args.should_save
+        self.loop = TrainerLoop(medic, self, limits)
+        self._medic = medic
         self._trainer = trainer
         if trainer.args.save_only_model:
             self.no_restart_because = _MODEL_ONLY
         if trainer.args.ignore_data_skip:
-            self._no_skip_because = _NO_PLACE
+            self.no_skip_because = _NO_PLACE
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            self.proof.not_comparable = _SHARDED
-        self._used = UsedBatches(trainer, self.proof)
+            self.loop.proof.not_comparable = _SHARDED
+        self._used = UsedBatches(trainer, self.loop.proof)
         self._makes_batches = False  # whether the model has sampled batches, before the last restart
-        self._skipper = BatchSkipper(trainer, 0, self._used)
+        self._loaded = LoadedBatches(trainer, 0, self._used)
         self._engine = RolloutEngine(trainer)
         self._reference = ReferenceModel(trainer)
         self.no_restart_because = (
@@ -72,7 +70,7 @@ class HuggingFaceLoop(TrainerLoop):
         self._put_back = PutBack()  # in the last restart
         self._skipped_before = 0  # batches that were left out before the checkpoint that the loop started from
         self._in_force: set[str] = set()  # ids of the commands that changed arguments since the process began
-        _ = self.budget  # raises ValueError now, and not in the middle of the training
+        _ = self.loop.budget  # raises ValueError now, and not in the middle of the training
 
     # --- around the Trainer's loop ----------------------------------------------------------------------
 
@@ -80,30 +78,30 @@ class HuggingFaceLoop(TrainerLoop):
         """Call `original`, which is ``Trainer.train``, and again after each restart. Returns its last result."""
 
         def attempt(restart: LoopRestart | None) -> Any:
-            start = self._first_checkpoint(resume) if restart is None else str(self._prepare(restart))
+            start = self._first_checkpoint(resume) if restart is None else str(self.loop.prepare(restart))
             if not start:
-                self._start_fresh()
+                self.loop.start_fresh()
             self._skipped_before = checkpoints.skipped_batches(start) if start else 0
             skip = self._skipped_before + (restart.skip_batches if restart else 0)
             self._note_start(start, restart)
-            why_not = "" if self._data == REPLAYED else self._data
-            timed = BatchTimer(self._trainer, lambda: self.meter)
+            why_not = "" if self.data == REPLAYED else self.data
             self._makes_batches |= self._used.makes_batches
-            used = self._used = UsedBatches(self._trainer, self.proof, why_not)
-            self._skipper = BatchSkipper(self._trainer, skip, used)
-            with self._attempting(), timed, used, self._skipper, self._engine.behind(restart is not None):
+            used = self._used = UsedBatches(self._trainer, self.loop.proof, why_not)
+            loaded = self._loaded = LoadedBatches(self._trainer, skip, used, lambda: self.loop.meter)
+            engine = self._engine.behind(restart is not None)
+            with self.loop.attempting(), used.noting(), loaded.taking(), engine:
                 return original(start, *arguments, **options)
 
-        return self.restarts.run(attempt)
+        return self.loop.restarts.run(attempt)
 
     def _note_start(self, start: Any, restart: LoopRestart | None) -> None:
-        self._kept = checkpoints.kept(start, self._trainer.args.process_index) if start else None
+        self.loop.kept = checkpoints.kept(start, self._trainer.args.process_index) if start else None
         if restart is None:
-            self.proof.resumes(self._kept)
+            self.loop.proof.resumes(self.loop.kept)
         elif _BATCH in restart.settings:
-            self.proof.changes_batches(_OTHER_BATCHES)
+            self.loop.proof.changes_batches(_OTHER_BATCHES)
         else:
-            self.proof.goes_back(self._kept, self._skipped_batches)
+            self.loop.proof.goes_back(self.loop.kept, lambda: self.newly_skipped)
 
     def _first_checkpoint(self, resume: Any) -> Any:
         """The checkpoint that the caller of ``Trainer.train`` means, by the Trainer's own rules."""
@@ -111,8 +109,7 @@ class HuggingFaceLoop(TrainerLoop):
             return get_last_checkpoint(self._trainer.args.output_dir) or resume
         return resume or None
 
-    def _prepare(self, restart: LoopRestart) -> Path:
-        checkpoint = super()._prepare(restart)
+    def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
         args = self._trainer.args
         for name, value in restart.settings.items():
             setattr(args, name, value)
@@ -121,39 +118,38 @@ class HuggingFaceLoop(TrainerLoop):
         self._reference.restore(checkpoint)
         keeps_batches = not restart.skip_batches and _BATCH not in restart.settings
         self._put_back = self._held.restore(checkpoint, self._medic.group("held"), keeps_batches)
-        return checkpoint
 
-    # --- what TrainerLoop asks --------------------------------------------------------------------------
+    # --- what `Framework` asks --------------------------------------------------------------------------
 
     @property
     def directories(self) -> list[Path]:
         return [Path(self._trainer.args.output_dir)]
 
-    def _all_checkpoints(self) -> list[SavedCheckpoint]:
+    def all_checkpoints(self) -> list[SavedCheckpoint]:
         return checkpoints.in_directory(self._trainer.args.output_dir, self._trainer.args.world_size)
 
-    def _is_complete(self, checkpoint: Path) -> bool:
+    def is_complete(self, checkpoint: Path) -> bool:
         is_complete = checkpoints.is_complete(checkpoint, self._trainer.args.world_size)
         return is_complete and self._reference.is_in(checkpoint)
 
-    def _step_of(self, checkpoint: Path) -> int:
+    def step_of(self, checkpoint: Path) -> int:
         return checkpoints.step_of(checkpoint)
 
-    def _newest(self) -> Path | None:
-        """The healthy one of the latest step, as the Trainer itself has it, and not the one that was written last."""
-        complete = [checkpoint for checkpoint in self._checkpoints() if checkpoint.complete]
-        healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]
-        return (healthy or complete)[-1].path if complete else None
+    def restart_order(self, present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        """The healthy one of the latest step first, as the Trainer itself has it, not the one that was written last."""
+        complete = [checkpoint for checkpoint in reversed(present) if checkpoint.complete]
+        return sorted(complete, key=lambda checkpoint: bool(problem(checkpoint.health)))
 
-    def _skipped_batches(self) -> int:
+    @property
+    def newly_skipped(self) -> int:
         return max(self.skipped_batches - self._skipped_before, 0)
 
     @property
-    def _accumulation(self) -> int:
+    def accumulation(self) -> int:
         return int(getattr(self._trainer.args, _ACCUMULATION))
 
     @property
-    def _data(self) -> str:
+    def data(self) -> str:
         if self._trainer.args.ignore_data_skip:
             return _BEGINS_ANEW
         return _SAMPLED_ELSEWHERE if self._engine.samples else REPLAYED
@@ -161,30 +157,26 @@ class HuggingFaceLoop(TrainerLoop):
     @property
     def _told_data(self) -> str:
         """What the answer says of the batches, now that the first one was trained on."""
-        if self._data != REPLAYED or not (self._makes_batches or self._used.makes_batches):
-            return self._data
+        if self.data != REPLAYED or not (self._makes_batches or self._used.makes_batches):
+            return self.data
         return _SAMPLED if self._used.makes_batches else _UNTIL_SAMPLED
 
-    def _finish(self, restart: LoopRestart) -> Mapping[str, Any]:
+    def outcome(self, restart: LoopRestart) -> Mapping[str, Any]:
         command = restart.command
         if command is not None and restart.settings:
             self._in_force ^= {command.undo_of or command.id}
         engine = {"rollout_engine": SYNCHRONIZED} if self._engine.samples else {}
         held = {"trainer_state": self._put_back.to_json()} if self._put_back.reset else {}
-        told = super()._finish(restart)
-        return {**told, **({"data": self._told_data} if told else {}), **engine, **held}
+        data = {"data": self._told_data} if restart.is_rollback else {}
+        return {**data, **engine, **held}
 
     # --- called by the callback -------------------------------------------------------------------------
-
-    def health_now(self, modules: Modules, optimizers: Optimizers) -> Mapping[str, Any]:
-        """The health of the checkpoint that was just written, for its mark."""
-        return self.proof.health(modules, optimizers).to_json()
 
     def keep(self, checkpoint: Path, modules: Modules, optimizers: Optimizers) -> None:
         """Every rank keeps in the checkpoint what it will compare with; the digests are rank 0's, who writes the
         weights. Raises OSError."""
-        proof, step = self.proof, self._step_of(checkpoint)
-        kept = proof.kept(step, modules, optimizers) if self._writes else proof.kept_of_rank(step, optimizers)
+        proof, step = self.loop.proof, self.step_of(checkpoint)
+        kept = proof.kept(step, modules, optimizers) if self.writes else proof.kept_of_rank(step, optimizers)
         keep(checkpoint, self._trainer.args.process_index, kept)
         self._held.save(checkpoint)
         self._reference.save(checkpoint)
@@ -192,7 +184,7 @@ class HuggingFaceLoop(TrainerLoop):
     @property
     def skipped_batches(self) -> int:
         """The number of batches that were left out since training began."""
-        return self._skipper.skipped
+        return self._loaded.skipped
 
     def is_in_force(self, command_id: str) -> bool:
         """Return whether a command's change of the arguments is active. A change by an earlier process ended with it,
@@ -228,7 +220,7 @@ class HuggingFaceLoop(TrainerLoop):
         """Ask for a restart with other arguments. Without ``output`` the answer tells them, and the previous ones."""
         previous = {name: getattr(self._trainer.args, name) for name in settings}
         output = output or {**settings, "previous": previous}
-        return self.restarts.ask(LoopRestart(here, command, settings=settings, previous=previous, output=output))
+        return self.loop.restarts.ask(LoopRestart(here, command, settings=settings, previous=previous, output=output))
 
 
 def split(batch: int, accumulation: int, factor: float) -> tuple[int, int]:

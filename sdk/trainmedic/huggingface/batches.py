@@ -1,0 +1,245 @@
+"""The batches of a Hugging Face Trainer: which it takes from its loader, and which it trains on.
+
+What a data loader yields may not be what the loss gets. Trainers of reinforcement learning take prompts from the
+loader, sample completions, and train on these several times. `UsedBatches` sees what `compute_loss` is called with in a
+training step. A Trainer that computes its loss elsewhere is seen at the first call of its model with gradients.
+
+Batches that the model itself has sampled since a restart are no proof of it: the model that sampled in their place
+before may have been the one that the rollback undoes. The comparison ends where the model begins to sample.
+
+`HuggingFaceFramework` uses both around ``Trainer.train``. Not here: the comparison of batches (`RollbackProof`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from typing import Any, Callable, Iterator, Mapping
+
+import torch
+
+from trainmedic.torch import randomness
+from trainmedic.torch.meters.step_meter import StepMeter
+from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.rollback_proof import RollbackProof
+
+MADE = "the model samples its batches, and from here on it does so anew"
+_DRAW, _COUNT, _PLAN = "get_batch_samples", "_get_num_items_in_batch", "set_initial_training_values"
+_STEP, _LOSS = "training_step", "compute_loss"
+
+
+class UsedBatches:
+    """Tells ``proof`` each batch of the trainer's steps.
+
+    ``why_not`` says why these may be others than before; empty where they are to be the same. ``makes_batches`` is set
+    when the model samples without gradients before the loss of a step.
+    """
+
+    makes_batches = False
+
+    def __init__(self, trainer: Any, proof: RollbackProof, why_not: str = "") -> None:
+        self._trainer = trainer
+        self._proof = proof
+        self._why_not = why_not
+        self._step: Any = None
+        self._loss: Any = None
+        self._loaded: Any = None  # the batch of the loader in the present step; None outside of one, or when noted
+        self._before: Any = None
+        # The random numbers before the first batch of this course that was made with them: later ones may be parts
+        # of it. None where none was.
+        self._random_since: Any = None
+        # The same before the batches of the present step were drawn; None where they were made without.
+        self._drawn_since: Any = None
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """While the context lasts, the batches are noted."""
+        trainer = self._trainer
+        self._step, self._loss = getattr(trainer, _STEP), getattr(trainer, _LOSS)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(trainer, **{_STEP: self._take_step, _LOSS: self._compute_loss}))
+            if not getattr(trainer.args, "torch_compile", False):  # the hook would be compiled with the model
+                stack.callback(trainer.model.register_forward_pre_hook(self._forward, with_kwargs=True).remove)
+            yield
+
+    def drawing(self) -> None:
+        """Take note that the loader is about to be asked for batches."""
+        self._before = self._proof.before_draw()
+
+    def drawn(self) -> None:
+        """Take note that the loader has given the batches of the next step."""
+        has_moved = self._before is not None and randomness.has_moved(self._before)
+        self._drawn_since = self._before if has_moved else None
+        self._look_at_random_numbers()
+
+    def _take_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        self._loaded, self._before = (inputs,), self._proof.before_draw()
+        try:
+            result = self._step(model, inputs, *arguments, **options)
+            self._note(None)  # where it was seen nowhere, nothing is known of it
+            self._proof.losses.add(result)
+            return result
+        finally:
+            self._loaded = None
+
+    def _compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        self._note(inputs)
+        return self._loss(model, inputs, *arguments, **options)
+
+    def _forward(self, module: Any, arguments: Any, options: Any) -> None:
+        if self._loaded is None:
+            return
+        if torch.is_grad_enabled():
+            self._note((arguments, options))
+        elif not self.makes_batches:
+            self.makes_batches = True
+            self._why_not = self._why_not or MADE
+            self._proof.expect_no_more(self._why_not)
+
+    def _note(self, used: Any) -> None:
+        """Tell the proof of the batch of this step, once."""
+        if self._loaded is None:
+            return
+        (loaded,), self._loaded = self._loaded, None
+        self._look_at_random_numbers()
+        epoch = int(self._trainer.state.epoch or 0)
+        since = self._drawn_since if _is_loaded(used, loaded) else self._random_since
+        self._proof.drawn(_content(used, loaded), epoch, since, self._why_not)
+
+    def _look_at_random_numbers(self) -> None:
+        if self._random_since is None and self._before is not None and randomness.has_moved(self._before):
+            self._random_since = self._before
+
+
+class LoadedBatches:
+    """The batches that a Trainer takes from its loader: some are left out, and the wait for the others is measured.
+
+    The first ``skip`` batches are left out, where the Trainer goes on from a checkpoint. It finds its position by
+    itself: after the batches that the checkpoint's steps were trained on. From there further batches are read and not
+    trained on; over the end of an epoch too, which gets shorter by them. A training of ``max_steps`` gets further
+    epochs for them, where it needs them. ``skipped`` counts what really was left out.
+
+    The Trainer draws the batches of a step together, in ``get_batch_samples``. Two things follow from how it counts:
+    the last step of a shortened epoch is left out where it has too few batches, for its gradients would not be applied;
+    and of an epoch that would be left out whole, the last step is trained on, for the Trainer ends at an empty epoch.
+
+    Then the Trainer lets the ranks count together how many tokens they have to train on. There a rank waits for the
+    others' data. The meter that `meter` returns is told of that, and of the wait for the batches.
+    """
+
+    def __init__(
+        self, trainer: Any, skip: int, used: UsedBatches, meter: Callable[[], StepMeter | None] = lambda: None
+    ) -> None:
+        self._trainer = trainer
+        self._used = used
+        self._meter = meter
+        self._left = self._most = skip
+        self._originals: dict[str, Any] = {}
+        self._shortened: Any = None  # the iterator of the epoch in which batches were left out
+        self._has_trained = False  # whether any batch of that epoch was trained on
+        self._counting = 0.0  # seconds, within the present draw
+        self.skipped = 0
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[None]:
+        """While the context lasts, the Trainer's functions that take batches are replaced."""
+        members = {_DRAW: self._take}
+        if hasattr(self._trainer, _COUNT):
+            members[_COUNT] = self._count
+        if self._most and self._trainer.args.max_steps > 0:
+            members[_PLAN] = self._plan
+        self._originals = {name: getattr(self._trainer, name) for name in members}
+        with replaced(self._trainer, **members):
+            yield
+
+    def _plan(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """What the Trainer has worked out from ``max_steps``, with as many epochs more as the batches left out take."""
+        epochs, steps_per_epoch, *others = self._originals[_PLAN](*arguments, **options)
+        accumulation = self._trainer.args.gradient_accumulation_steps
+        # A step more than they are, for the last one of the shortened epoch, which may have too few batches.
+        further = (self._most + accumulation) // (steps_per_epoch * accumulation) + 1
+        return (epochs + further, steps_per_epoch, *others)
+
+    def _take(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
+        self._used.drawing()
+        samples, items = self._take_samples(batches, count, *arguments, **options)
+        self._used.drawn()
+        return samples, items
+
+    def _take_samples(self, batches: Iterator[Any], count: int, *arguments: Any, **options: Any) -> Any:
+        if batches is not self._shortened:
+            if not self._left:
+                return self._draw(batches, count, *arguments, **options)
+            self._shortened, self._has_trained = batches, False
+        last = self._leave_out(batches, count)
+        if last is not None:
+            batches = last
+        samples, items = self._draw(batches, count, *arguments, **options)
+        if self._has_trained and len(samples) < count:
+            self.skipped += len(samples)
+            return [], None
+        self._has_trained = True
+        return samples, items
+
+    def _leave_out(self, batches: Iterator[Any], count: int) -> Iterator[Any] | None:
+        """The epoch's last batches where it ended in here without any to train on, else None."""
+        if not self._left:
+            return None
+        last: deque[Any] = deque(maxlen=count)
+        while self._left:
+            try:
+                last.append(next(batches))
+            except StopIteration:
+                if self._has_trained:
+                    return None
+                self.skipped -= len(last)
+                return iter(last)
+            self._left -= 1
+            self.skipped += 1
+        return None
+
+    def _draw(self, *arguments: Any, **options: Any) -> Any:
+        began, self._counting = time.perf_counter(), 0.0
+        samples, items = self._originals[_DRAW](*arguments, **options)
+        seconds = time.perf_counter() - began - self._counting
+        meter = self._meter()
+        if meter is not None:
+            for number, batch in enumerate(samples):
+                meter.add_batch(batch, 0.0 if number else seconds)
+        return samples, items
+
+    def _count(self, *arguments: Any, **options: Any) -> Any:
+        began, meter = time.perf_counter(), self._meter()
+        if meter is not None:
+            meter.start_waiting()
+        items = self._originals[_COUNT](*arguments, **options)
+        if meter is not None:
+            meter.stop_waiting()
+        self._counting += time.perf_counter() - began
+        return items
+
+
+def _is_loaded(used: Any, loaded: Any) -> bool:
+    """Return whether a batch is what the loader has given, on any device."""
+    if used is loaded:
+        return True
+    return isinstance(used, Mapping) and isinstance(loaded, Mapping) and set(used) == set(loaded)
+
+
+def _content(used: Any, loaded: Any) -> Any:
+    """Return what two equal batches have in common: all of one that the loader has given.
+
+    Of one that the trainer has made, only what is no computed figure. The last bits of such figures differ on devices
+    whose kernels are not deterministic, and the tokens that they belong to say which batch it is.
+    """
+    if not isinstance(used, Mapping):
+        return used
+    if _is_loaded(used, loaded):
+        return used
+    tokens = {name: value for name, value in used.items() if not _is_computed(value)}
+    return tokens if any(isinstance(value, torch.Tensor) for value in tokens.values()) else used
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, torch.Tensor) and value.is_floating_point())

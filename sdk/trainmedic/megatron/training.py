@@ -1,0 +1,334 @@
+"""A Megatron-LM training that reports, carries out commands, and goes back to a checkpoint within its processes.
+
+An iteration is reported when its ``train_step`` has returned, and commands are carried out in
+``checkpoint_and_decide_exit``, which Megatron-LM calls last in each iteration, on every rank.
+
+``train()`` of Megatron-LM keeps its iteration and its data in local names, so it has to end and be called again. It is
+ended by an exception from the last function that it calls in each iteration; then the state is loaded by Megatron-LM's
+own ``load_checkpoint``, and the data are built anew, from the samples consumed up to there. Everything happens on all
+tensor, pipeline and data ranks at the same iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Callable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from trainmedic.client import Medic
+from trainmedic.errors import Rejected, TrainmedicError
+from trainmedic.job.command import JobCommand
+from trainmedic.job.progress import CHECKPOINT, EVALUATION
+from trainmedic.megatron import checkpoints
+from trainmedic.recovery import left_out
+from trainmedic.recovery.health import health_now
+from trainmedic.recovery.loop_restart import LoopEnds, LoopRestart
+from trainmedic.torch import randomness
+from trainmedic.torch.learning_rate import MARK
+from trainmedic.trainer.attachment import log_errors
+from trainmedic.trainer.carried_files import CarriedFiles
+from trainmedic.trainer.self_saving import SelfSavingFramework
+
+REPLAYED = "the same batches again, by the samples consumed up to the checkpoint"
+
+_BEGUN_TWICE = ("no_sync_func", "grad_sync_func", "param_sync_func")
+"""What ``train()`` sets in the configuration, and expects to be as it was when it begins."""
+
+_FOR_A_ROLLBACK = {
+    "finetune": False,
+    "no_load_optim": False,
+    "no_load_rng": False,
+    "ckpt_step": None,
+    "override_ckpt_iteration": None,
+}
+"""Options of the first load, such as to begin from somebody else's weights, as they are for a rollback."""
+
+
+class MegatronTraining(SelfSavingFramework):
+    """One training. ``megatron`` is the module ``megatron.training.training``, or one with its functions."""
+
+    restarter = "trainmedic.megatron.protect"
+    fixed_by = "--micro-batch-size, --global-batch-size and --num-workers of Megatron-LM"
+    layout = checkpoints.LAYOUT
+    data = REPLAYED
+    newly_skipped = 0
+
+    def __init__(self, medic: Medic, megatron: Any, rollbacks: int | None, carried: CarriedFiles) -> None:
+        super().__init__(medic, rollbacks, carried)
+        self._megatron = megatron
+        self._build_data: Callable[[Any], Any] = megatron.build_train_valid_test_data_iterators
+        self._decide_exit: Callable[..., bool] = megatron.checkpoint_and_decide_exit
+        self._step: Callable[..., Any] = megatron.train_step
+        self._save: Callable[..., Any] = megatron.save_checkpoint_and_time
+        self.evaluate = self.in_window(EVALUATION, megatron.evaluate_and_print_results)
+        self._providers: list[Any] = []  # of the data, one for each call that built some
+        self._result: Any = None  # of the last ``train_step``
+        self._consumed = 0  # samples, at the last report
+        self._state: dict[str, Any] = {}  # what Megatron-LM's functions that save are given
+        self._begun_with: dict[str, Any] | None = None  # those of `_BEGUN_TWICE`; None before the first iteration
+        self.attachment.attach(self.loop)
+        medic.on("job.checkpoint")(self.checkpoint)
+
+    # --- in place of Megatron-LM's functions ------------------------------------------------------------
+
+    def build_data(self, provider: Any) -> Any:
+        """In place of ``build_train_valid_test_data_iterators``: build them, and note how."""
+        self._providers.append(provider)
+        return self._build_data(provider)
+
+    def train(self, call: Callable[..., Any], named: dict[str, Any]) -> Any:
+        """In place of ``train``: `call` it with its arguments, again after each rollback. Returns what it returns."""
+        if self._begun_with is None:
+            self._begin(named)
+        self._begun_with = {name: getattr(named["config"], name, None) for name in _BEGUN_TWICE}
+
+        def attempt(restart: LoopRestart | None) -> Any:
+            if restart is not None:
+                self._go_back(self.loop.prepare(restart), restart, named)
+            elif self._is_to_skip(self._args.iteration):
+                self._move_data(named)
+            while True:
+                try:
+                    return call(**named)
+                except LoopEnds:
+                    self._clear_away(named)
+                    if self.attachment.restart_is_due:
+                        return None
+                    self._move_data(named)
+
+        return self.loop.restarts.run(attempt)
+
+    def train_step(self, *arguments: Any, **options: Any) -> Any:
+        """In place of ``train_step``."""
+        self._result = self._step(*arguments, **options)
+        return self._result
+
+    def save(self, iteration: int, *arguments: Any, **options: Any) -> Any:
+        """In place of ``save_checkpoint_and_time``."""
+        self.loop.proof.losses.log.expect_from(iteration)
+        with self.medic.window(CHECKPOINT):
+            result = self._save(iteration, *arguments, **options)
+            self._keep(iteration)
+        self.begins_saving(iteration, health_now(self.medic.progress))
+        return result
+
+    @log_errors
+    def _keep(self, iteration: int) -> None:
+        """Keep in the checkpoint that Megatron-LM has begun what this rank carries. Raises OSError."""
+        path = self.path_of(iteration)
+        if path.is_dir():  # else it went to another place
+            self.carried.save(path)
+
+    def decide_exit(self, **state: Any) -> bool:
+        """In place of ``checkpoint_and_decide_exit``: whether the training ends now."""
+        iteration: int = state["iteration"]
+        self._report(iteration, state["optimizer"], state["opt_param_scheduler"])
+        if self._decide_exit(**state):
+            return True
+        self._state = state
+        self.end_step(iteration)
+        self._state = {}
+        return self.ends_here(has_to_move=self._is_to_skip(iteration))
+
+    # --- the beginning ----------------------------------------------------------------------------------
+
+    def _begin(self, named: Mapping[str, Any]) -> None:
+        """The training begins, before its first iteration in this process: what can be carried out is known now."""
+        args, optimizer = self._args, named["optimizer"]
+        for group in optimizer.param_groups:
+            group.pop(MARK, None)  # the schedule has set the rate of a loaded state, and not scaled
+        self.no_restart_because = _no_restart(args)
+        self.no_skip_because = _no_skip(args)
+        if args.save:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        self.carried.begin(_models(named))
+        if args.iteration == 0:
+            self.starts_fresh()
+        elif args.load:
+            loaded = self.layout.path_of(Path(args.load), args.iteration)
+            self.put_back_carried(loaded, with_random=not getattr(args, "no_load_rng", None))
+        self.attachment.attach(self.loop)
+        self.begins(optimizer, named["opt_param_scheduler"], args.iteration)
+        self._consumed = args.consumed_train_samples
+
+    # --- going back -------------------------------------------------------------------------------------
+
+    def goes_back_to(self, step: int) -> None:
+        checkpoints.track(self.directory, step)
+
+    def prepare(self, checkpoint: Path, restart: LoopRestart) -> None:
+        self.medic.group("put-aside").poll()  # every rank reads the tracker
+
+    def _go_back(self, checkpoint: Path, restart: LoopRestart, named: dict[str, Any]) -> None:
+        self._load(checkpoint, named)
+        self.put_back_carried(checkpoint)
+        iterations = math.ceil(restart.skip_batches / self.accumulation)
+        self.newly_skipped = iterations * self.accumulation
+        self.leave_out(self._args.iteration, iterations)
+        self._move_data(named)
+        self.loop.has_gone_back(restart, self.step_of(checkpoint), _models(named), [named["optimizer"]])
+
+    def _load(self, checkpoint: Path, named: Mapping[str, Any]) -> None:
+        """Load it into place. Raises what Megatron-LM raises; then only a restart of the job helps."""
+        args, megatron = self._args, self._megatron
+        model, optimizer, scheduler = named["model"], named["optimizer"], named["opt_param_scheduler"]
+        kept = {name: getattr(args, name) for name in ("load", *_FOR_A_ROLLBACK) if hasattr(args, name)}
+        vars(args).update({name: value for name, value in _FOR_A_ROLLBACK.items() if name in kept})
+        args.load = args.save
+        # Megatron-LM adds to the first, and asserts that the others are zero, for it loads only when it begins.
+        scheduler.num_steps = 0
+        args.consumed_train_samples = args.skipped_train_samples = args.consumed_valid_samples = 0
+        overlaps = megatron.should_disable_forward_pre_hook(args)
+        if overlaps:  # what is still being gathered would come in over what is loaded
+            megatron.disable_forward_pre_hook(model)
+        try:
+            loaded = megatron.load_checkpoint(
+                model, optimizer, scheduler, checkpointing_context=named.get("checkpointing_context")
+            )
+        finally:
+            vars(args).update(kept)
+            if overlaps:
+                megatron.enable_forward_pre_hook(model)
+        args.iteration, args.num_floating_point_operations_so_far = loaded
+        if args.iteration != self.step_of(checkpoint):
+            raise TrainmedicError(f"Megatron-LM loaded iteration {args.iteration} in place of {checkpoint.name}")
+
+    def _move_data(self, named: dict[str, Any]) -> None:
+        """Build the data from the place where training is; what is to be left out counts as done, by every count."""
+        args = self._args
+        while self._is_to_skip(args.iteration):
+            stop = max(stop for start, stop in self.left_out if start <= args.iteration < stop)
+            samples = (stop - args.iteration) * args.global_batch_size
+            args.iteration = stop
+            args.consumed_train_samples += samples
+            args.skipped_train_samples += samples
+        # Loaders draw random numbers when they begin, which those of the training that is repeated did before.
+        with randomness.preserved():
+            built = [self._build_data(provider) for provider in self._providers]
+        train, valid = ([iterators[index] for iterators in built] for index in (0, 1))
+        several = len(built) > 1  # with a virtual pipeline, one for each part of the model
+        named["train_data_iterator"] = train if several else train[0]
+        named["valid_data_iterator"] = valid if several else valid[0]
+
+    def _is_to_skip(self, iteration: int) -> bool:
+        """Whether the iteration after that one is left out."""
+        return left_out.contains(self.left_out, iteration)
+
+    def _clear_away(self, named: Mapping[str, Any]) -> None:
+        """Clear away what ``train()`` has begun, as it would have done itself at its end."""
+        megatron = self._megatron
+        megatron.maybe_finalize_async_save(blocking=True)
+        megatron.get_timers()("interval-time", log_level=0).stop()
+        for name, value in (self._begun_with or {}).items():
+            setattr(named["config"], name, value)
+
+    # --- checkpoints, and the place in the data ---------------------------------------------------------
+
+    def checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
+        megatron, state = self._megatron, self._state
+        args = megatron.get_args()
+        if not args.save:
+            raise Rejected("there is no place for checkpoints: --save")
+        self.save(
+            state["iteration"],
+            state["model"],
+            state["optimizer"],
+            state["opt_param_scheduler"],
+            state["num_floating_point_operations_so_far"],
+            state["checkpointing_context"],
+            train_data_iterator=state["train_data_iterator"],
+        )
+        megatron.maybe_finalize_async_save(blocking=True)
+        self.note_saved()
+        return {"checkpoint": self.path_of(state["iteration"]).name, "directory": str(args.save)}
+
+    def has_saved(self, step: int) -> bool:
+        return checkpoints.tracked(self.directory) >= step
+
+    @property
+    def directory(self) -> Path:
+        return Path(self._args.save or ".")
+
+    @property
+    def accumulation(self) -> int:
+        return int(self._megatron.get_num_microbatches())
+
+    @property
+    def _args(self) -> Any:
+        return self._megatron.get_args()
+
+    # --- reports ----------------------------------------------------------------------------------------
+
+    @log_errors
+    def _report(self, iteration: int, optimizer: Any, scheduler: Any) -> None:
+        consumed = self._args.consumed_train_samples
+        group, loss = optimizer.param_groups[0], self._loss()
+        self.loop.proof.losses.add(loss)
+        self.medic.report(
+            step=iteration,
+            loss=loss,
+            grad_norm=_grad_norm(self._result),
+            learning_rate=group["lr"],
+            expected_learning_rate=scheduler.get_lr(group) * self.attachment.live.lr_scale,
+            samples=max(consumed - self._consumed, 0) or None,
+        )
+        self._consumed = consumed
+
+    def _loss(self) -> Any:
+        """The first of the losses that the last stage of the pipeline has, also on the rank that reports it."""
+        losses = self._result[0] if self._result else {}
+        loss = next(iter(losses.values()), None)
+        mpu = self._megatron.mpu
+        if mpu.get_pipeline_model_parallel_world_size() == 1:
+            return loss
+        if loss is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            loss = torch.full((), float("nan"), device=device)
+        shared: torch.Tensor = loss.detach().float().reshape(()).clone()
+        source = mpu.get_pipeline_model_parallel_last_rank()
+        dist.broadcast(shared, source, group=mpu.get_pipeline_model_parallel_group())
+        return shared
+
+
+def _models(named: Mapping[str, Any]) -> list[Any]:
+    return named["model"] if isinstance(named["model"], list) else [named["model"]]
+
+
+def _grad_norm(result: Any) -> Any:
+    """The gradients' norm in what ``train_step`` returned; releases before core 0.9 return it in the third place."""
+    if not isinstance(result, tuple):
+        return None
+    return result[5] if len(result) >= 7 else result[2] if len(result) == 4 else None
+
+
+def _no_restart(args: Any) -> str:
+    """Why a training with these options cannot go back; empty where it can."""
+    if not args.save:
+        return "there are no checkpoints: --save"
+    refused = {
+        **_options(args, "no_save_optim", "no_save_rng"),
+        "--dataloader-type external": getattr(args, "dataloader_type", None) == "external",
+        **_options(args, "profile", "log_energy", "perform_rl_step", "use_torch_fsdp2"),
+        "--cuda-graph-impl": getattr(args, "cuda_graph_impl", None) not in (None, "none"),
+        **_options(args, "enable_cuda_graph", "optimizer_cuda_graph"),
+    }
+    return _reason(refused, "with {} the training cannot be gone back to as it was")
+
+
+def _no_skip(args: Any) -> str:
+    """Why a training with these options cannot leave out batches; empty where it can."""
+    refused = _options(args, "rampup_batch_size", "phase_transition_iterations", "override_opt_param_scheduler")
+    return _reason(refused, "with {} the schedule would not know of it; ask with skip_batches: 0")
+
+
+def _options(args: Any, *names: str) -> dict[str, Any]:
+    """The values of options, as they are written on a command line; None where a release does not have one."""
+    return {f"--{name.replace('_', '-')}": getattr(args, name, None) for name in names}
+
+
+def _reason(refused: Mapping[str, Any], reason: str) -> str:
+    """The reason, with the first option that is set; empty without one."""
+    return next((reason.format(option) for option, value in refused.items() if value), "")
