@@ -165,6 +165,14 @@ class Callback(MedicCallback[HuggingFaceLoop], TrainerCallback):  # type: ignore
         self.reports.step_begins()
         if self.loop is not None:
             self.loop.ends()
+        self._saves_no_more()
+
+    def attach(self, loop: HuggingFaceLoop | None) -> None:
+        super().attach(loop)
+        if loop is None:
+            self._saves_no_more()
+
+    def _saves_no_more(self) -> None:
         for command in self._saving:
             command.failed("training ended before the checkpoint was written")
         self._saving.clear()

@@ -163,6 +163,14 @@ class Callback(MedicCallback[LightningLoop], LightningCallback):  # type: ignore
         self._window.close()
         if self.loop is not None:
             self.loop.ends()
+        self._accumulates_no_more()
+
+    def attach(self, loop: LightningLoop | None) -> None:
+        super().attach(loop)
+        if loop is None:
+            self._accumulates_no_more()
+
+    def _accumulates_no_more(self) -> None:
         if self._next_accumulation is not None:
             self._next_accumulation[0].failed("training ended before the accumulation could change")
             self._next_accumulation = None

@@ -58,6 +58,10 @@ class MegatronCallback(SelfSavingCallback[MegatronLoop]):
         self._training_begins(optimizer, scheduler, directory, start, self.medic.rank == 0)
         self._consumed = args.consumed_train_samples
 
+    def end(self) -> None:
+        """The training ends, as it should or by an error: answer a change of the rate that waits."""
+        self._loop_ends()
+
     # --- in place of Megatron-LM's functions ------------------------------------------------------------
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:

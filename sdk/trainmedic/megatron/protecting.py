@@ -61,7 +61,10 @@ def protect(
     def train(*arguments: Any, **options: Any) -> Any:
         named = dict(parameters.bind(*arguments, **options).arguments)
         callback.begin(named["model"], named["optimizer"], named["opt_param_scheduler"])
-        return loop.train(call, named)
+        try:
+            return loop.train(call, named)
+        finally:
+            callback.end()
 
     @functools.wraps(decide)
     def checkpoint_and_decide_exit(*arguments: Any, **options: Any) -> bool:
