@@ -106,6 +106,12 @@ class Training:
         self.executed += 1
         return loss.item(), norm.item()
 
+    def go_back(self, step: int, left: int) -> None:
+        """The training has gone back to a checkpoint."""
+        self._faults.go_back()
+        if self.rank == 0:
+            self.journal.tell("back", step=step, left=left)
+
     def validate(self) -> float:
         return validation_loss(self.plain, self.text)
 
@@ -183,8 +189,8 @@ def protected(training: Training, options: argparse.Namespace) -> None:
             with run.step() as step:
                 loss, norm = training.train(batch, step.number)
                 step.report(loss=loss, grad_norm=norm)
-            if run.global_step < step.number and training.rank == 0:
-                training.journal.tell("back", step=run.global_step, left=step.number)
+            if run.global_step < step.number:
+                training.go_back(run.global_step, step.number)
 
 
 def parse() -> argparse.Namespace:

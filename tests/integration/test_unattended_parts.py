@@ -94,17 +94,21 @@ def test_a_rate_jumps_once_and_stays_where_the_optimizer_has_it(due: Due) -> Non
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * faults.RATE_FACTOR)
 
 
-def test_gradients_explode_for_some_steps(due: Due) -> None:
+@pytest.mark.parametrize("at", [50, faults.EXPLODING_STEPS + 50])
+def test_gradients_explode_for_some_steps_and_until_the_training_goes_back(due: Due, at: int) -> None:
     """To ten thousand, and then no more."""
     one, _, model = due(faults.EXPLOSION)
-    for _ in range(faults.EXPLODING_STEPS):
+
+    def explodes() -> bool:
+        model.zero_grad()
         model(torch.ones(3)).sum().backward()
         one.spoil_gradients(model)
-        assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) > 1000
-    model.zero_grad()
-    model(torch.ones(3)).sum().backward()
-    one.spoil_gradients(model)
-    assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) < 1000
+        return float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) > 1000
+
+    assert all(explodes() for _ in range(at))
+    one.go_back()
+    assert all(explodes() for _ in range(faults.EXPLODING_STEPS - at))
+    assert not explodes()
 
 
 def test_a_bit_flips_in_one_weight(due: Due) -> None:
