@@ -29,8 +29,8 @@ _RESTART_AFTER = 0.5
 """Seconds after which a service that has ended is started again, by systemd some more."""
 _STARTS_WITHIN = 180.0
 _RESENT_AFTER = 60
-"""Seconds after which Prometheus repeats an alert, by default. The end of one that was inhibited then is known only from
-the repetition."""
+"""Seconds after which Prometheus repeats an alert, by default. The end of one that was inhibited at that time is known
+from the repetition only."""
 _RESTARTS_A_NODE = """\
 # In place of the shipped one, which tells people: the processes of the slow rank's node are started again.
 playbook: training-straggler
