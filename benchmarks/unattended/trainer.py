@@ -184,7 +184,9 @@ def protected(training: Training, options: argparse.Namespace) -> None:
             training.journal.tell("attached")
         resumed = run.resume()
         if resumed is not None and training.rank == 0:
-            training.journal.tell("resumed", step=resumed, attempt=os.environ.get("TRAINMEDIC_ATTEMPT"))
+            loaded = run.training.current_checkpoint
+            facts = {"checkpoint": loaded.name if loaded is not None else None, "step": resumed}
+            training.journal.tell("resumed", **facts, attempt=os.environ.get("TRAINMEDIC_ATTEMPT"))
         for batch in run.batches(steps=options.steps):
             with run.step() as step:
                 loss, norm = training.train(batch, step.number)

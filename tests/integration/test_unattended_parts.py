@@ -217,11 +217,22 @@ def test_ranks_that_differ_at_the_next_fault_are_no_repair() -> None:
     assert not account.is_repaired
 
 
-@pytest.mark.parametrize(("resumed_at", "is_repaired"), [(None, False), (8, True), (10, False), (12, True)])
-def test_what_ends_the_processes_is_repaired_by_going_on(resumed_at: int | None, is_repaired: bool) -> None:
-    """From any checkpoint but the one that was spoiled. A newer one can have been on its way to the disk."""
-    resumed = [] if resumed_at is None else [{"event": "resumed", "time": BEGINNING + 20, "step": resumed_at}]
-    events = [fault(0, 10, faults.BAD_CHECKPOINT, of=10), *resumed, finished(100, 99)]
+@pytest.mark.parametrize(
+    ("loaded", "step", "is_repaired"),
+    [
+        (None, 0, False),
+        ("memory-step-00000008-a", 8, True),
+        ("memory-step-00000010-a", 10, False),
+        ("step-00000010", 10, True),
+        ("step-00000012", 12, True),
+    ],
+)
+def test_what_ends_the_processes_is_repaired_by_going_on(loaded: str | None, step: int, is_repaired: bool) -> None:
+    """From any checkpoint but the one that was spoiled. One of its step, or a newer one, can have been on its way to
+    the disk."""
+    resumed = {"event": "resumed", "time": BEGINNING + 20, "step": step, "checkpoint": loaded}
+    spoiled = fault(0, 10, faults.BAD_CHECKPOINT, of=10, checkpoint="memory-step-00000010-a")
+    events = [spoiled, *([resumed] if loaded is not None else []), finished(100, 99)]
     [account] = phases.accounts(events, STEPS, [])
     assert account.is_repaired is is_repaired
 
