@@ -52,6 +52,7 @@ POISONED_BATCHES = 100
 NAN_BATCHES = 3
 RATE_FACTOR = 30.0
 EXPLODING_STEPS = 100
+"""The fewest. Longer, until the training goes back: else it would heal by itself on a slow machine."""
 EXPLODING_NORM = 1e4
 FLIPPED_BIT = 1 << 25
 """Of a weight's 32 bits one of the exponent: it becomes sixteen times as large, or as small."""
@@ -131,6 +132,7 @@ class Faults:
         self._poisoned: list[range] = []
         self._nan: list[range] = []
         self._exploding = 0
+        self._has_gone_back = True  # since the gradients exploded
         self._noise = torch.Generator().manual_seed(0)
         self._is_slow = False
         self._coming = []
@@ -155,7 +157,7 @@ class Faults:
                 self._ground.tell(fault, details)
             self._spoil_data(fault, batch)
             if kind == EXPLOSION:
-                self._exploding = EXPLODING_STEPS
+                self._exploding, self._has_gone_back = EXPLODING_STEPS, False
             elif kind == RATE:
                 for group in optimizer.param_groups:
                     group["lr"] *= RATE_FACTOR
@@ -165,6 +167,10 @@ class Faults:
     def is_due(self, step: int) -> bool:
         """Whether one is; on every rank the same."""
         return bool(self._coming) and self._coming[0].step <= step
+
+    def go_back(self) -> None:
+        """The training has gone back to a checkpoint."""
+        self._has_gone_back = True
 
     def slow_down(self, usual: float) -> None:
         """Wait, if this rank is slow. `usual` is what a step of it takes without that, in seconds."""
@@ -225,10 +231,11 @@ class Faults:
         return loss * float("nan") if any(batch in bad for bad in self._nan) else loss
 
     def spoil_gradients(self, model: nn.Module) -> None:
-        """For some steps the gradients are noise, ten thousand times as large as usual."""
-        if not self._exploding:
+        """For some steps, and until the training goes back, the gradients are noise, ten thousand times as large as
+        usual."""
+        if not self._exploding and self._has_gone_back:
             return
-        self._exploding -= 1
+        self._exploding = max(self._exploding - 1, 0)
         parameters = [one for one in model.parameters() if one.grad is not None]
         scale = EXPLODING_NORM / sum(one.numel() for one in parameters) ** 0.5
         for one in parameters:

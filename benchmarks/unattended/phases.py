@@ -179,7 +179,9 @@ def _is_repaired(interval: Interval) -> bool:
     acted = any(_first_command(run) for run in interval.runs)
     ended_well = acted and all(run["status"] == "succeeded" for run in interval.runs)
     if kind in faults.ENDING:
-        is_done = resumed is not None and resumed["step"] != interval.fault.get("of")
+        spoiled = interval.fault.get("checkpoint")
+        # The disk can hold a checkpoint of the same step as the one in memory that was spoiled.
+        is_done = resumed is not None and (spoiled is None or resumed["checkpoint"] != spoiled)
     elif kind == faults.FULL_DISK:
         is_done = interval.first("written") is not None and resumed is None and interval.first("back") is None
     elif kind in faults.COMES_AS:

@@ -1,9 +1,9 @@
 """What looks after the run: ``trainmedic serve`` with its Redis, Prometheus and Alertmanager, as they are shipped.
 
-All rules, all playbooks and both configurations are those of the checkout; only their durations are divided by one
-factor, so that hours of training pass in minutes, and the addresses are ports that are free here. Expressions,
-thresholds, labels and numbers of steps stay as shipped. Two things are changed beside, see `_playbooks`. Who calls it:
-``__main__``, and ``intruder``, which kills parts of it.
+All rules, all playbooks and both configurations are those of the checkout; only their durations, and after how long
+Prometheus repeats an alert, are divided by one factor, so that hours of training pass in minutes, and the addresses are
+ports that are free here. Expressions, thresholds, labels and numbers of steps stay as shipped. Two things are changed
+beside, see `_playbooks`. Who calls it: ``__main__``, and ``intruder``, which kills parts of it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from tests.support.programs import Program, alertmanagers, free_port, start_aler
 _RESTART_AFTER = 0.5
 """Seconds after which a service that has ended is started again, by systemd some more."""
 _STARTS_WITHIN = 180.0
+_RESENT_AFTER = 60
+"""Seconds after which Prometheus repeats an alert, by default. The end of one that was inhibited at that time is known
+from the repetition only."""
 _RESTARTS_A_NODE = """\
 # In place of the shipped one, which tells people: the processes of the slow rank's node are started again.
 playbook: training-straggler
@@ -147,7 +150,8 @@ def running(directory: Path, metrics_port: int, faster: int, tree: Tree = HERE) 
         stack.enter_context(alerts)
         config = directory / "prometheus.yml"
         config.write_text(config.read_text().replace("127.0.0.1:9093", alerts_url.removeprefix("http://")))
-        prometheus, _ = start_prometheus(config, directory / "prometheus")
+        resend = f"--rules.alert.resend-delay={1000 * _RESENT_AFTER // faster}ms"
+        prometheus, _ = start_prometheus(config, directory / "prometheus", options=[resend])
         stack.enter_context(prometheus)
         yield Stack(server)
 

@@ -106,6 +106,12 @@ class Training:
         self.executed += 1
         return loss.item(), norm.item()
 
+    def go_back(self, step: int, left: int) -> None:
+        """The training has gone back to a checkpoint."""
+        self._faults.go_back()
+        if self.rank == 0:
+            self.journal.tell("back", step=step, left=left)
+
     def validate(self) -> float:
         return validation_loss(self.plain, self.text)
 
@@ -178,13 +184,15 @@ def protected(training: Training, options: argparse.Namespace) -> None:
             training.journal.tell("attached")
         resumed = run.resume()
         if resumed is not None and training.rank == 0:
-            training.journal.tell("resumed", step=resumed, attempt=os.environ.get("TRAINMEDIC_ATTEMPT"))
+            loaded = run.training.current_checkpoint
+            facts = {"checkpoint": loaded.name if loaded is not None else None, "step": resumed}
+            training.journal.tell("resumed", **facts, attempt=os.environ.get("TRAINMEDIC_ATTEMPT"))
         for batch in run.batches(steps=options.steps):
             with run.step() as step:
                 loss, norm = training.train(batch, step.number)
                 step.report(loss=loss, grad_norm=norm)
-            if run.global_step < step.number and training.rank == 0:
-                training.journal.tell("back", step=run.global_step, left=step.number)
+            if run.global_step < step.number:
+                training.go_back(run.global_step, step.number)
 
 
 def parse() -> argparse.Namespace:

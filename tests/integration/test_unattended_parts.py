@@ -94,17 +94,21 @@ def test_a_rate_jumps_once_and_stays_where_the_optimizer_has_it(due: Due) -> Non
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * faults.RATE_FACTOR)
 
 
-def test_gradients_explode_for_some_steps(due: Due) -> None:
+@pytest.mark.parametrize("at", [50, faults.EXPLODING_STEPS + 50])
+def test_gradients_explode_for_some_steps_and_until_the_training_goes_back(due: Due, at: int) -> None:
     """To ten thousand, and then no more."""
     one, _, model = due(faults.EXPLOSION)
-    for _ in range(faults.EXPLODING_STEPS):
+
+    def explodes() -> bool:
+        model.zero_grad()
         model(torch.ones(3)).sum().backward()
         one.spoil_gradients(model)
-        assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) > 1000
-    model.zero_grad()
-    model(torch.ones(3)).sum().backward()
-    one.spoil_gradients(model)
-    assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) < 1000
+        return float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)) > 1000
+
+    assert all(explodes() for _ in range(at))
+    one.go_back()
+    assert all(explodes() for _ in range(faults.EXPLODING_STEPS - at))
+    assert not explodes()
 
 
 def test_a_bit_flips_in_one_weight(due: Due) -> None:
@@ -213,11 +217,22 @@ def test_ranks_that_differ_at_the_next_fault_are_no_repair() -> None:
     assert not account.is_repaired
 
 
-@pytest.mark.parametrize(("resumed_at", "is_repaired"), [(None, False), (8, True), (10, False), (12, True)])
-def test_what_ends_the_processes_is_repaired_by_going_on(resumed_at: int | None, is_repaired: bool) -> None:
-    """From any checkpoint but the one that was spoiled. A newer one can have been on its way to the disk."""
-    resumed = [] if resumed_at is None else [{"event": "resumed", "time": BEGINNING + 20, "step": resumed_at}]
-    events = [fault(0, 10, faults.BAD_CHECKPOINT, of=10), *resumed, finished(100, 99)]
+@pytest.mark.parametrize(
+    ("loaded", "step", "is_repaired"),
+    [
+        (None, 0, False),
+        ("memory-step-00000008-a", 8, True),
+        ("memory-step-00000010-a", 10, False),
+        ("step-00000010", 10, True),
+        ("step-00000012", 12, True),
+    ],
+)
+def test_what_ends_the_processes_is_repaired_by_going_on(loaded: str | None, step: int, is_repaired: bool) -> None:
+    """From any checkpoint but the one that was spoiled. One of its step, or a newer one, can have been on its way to
+    the disk."""
+    resumed = {"event": "resumed", "time": BEGINNING + 20, "step": step, "checkpoint": loaded}
+    spoiled = fault(0, 10, faults.BAD_CHECKPOINT, of=10, checkpoint="memory-step-00000010-a")
+    events = [spoiled, *([resumed] if loaded is not None else []), finished(100, 99)]
     [account] = phases.accounts(events, STEPS, [])
     assert account.is_repaired is is_repaired
 

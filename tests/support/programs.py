@@ -164,7 +164,9 @@ def start_alertmanager(binary: Path, config: Path, directory: Path, url: str | N
     return program.wait_for(f"{url}/-/ready"), url
 
 
-def start_prometheus(config: Path, directory: Path, url: str | None = None) -> tuple[Program, str]:
+def start_prometheus(
+    config: Path, directory: Path, url: str | None = None, options: Sequence[str] = ()
+) -> tuple[Program, str]:
     """A Prometheus and its URL, on the loopback. Answers when this returns."""
     directory.mkdir(parents=True, exist_ok=True)
     url = url or f"http://127.0.0.1:{free_port()}"
@@ -174,6 +176,7 @@ def start_prometheus(config: Path, directory: Path, url: str | None = None) -> t
             f"--config.file={config}",
             f"--storage.tsdb.path={directory / 'data'}",
             f"--web.listen-address={url.removeprefix('http://')}",
+            *options,
         ],
         directory / "prometheus.log",
     )

@@ -254,6 +254,11 @@ def facts(
         rank = known.origin.rank
         if rank is not None and rank not in known_ranks and known.origin.node:
             known_ranks[rank] = RankFacts(node=known.origin.node)
+    if report is not None and report.rank is not None and report.node:
+        # The job may say by now where the next attempt's ranks are.
+        place = known_ranks.get(report.rank)
+        if place is None or place.node != report.node:
+            known_ranks[report.rank] = RankFacts(node=report.node)
     ended = _exits(findings, excerpts)
     if report is not None and report.exit is not None:
         ended.append(report.exit)

@@ -3,7 +3,8 @@
 The directory is one of DeepSpeed's: ``step-00000150/`` is what ``engine.save_checkpoint`` wrote under that tag, and
 ``latest`` names the newest that is complete, so that ``engine.load_checkpoint`` and DeepSpeed's own scripts find it.
 Beside the engine's files lies ``rank-00003.pt`` and so on, each rank's own: its position in the data, its random
-generators, its buffers, and what the engine does not save.
+generators, its buffers, and what the engine does not save. Without ZeRO an engine saves the optimizer of rank 0 alone,
+so that the file has of each other rank what differs, such as the momentum that a rank keeps of its own parameters.
 
 An engine loads straight into place. So before that every rank reads the files that it wrote itself against their
 checksums; only when all of them are whole does any rank load. Not here: which checkpoint (``torch.restore``).
@@ -25,10 +26,12 @@ from trainmedic.errors import TrainmedicError
 from trainmedic.recovery import checkpoints
 from trainmedic.torch.checkpoints.checkpoint_storage import UnusableCheckpoint
 from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirectory
+from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_of
 from trainmedic.torch.optimizer_states import put_settings, settings_of
 from trainmedic.torch.state_parts import StateParts
 from trainmedic.trainer.replacing import replaced
 
+_OPTIMIZER = "optimizer"
 LATEST = "latest"  # DeepSpeed's own: a file with the tag to load where none is named
 
 Files = dict[str, tuple[int, bool]]
@@ -41,13 +44,16 @@ class EngineContents:
 
     is_replicated = False
 
-    def __init__(self, engine: Any, world_size: int) -> None:
+    def __init__(self, engine: Any, rank: int, world_size: int) -> None:
         self._engine = engine
+        self._rank = rank
         self._world_size = world_size
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Files, Any]:
         """What is returned for all ranks is filled by `write`, which comes before this rank's own file is written."""
         files: Files = {}
+        states = self.comparable(parts)
+        differing = None if states is None else own_of(states, RankState.of(run.get("rank_state")), self._rank)
         return files, {
             "files": files,
             "ranks": self._world_size,
@@ -56,10 +62,16 @@ class EngineContents:
             # The engine's optimizers do not all save the present rate, and the schedule sets it only at the next step.
             "groups": [_without_parameters(group) for group in self._engine.optimizer.param_groups],
             "others": {name: part.state_dict() for name, part in self._others(parts).items()},
+            "differing": differing,
         }
 
-    def comparable(self, parts: StateParts) -> None:
-        """The engine writes of each rank what it has."""
+    def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
+        """Return the optimizer's state where the engine writes that of rank 0 alone: without ZeRO, if all ranks train
+        the same weights. Else it writes of each rank what it has."""
+        engine = self._engine
+        if engine.zero_optimization_stage() or engine.has_moe_layers or engine.dp_world_size != self._world_size:
+            return None
+        return {_OPTIMIZER: engine.optimizer.state_dict()}
 
     def write(self, path: Path, content: Files) -> None:
         engine = self._engine
@@ -97,6 +109,10 @@ class EngineContents:
         loaded, _ = engine.load_checkpoint(str(content.parent), tag=content.name)
         if loaded is None:
             raise TrainmedicError(f"DeepSpeed did not load {content.name}; why is in its log")
+        if own.get("differing"):
+            states = {_OPTIMIZER: _with_own_mappings(engine.optimizer.state_dict())}
+            merge(states, own["differing"])
+            engine.optimizer.load_state_dict(states[_OPTIMIZER])
         parts.restore_buffers(own["buffers"])
         parts.restore_extra_states(own.get("extra", {}))
         put_settings(engine.optimizer, before, own["groups"])
@@ -112,7 +128,7 @@ class EngineContents:
 
 def engine_checkpoints(directory: str | Path, keep: int | None, medic: Medic, engine: Any) -> JointCheckpointDirectory:
     """The checkpoints of a DeepSpeed engine in a directory, which is also the engine's own."""
-    contents = EngineContents(engine, medic.world_size)
+    contents = EngineContents(engine, medic.rank, medic.world_size)
     made = JointCheckpointDirectory(directory, keep, medic.rank, medic.world_size, medic.group, contents)
     made.goes_on_from = _name_latest
     return made
@@ -135,6 +151,11 @@ def _written_by(checkpoint_engine: Any) -> Iterator[list[Path]]:
 
     with replaced(checkpoint_engine, save=noting):
         yield files
+
+
+def _with_own_mappings(state: Any) -> Any:
+    """The same state in mappings that belong to no optimizer."""
+    return {key: _with_own_mappings(value) for key, value in state.items()} if isinstance(state, Mapping) else state
 
 
 def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:

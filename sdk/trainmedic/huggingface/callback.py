@@ -68,6 +68,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]
         """Let its loop carry out the commands that need a restart; with None they are unsupported."""
         self.framework = framework
         self._attachment.attach(None if framework is None else framework.loop)
+        if framework is None:
+            self._saves_no_more()
 
     def learning_rate(self, value: Any) -> Any:
         """Return ``value``, the rate that the program computed for the next update, times the factor that commands have
@@ -163,6 +165,9 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self._attachment.training_ends()
         self.reports.step_begins()
+        self._saves_no_more()
+
+    def _saves_no_more(self) -> None:
         for command in self._saving:
             command.failed("training ended before the checkpoint was written")
         self._saving.clear()

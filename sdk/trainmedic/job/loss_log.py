@@ -67,13 +67,14 @@ class LossCourse:
     """The first step that was not trusted; None where there was no fault. Only the first loss has to agree then."""
     changed_at: int | None = None
     """The first step whose loss a command has changed; None without one."""
-    earlier_until: int = 0
-    """The last step of an earlier process. Its script may have been another, so that its losses need not agree, and
-    what follows them neither."""
 
 
 class LossComparison:
-    """The losses after a rollback to `step`, held against those that were reported before."""
+    """The losses after a rollback to `step`, held against those that were reported before.
+
+    ``earlier_until`` is the last step of an earlier process. Its script may have been another, so that its losses need
+    not agree, and what follows them neither.
+    """
 
     def __init__(
         self,
@@ -81,9 +82,11 @@ class LossComparison:
         before: Mapping[int, float],
         course: LossCourse,
         gradients: Mapping[int, Norms] | None = None,
+        earlier_until: int = 0,
     ) -> None:
         self.step = step
         self._course = course
+        self._is_of_earlier_process = step < earlier_until
         self._gradients = dict(gradients or {})
         self._gradients_agree: dict[int, bool] = {}
         self._expected = {} if course.not_comparable else dict(before)
@@ -111,7 +114,7 @@ class LossComparison:
     def _binding_steps(self) -> frozenset[int]:
         """The steps whose losses have to agree."""
         course, trouble, steps = self._course, self._trouble_at, sorted(self._expected)
-        if not course.is_known or self.step < course.earlier_until:
+        if not course.is_known or self._is_of_earlier_process:
             return frozenset()
         if trouble is not None:
             steps = [step for step in steps[:1] if step < trouble]
@@ -238,7 +241,7 @@ class LossComparison:
             why = "it is not known whether the loop draws the same batches again"
         elif self._course.changed_at is not None and first >= self._course.changed_at:
             why = _CHANGED
-        elif self.step < self._course.earlier_until:
+        elif self._is_of_earlier_process:
             why = _OTHER_PROCESS
         else:
             why = _TROUBLE
@@ -286,7 +289,7 @@ NOTHING = _NoComparison(0, {}, LossCourse(not_comparable="there was no rollback"
 class LossLog:
     """Losses of one course of training. For its training thread."""
 
-    __slots__ = ("_changes", "_gradients", "_losses", "comparison", "until")
+    __slots__ = ("_changes", "_gradients", "_losses", "_resumed_at", "comparison", "until")
 
     def __init__(self) -> None:
         self.until = 0
@@ -296,6 +299,7 @@ class LossLog:
         self._losses: dict[int, Any] = {}
         self._gradients: dict[int, Any] = {}
         self._changes: list[int] = []
+        self._resumed_at = 0
 
     def expect_from(self, step: int) -> None:
         """Note the losses that follow, because a rollback may go to that step."""
@@ -340,7 +344,7 @@ class LossLog:
         self._gradients = {at: each for at, each in self._gradients.items() if at <= step}
         self._changes = [each for each in self._changes if each <= step]
         self.until = last
-        self.comparison = LossComparison(step, read, course, norms)
+        self.comparison = LossComparison(step, read, course, norms, self._resumed_at)
         return self.comparison
 
     def state(self) -> dict[str, Any]:
@@ -358,9 +362,9 @@ class LossLog:
         }
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
-        """Go on after a restart from where `state` was taken; None where the checkpoint does not hold it."""
+        """Go on in a new process from where `state` was taken; None where the checkpoint does not hold it."""
         held = state or {"losses": [], "changes": []}
         self._losses = {int(at): loss for at, loss in held["losses"]}
         self._gradients = {int(at): norms for at, norms in held.get("gradients", ())}
         self._changes = [int(each) for each in held["changes"]]
-        self.until, self.comparison = step + COMPARED, NOTHING
+        self.until, self.comparison, self._resumed_at = step + COMPARED, NOTHING, step

@@ -55,13 +55,18 @@ class Cause:
     rank: int | None = None
     pid: int | None = field(default=None, compare=False)
     """Process ID, if known. Another attempt has another one."""
+    lost_peer: bool = field(default=False, compare=False)
+    """Whether the rank, and each other one that failed here, had lost another rank. The first failure was elsewhere."""
 
     def __str__(self) -> str:
         who = "the job" if self.rank is None else f"rank {self.rank}"
         if self.kind == HANG:
             return f"{who} hung"
+        kind = f" ({self.kind})" if self.kind else ""
+        if self.lost_peer:
+            return f"{who} lost another rank{kind}"
         how = f"was ended by {signal_name(-self.status)}" if self.status < 0 else f"ended with exit code {self.status}"
-        return f"{who} {how}" + (f" ({self.kind})" if self.kind else "")
+        return f"{who} {how}{kind}"
 
 
 HANG = "hang"
@@ -168,7 +173,8 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
 
     `ends` are the ranks' ends in torchrun's order, `own` is each rank's output if known, `printed` is the launcher's
     output, and `status` and `pid` are the launcher's own. Torchrun's first rank is the cause, unless another one shows
-    that it is a victim: by the time in its error file the first can be a rank that lost its peer.
+    that it is a victim: by the time in its error file the first can be a rank that lost its peer. Where all of them
+    are, `Cause.lost_peer` says so.
     """
     if not ends:
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)
@@ -177,8 +183,8 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
     first = next((end for end in ends if not _is_victim(end, own, stopped)), ends[0])
     if first.status < 0:
         return Cause(first.status, rank=first.rank, pid=first.pid)
-    text = own.get(first.rank)
-    return Cause(first.status, error_kind(text) if text is not None else "", first.rank, first.pid)
+    error = last_error(own.get(first.rank, ""))
+    return Cause(first.status, error.kind, first.rank, first.pid, lost_peer=error.is_victims)
 
 
 def _is_victim(end: RankEnd, own: Mapping[int, str], stopped: Collection[int]) -> bool:

@@ -78,8 +78,12 @@ class ServerLink:
     def tell(
         self, kind: str, attempt: int, reason: str = "", cause: Cause | None = None, *, restarts: bool = False
     ) -> None:
-        """Send a notice, with the cause of a failed attempt's end, and whether another attempt follows."""
+        """Send a notice, with the cause of a failed attempt's end, and whether another attempt follows.
+
+        It names the process that failed first only if that is one of this node's.
+        """
         self._number += 1
+        first = cause if cause is not None and not cause.lost_peer else None
         notice = Notice(
             self.job,
             kind,
@@ -89,9 +93,9 @@ class ServerLink:
             attempt=max(attempt, 1),
             reason=reason,
             node=self._membership.node,
-            status=cause.status if cause is not None else None,
-            rank=cause.rank if cause is not None else None,
-            pid=cause.pid if cause is not None else None,
+            status=first.status if first is not None else None,
+            rank=first.rank if first is not None else None,
+            pid=first.pid if first is not None else None,
             error=cause.kind if cause is not None else "",
             restarts=restarts,
         )

@@ -74,6 +74,8 @@ class Callback(LightningCallback):  # type: ignore[misc]
         """Let its loop carry out the commands that need a restart; with None they are unsupported."""
         self.framework = framework
         self._attachment.attach(None if framework is None else framework.loop)
+        if framework is None:
+            self._accumulates_no_more()
 
     def learning_rate(self, value: Any) -> Any:
         """Return ``value``, the rate that the program computed for the next update, times the factor that commands have
@@ -166,6 +168,9 @@ class Callback(LightningCallback):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._attachment.training_ends()
         self._window.close()
+        self._accumulates_no_more()
+
+    def _accumulates_no_more(self) -> None:
         if self._next_accumulation is not None:
             self._next_accumulation[0].failed("training ended before the accumulation could change")
             self._next_accumulation = None

@@ -99,7 +99,10 @@ class MegatronTraining(SelfSavingFramework):
                         return None
                     self._move_data(named)
 
-        return self.loop.restarts.run(attempt)
+        try:
+            return self.loop.restarts.run(attempt)
+        finally:  # as it should or by an error: answer a change of the rate that waits
+            self.attachment.live.loop_ends(is_for_good=not self.attachment.restart_is_due)
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:
         """In place of ``train_step``."""

@@ -39,8 +39,6 @@ class Return:
     """Whether commands scale the learning rate otherwise than at the checkpoint."""
     trouble_at: int | None
     """The first step that was not trusted; None where there was no fault."""
-    earlier_until: int = 0
-    """The last step of an earlier process, whose script may have been another."""
     has_state: bool = True
     """Whether the checkpoint holds the run's own state."""
     has_random: bool = True
@@ -60,7 +58,6 @@ def begin_comparison(log: LossLog, back: Return, models: Iterable[nn.Module]) ->
         is_known=back.data.startswith(REPLAYED),
         trouble_at=back.trouble_at,
         changed_at=changed_at,
-        earlier_until=back.earlier_until,
     )
     return log.go_back(back.step, course)
 

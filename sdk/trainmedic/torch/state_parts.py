@@ -6,7 +6,6 @@ Not here: the learning rate's scale and the position in the data (``training_sta
 
 from __future__ import annotations
 
-import copy
 import logging
 from typing import Any, Iterator, Mapping
 
@@ -109,18 +108,19 @@ class StateParts:
 
     def extra_states(self) -> dict[str, dict[str, Any]]:
         """What modules keep in their ``state_dict`` beside tensors (``get_extra_state``), by the names of both. Layers
-        that compute in 8 bits keep the largest values seen there, each rank its own."""
+        that compute in 8 bits keep the largest values seen there, each rank its own. It shares memory with the
+        modules: write it before training goes on."""
         return {
-            name: {own: _copied(each.get_extra_state()) for own, each in _with_extra_state(module)}
+            name: {own: _detached(each.get_extra_state()) for own, each in _with_extra_state(module)}
             for name, module in self.modules().items()
         }
 
     def restore_extra_states(self, held: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put back what `extra_states` gave, as far as the modules still have it."""
+        """Put back what `extra_states` gave, as far as the modules still have it. They keep what they are given."""
         for name, module in self.modules().items():
             for own, each in _with_extra_state(module):
                 if own in held.get(name, {}):
-                    each.set_extra_state(_copied(held[name][own]))
+                    each.set_extra_state(held[name][own])
 
     def forget_gradients(self) -> None:
         """Drop the gradients of an abandoned or half-done step, which may be NaN."""
@@ -192,8 +192,13 @@ def _with_extra_state(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield plain_name(name), each
 
 
-def _copied(state: Any) -> Any:
-    return copy.deepcopy(state.detach() if isinstance(state, torch.Tensor) else state)
+def _detached(state: Any) -> Any:
+    """The same without the graph of the step, of which a state may be a part."""
+    if isinstance(state, torch.Tensor):
+        return state.detach()
+    if type(state) is dict:
+        return {key: _detached(value) for key, value in state.items()}
+    return type(state)(map(_detached, state)) if type(state) in (list, tuple) else state
 
 
 def _difference(part: Any, held: Any) -> str:

@@ -83,9 +83,13 @@ class Attachment:
         self._register_restarts()
 
     def attach(self, loop: TrainerLoop | None) -> None:
-        """Let `loop` carry out the commands that need a restart; with None they are unsupported."""
+        """Let `loop` carry out the commands that need a restart; with None they are unsupported, and a change of the
+        rate that waits is answered, because the training is over. It may have ended by an error, of which a framework
+        does not tell its callbacks."""
         self.loop = loop
-        if loop is not None:
+        if loop is None:
+            self.live.loop_ends(is_for_good=True)
+        else:
             self.live.loss_log = loop.proof.losses.log
         self._register_restarts()
 

@@ -24,7 +24,6 @@ class StepLosses:
         self.log = LossLog()
         self.step = 0
         """Steps of the present course that are complete."""
-        self._resumed_at = 0
         self._parts: list[Any] = []  # of the present step
 
     def add(self, loss: Any) -> None:
@@ -49,7 +48,7 @@ class StepLosses:
 
     def resumes(self, kept: Mapping[str, Any] | None, step: int) -> None:
         """A new process goes on at that step, from a checkpoint that has kept this."""
-        self._parts, self.step, self._resumed_at = [], step, step
+        self._parts, self.step = [], step
         self.log.restore((kept or {}).get("losses"), step)
 
     def go_back(
@@ -77,6 +76,5 @@ class StepLosses:
             accumulation_then=(state.get("losses") or {}).get("accumulation", accumulation),
             is_scaled_otherwise=state.get("lr_scale", scale) != scale,
             trouble_at=trouble_at,
-            earlier_until=self._resumed_at,
         )
         begin_comparison(self.log, back, models)

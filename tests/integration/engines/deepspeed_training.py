@@ -1,6 +1,7 @@
 """A training around a DeepSpeed engine, as a program for tests under torchrun: ``deepspeed_training.py STAGE TYPE``.
 
-``STAGE`` is that of ZeRO, ``TYPE`` the type of the weights: fp32 or bf16. It trains until it is told to stop, then a
+``STAGE`` is that of ZeRO, ``TYPE`` the type of the weights: fp32 or bf16. With stage 0 the optimizer keeps the momentum
+of each parameter on one rank alone, as Muon does. It trains until it is told to stop, then a
 few times more; of each, every rank writes what it has come to as ``<name>-<rank>.pt``. Not here: what is ordered
 meanwhile, and what is expected.
 
@@ -33,6 +34,7 @@ from torch.utils.data import Dataset
 
 import trainmedic
 import trainmedic.deepspeed
+from tests.integration.plain_torch.own_optimizers import OwnedMomentum
 
 FURTHER = 12  # steps
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -83,11 +85,12 @@ class Carrying(nn.Module):
 
 def configuration(stage: int, weights: str, micro_batch: int, accumulation: int) -> dict[str, Any]:
     """The engine's, with a scheduler of DeepSpeed's own."""
+    optimizer = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}} if stage else {}
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+        **optimizer,
         "scheduler": {
             "type": "WarmupDecayLR",
             "params": {"warmup_num_steps": 20, "warmup_max_lr": 0.01, "total_num_steps": 100_000},
@@ -112,6 +115,7 @@ class Training:
         self.engine, _, _, _ = deepspeed.initialize(
             model=model,
             model_parameters=model.parameters(),
+            optimizer=None if stage else OwnedMomentum(model.parameters()),
             training_data=Augmented(rank),
             config=configuration(stage, weights, batch, accumulation),
         )
@@ -178,9 +182,11 @@ def _tensors(engine: Any) -> list[torch.Tensor]:
         trained = [safe_get_full_fp32_param(parameter) for parameter in parameters]
         states = [safe_get_full_optimizer_state(parameter, name) for parameter in parameters for name in MOMENTS]
     else:
-        optimizer = engine.optimizer.optimizer
-        trained = [parameter.detach() for group in optimizer.param_groups for parameter in group["params"]]
-        states = [optimizer.state[parameter][name] for parameter in optimizer.state for name in MOMENTS]
+        optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        trained = [parameter.detach() for parameter in stepped]
+        held = [optimizer.state.get(parameter, {}) for parameter in stepped]
+        states = [state[name] for state in held for name in (*MOMENTS, "momentum_buffer") if name in state]
     carried = (engine.module.hidden, engine.module.largest)
     return [tensor.clone() for tensor in (*computed, *trained, *engine.module.buffers(), *carried, *states)]
 

@@ -303,12 +303,32 @@ class Sampling(Trainer):  # type: ignore[misc]
         raise NotImplementedError
 
 
+class SamplingBeside(Trainer):  # type: ignore[misc]
+    """Its completions come from a queue that a worker fills beside the training, as in TRL's AsyncGRPOTrainer. Of that
+    it has the attribute alone."""
+
+    rollout_worker = object()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Sampling, "give rollout_func a method sync_weights()"),
+        (SamplingBeside, "its queue holds completions of the abandoned model"),
+    ],
+)
 def test_a_trainer_whose_engine_cannot_be_reached_is_not_rolled_back(
-    tmp_path: Path, medic: trainmedic.Medic, sent: Sent
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, kind: type[Trainer], reason: str
 ) -> None:
-    """It would go on sampling with the weights of the abandoned course."""
-    trainer = hf.make_trainer(tmp_path, hf.Script(at_8=sent("job.rollback")), cls=Sampling, save_steps=5, max_steps=9)
+    """It would go on with completions of the abandoned course."""
+    trainer = hf.make_trainer(tmp_path, hf.Script(at_8=sent("job.rollback")), cls=kind, save_steps=5, max_steps=9)
     huggingface.train(trainer, medic=medic, limits=QUICK)
     reply = sent.reply()
     assert reply.status == "unsupported"
-    assert "give rollout_func a method sync_weights()" in reply.output["reason"]
+    assert reason in reply.output["reason"]
+
+
+def test_the_worker_of_trl_has_the_name_by_which_it_is_known() -> None:
+    """Its trainer needs a server of vLLM and cannot be made here."""
+    trainer = (TRL / "trl" / "experimental" / "async_grpo" / "async_grpo_trainer.py").read_text()
+    assert "self.rollout_worker = rollout_worker" in trainer

@@ -220,3 +220,34 @@ def test_a_program_that_asks_for_the_factor_is_scaled(
     assert reply.status == "applied", reply.output
     assert reply.output["verified"]["learning_rate"]["updates"] == 2
     assert callback.used[-1] == pytest.approx(0.5e-3)
+
+
+class Failed(RuntimeError):
+    """What ends the trainings of the test below."""
+
+
+def fail(_: Any) -> None:
+    raise Failed
+
+
+def fail_huggingface(directory: Path, medic: trainmedic.Medic, act: Act) -> None:
+    trainer = hf.make_trainer(directory, hf.Script(at_20=act, at_21=fail))
+    huggingface.train(trainer, medic=medic, limits=huggingface.Limits(retries=0))
+
+
+def fail_lightning(directory: Path, medic: trainmedic.Medic, act: Act) -> None:
+    trainer = line.make_trainer(directory, line.Script(at_20=act, at_21=fail))
+    limits = trainmedic.lightning.Limits(retries=0)
+    trainmedic.lightning.fit(trainer, line.Line(), line.loader(), medic=medic, limits=limits)
+
+
+@pytest.mark.parametrize("train", [fail_huggingface, fail_lightning])
+def test_an_error_that_ends_a_training_ends_the_wait_for_its_rate(
+    tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Callable[..., None]
+) -> None:
+    """The process lives on, and no step comes that would show the rate: the answer says so at once."""
+    with pytest.raises(Failed):
+        train(tmp_path, medic, sent("job.scale_lr", factor=0.5))
+    assert not medic.unanswered()
+    rate = sent.reply().output["verified"]["learning_rate"]
+    assert (rate["updates"], rate["why"]) == (1, "training ended")

@@ -49,6 +49,26 @@ def test_a_job_that_ends_well_says_so_by_its_launcher(launch: Launch, redis_serv
     assert Notice.decode(fields[FIELD]).kind == "job_ended"
 
 
+LOSES_PEER = r"""
+import sys
+sys.stdout = sys.stderr
+print("[default1]:RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4471")
+print("Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 1 (pid: 42)")
+raise SystemExit(1)
+"""
+"""It prints what a torchrun does whose ranks lost one of another node."""
+
+
+def test_ranks_that_lost_one_of_another_node_are_not_told_as_the_first(launch: Launch, redis_server: Any) -> None:
+    """The launcher that started rank 0 speaks for the job, wherever the first process failed."""
+    assert _launch(launch, redis_server, LOSES_PEER, "--retries=0").wait() == 1
+    with redis.Redis.from_url(redis_server.url) as client:
+        [(_, fields), _] = client.xrange(envelope.REPLIES)
+    failed = Notice.decode(fields[FIELD])
+    assert failed.reason == "rank 1 lost another rank (RuntimeError)"
+    assert (failed.status, failed.rank, failed.pid, failed.error) == (None, None, None, "RuntimeError")
+
+
 def test_while_it_waits_for_the_next_attempt_it_is_present(launch: Launch, redis_server: Any) -> None:
     """So the job is not gone, and a person sees what it does."""
     job = _launch(launch, redis_server, "raise ValueError", "--delay=1h")

@@ -54,6 +54,18 @@ def test_a_resumed_training_goes_back_to_what_it_had_saved_before(begin: Begin) 
     assert training.outputs()[0]["step"] == 10
 
 
+def test_losses_of_an_earlier_script_are_told_and_decide_nothing(begin: Begin) -> None:
+    """The resumed training goes back to before the point that it was resumed from, and its model was changed since."""
+    begin().train(25)
+    training = begin()
+    training.model.register_forward_hook(lambda module, inputs, output: 1.5 * output)
+    training.run.resume()
+    training.train(25, {22: training.order("job.rollback", step=15)})
+    losses = training.outputs()[0]["verified"]["losses"]
+    assert losses["compared"] > losses["agreed"]
+    assert "an earlier process has trained the first of these steps" in losses["why"]
+
+
 def test_a_resumed_training_finds_what_a_file_server_did_not_show_when_it_began(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,36 @@ async def test_a_report_that_says_no_status_is_a_failure_too(attempt: int | None
     assert (evidence["line"], evidence["why"]) == ("its process ended by OSError", f"{who} reported it")
 
 
+async def test_a_verdict_keeps_the_node_that_its_report_names() -> None:
+    """The ranks of the next attempt are on other nodes, which the job says before the verdict is made for good."""
+    reports = Reports()
+    world = reports.world
+
+    def place(*nodes: str) -> None:
+        placed = [{"rank": rank, "node": node} for rank, node in enumerate(nodes)]
+        world.present_jobs = [Presence("mt-5", world.clock.now(), {"placement": placed})]
+
+    place("node-1", "node-1", "node-2", "node-2")
+    await world.look(5)
+    await reports.say("job_failed", 1, rank=1, status=-9, reason="rank 1 was ended by SIGKILL")
+    await world.look(6)
+    place("node-2", "node-2", "node-1", "node-1")
+    await world.look(6)
+    (verdict,) = await world.store.verdicts_of("mt-5", 5)
+    assert "rank 1 (node-1) ended first, by SIGKILL" in str(verdict.plain)
+    assert "node-2" not in str(verdict.plain)
+
+
+async def test_a_launcher_whose_ranks_lost_another_one_names_no_first_rank() -> None:
+    """The process that failed first was on another node, whose launcher does not speak for the job."""
+    reports = Reports()
+    await reports.say("job_failed", 1, error="RuntimeError", reason="rank 1 lost another rank (RuntimeError)")
+    await reports.world.look(16)
+    (verdict,) = await reports.world.store.verdicts_of("mt-5", 5)
+    assert "ended first" not in str(verdict.plain)
+    assert verdict.plain["evidence"][0]["line"] == "rank 1 lost another rank (RuntimeError)"
+
+
 async def test_a_launcher_that_gives_up_reports_no_second_failure() -> None:
     """Unless there was none: the command of a further attempt cannot be started."""
     reports = Reports()

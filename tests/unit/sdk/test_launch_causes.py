@@ -87,6 +87,7 @@ def test_a_cause_is_told_in_words() -> None:
     assert str(KILLED) == "rank 1 was ended by SIGKILL"
     assert str(RAISED) == "rank 0 ended with exit code 1 (ValueError)"
     assert str(Cause(0, causes.HANG)) == "the job hung"
+    assert str(Cause(1, "RuntimeError", 1, lost_peer=True)) == "rank 1 lost another rank (RuntimeError)"
 
 
 LOST = (
@@ -144,6 +145,14 @@ def test_torchruns_first_failure_is_the_cause_unless_it_is_a_victim(
 ) -> None:
     """And no signal is told with an exception, which sends none."""
     assert causes.cause_of(1, ends, own, printed, 30) == cause
+
+
+def test_where_all_ranks_of_a_node_lost_another_one_the_cause_says_so() -> None:
+    """The first failure was on another node then, and none of these ranks is to be taken for it."""
+    ends = [RankEnd(1, 1, 1, 42), RankEnd(0, -15, 0, 40)]
+    assert causes.cause_of(1, ends, {1: LOST}, CLOSING, 30).lost_peer
+    assert not causes.cause_of(1, ends, {1: "KeyError: 1"}, CLOSING, 30).lost_peer
+    assert not causes.cause_of(1, [*ends, RankEnd(2, -9, 2, 44)], {1: LOST}, CLOSING, 30).lost_peer
 
 
 @pytest.mark.parametrize(

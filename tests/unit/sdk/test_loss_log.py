@@ -242,11 +242,13 @@ def test_a_loss_that_is_no_number_before_any_rollback_is_in_no_comparison() -> N
 
 def test_losses_of_an_earlier_process_are_told_and_bind_nothing() -> None:
     """Its script may have had another schedule. What this process has trained binds."""
-    log = trained()
-    comparison = repeated(log.go_back(20, LossCourse(earlier_until=25)), log, 1.1)
+    (log := LossLog()).restore(trained(25).state(), 25)
+    comparison = repeated(log.go_back(20, LossCourse()), log, 1.1)
     assert not comparison.problem
     assert "an earlier process has trained the first of these steps" in comparison.told()["why"]
-    comparison = repeated((log := trained()).go_back(30, LossCourse(earlier_until=25)), log, 1.1)
+    log.expect_from(30)
+    repeated(LossComparison(30, {}, LossCourse()), log)
+    comparison = repeated(log.go_back(30, LossCourse()), log, 1.1)
     assert comparison.problem
 
 

@@ -310,3 +310,37 @@ def test_averages_are_updated_as_their_libraries_have_it() -> None:
     assert torch.equal(average.module.weight, model.weight)
     with pytest.raises(ConfigurationError, match="does not know how a Linear is updated"):
         update_average(nn.Linear(1, 1), model)
+
+
+class Scaled(nn.Module):
+    """It keeps the largest values that it has seen, some of them as part of the graph of the last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.seen: dict[str, Any] = {"scale": torch.ones(()), "history": [torch.zeros(3)], "updates": 0}
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        found = self.weight * batch
+        history = [*self.seen["history"], found.abs()]
+        self.seen = {"scale": found.abs().max(), "history": history, "updates": self.seen["updates"] + 1}
+        return found / self.seen["scale"]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.seen
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.seen = state
+
+
+def test_what_a_module_keeps_beside_tensors_may_be_part_of_a_graph() -> None:
+    """It is written as a file, and comes back to another module of the kind without the graph."""
+    module, other = Scaled(), Scaled()
+    module(torch.arange(3.0)).sum().backward()
+    file = io.BytesIO()
+    torch.save(StateParts(model=module).extra_states(), file)
+    file.seek(0)
+    StateParts(model=other).restore_extra_states(torch.load(file, weights_only=True))
+    assert other.seen["updates"] == 1
+    assert (other.seen["scale"].item(), other.seen["scale"].requires_grad) == (2.0, False)
+    assert torch.equal(other.seen["history"][1], torch.arange(3.0))
