@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGES = ["docs/explanation/glossary.md", "docs/explanation/architecture.md", "CONTRIBUTING.md"]
 PACKAGES = (ROOT / "app" / "trainmedic_server", ROOT / "sdk" / "trainmedic", ROOT / "app", ROOT / "sdk", ROOT)
-SOURCES = "\n".join(path.read_text() for package in PACKAGES[:2] for path in package.rglob("*.py"))
+DEFINING = (*PACKAGES[:2], ROOT / "tests" / "support")
+SOURCES = "\n".join(path.read_text() for folder in DEFINING for path in folder.rglob("*.py"))
 
 
 def is_there(name: str) -> bool:
