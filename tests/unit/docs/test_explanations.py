@@ -15,7 +15,10 @@ SOURCES = "\n".join(path.read_text() for folder in DEFINING for path in folder.r
 
 
 def is_there(name: str) -> bool:
-    """A file or folder, by its path or by how it is imported, with a class or function that it defines behind it."""
+    """A file or folder, by its path or by how it is imported, with a class or function that it defines behind it; or
+    the name of a command between server, agent and job."""
+    if f'"{name}"' in SOURCES:
+        return True
     path = name.replace(".", "/") if "/" not in name else name
     if any((package / form).exists() for package in PACKAGES for form in (name, path, f"{path}.py")):
         return True
