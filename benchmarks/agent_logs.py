@@ -20,16 +20,18 @@ from benchmarks.alert_storm import redis_server
 from tests.support.log_node import LogNode
 from tests.support.programs import ROOT
 from trainmedic.wire.findings import FIELD, FINDINGS
-from trainmedic_server.catalog import log_rule_library
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.logs.rule import RuleSet
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.rules import log_rule_library
 
 STEP = "step {step}: loss 2.{step:04d} grad_norm 0.42 lr 1.5e-05 tokens/s 78400 memory 71.2 GB\n"
 TAKEN = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {size}.00 GiB. GPU 0 has a total capacity of\n"
 
 
 def shipped_rules() -> RuleSet:
-    placed = [rule for path in sorted((ROOT / "logrules").glob("*.yaml")) for rule in _rules_of(path)]
+    placed = [
+        rule for path in sorted((ROOT / "logs/trainmedic_logs/logrules").glob("*.yaml")) for rule in _rules_of(path)
+    ]
     return RuleSet(tuple(placed))
 
 

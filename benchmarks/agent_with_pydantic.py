@@ -14,7 +14,7 @@ import sys
 
 from tests.support.programs import PYTHON_PATH
 
-AGENT = "import trainmedic_server.cli.agent"
+AGENT = "import trainmedic_agent.cli.agent"
 MODEL = """
 from pathlib import Path
 import pydantic

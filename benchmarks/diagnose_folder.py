@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.log_rules import shipped
+from trainmedic_logs.folder_diagnosis import diagnose_folder
 from trainmedic_server import telemetry
-from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 
 RANKS = 8
 FAILED = 3

@@ -26,9 +26,9 @@ _SETTLES = 0.5
 """Seconds after which what was held is held: its last spell of work is over."""
 _CLEAN = """
 import json, os, sys, threading, time
-from trainmedic_server.agent.disk import throttle
-from trainmedic_server.agent.disk.cleaner import Cleaner, CleaningRequest
-from trainmedic_server.agent.disk.rules import read_cleaning
+from trainmedic_agent.disk import throttle
+from trainmedic_agent.disk.cleaner import Cleaner, CleaningRequest
+from trainmedic_agent.disk.rules import read_cleaning
 held = 0.0
 def sleep(seconds):
     global held

@@ -25,8 +25,8 @@ from tests.support.findings import of_kernel, told
 from tests.support.programs import Program, eventually, free_port, start_server
 from trainmedic.wire import findings
 from trainmedic.wire.signing import Signer, identity_key, node_identity
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding import Finding
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding import Finding
 
 KEY = "k" * 32
 RANKS = 512

@@ -22,7 +22,7 @@ import uvloop
 from benchmarks import alert_storm, webhook_throughput
 from benchmarks.sender import send_all
 from tests.support.programs import PYTHON_PATH, Program, free_port
-from trainmedic_server import command
+from trainmedic_core import command
 
 _WRITER = "run-store-writer"
 

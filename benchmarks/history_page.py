@@ -22,13 +22,13 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from trainmedic.wire.envelope import new_id
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.adapters.sql_store import database
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision, Run, Status, StepState, StepStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import HistoryFilter
 
 LIMIT = 100

@@ -37,13 +37,13 @@ from tests.support.programs import start_server
 from trainmedic_server.adapters.gzip_archive import GzipArchive
 from trainmedic_server.adapters.sql_store import database, postgresql, schema
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.api import views
+from trainmedic_server.api.exports import CSV, Exports
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.streaming import StreamedResponse
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.store import HistoryFilter, Transaction
-from trainmedic_server.server import views
-from trainmedic_server.server.exports import CSV, Exports
-from trainmedic_server.server.limits import ServerLimits
-from trainmedic_server.server.streaming import StreamedResponse
 
 FILTERS = {
     "none": HistoryFilter(),

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
-from trainmedic_server.agent.log_opening.node_files import NodeFiles
-from trainmedic_server.agent.log_opening.opener import FileOpener
-from trainmedic_server.agent.log_opening.opener_client import OpenerClient
-from trainmedic_server.agent.log_opening.own_files import OwnFiles
-from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
-from trainmedic_server.agent.log_reading.discovery import Discovery
-from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
+from trainmedic_agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_agent.log_opening.node_files import NodeFiles
+from trainmedic_agent.log_opening.opener import FileOpener
+from trainmedic_agent.log_opening.opener_client import OpenerClient
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_opening.thread_rights import ThreadRights
+from trainmedic_agent.log_reading.discovery import Discovery
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
 
 JOBS, RANKS, ROUNDS = 100, 8, 5
 

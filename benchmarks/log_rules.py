@@ -24,15 +24,15 @@ from pathlib import Path
 
 import yaml
 
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.lines.assembly import LineAssembler
+from trainmedic_logs.lines.matcher import LineMatcher
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.lines.tracker import FindingTracker
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server import telemetry
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
-from trainmedic_server.domain.finding import Origin
-from trainmedic_server.logs.assembly import LineAssembler
-from trainmedic_server.logs.matcher import LineMatcher
-from trainmedic_server.logs.rule import RuleSet
-from trainmedic_server.logs.tracker import FindingTracker
 
-FOLDER = Path(__file__).parents[1] / "logrules"
+FOLDER = Path(__file__).parents[1] / "logs/trainmedic_logs/logrules"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 QUIET = (
     "[2024-09-11 17:52:18,030] [INFO] [logging.py:96:log_dist] [Rank 0] step={0}, skipped=0, lr=[1e-05], mom=[0.9]",

@@ -20,11 +20,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
-from trainmedic_server.agent.log_search.searcher import LogSearcher
-from trainmedic_server.domain.log_search import LogQuery
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
+from trainmedic_agent.log_search.searcher import LogSearcher
+from trainmedic_logs.domain.log_search import LogQuery
 
 HOURS = 24
 PIECE = 1024 * 1024

@@ -96,13 +96,13 @@ def write(logs: Path, ranks: int, lines: int, private: Path) -> int:
 def ours(state: Path, logs: Path, port: int) -> None:
     """Ship until killed, as an agent does."""
     from tests.unit.agent.log_reading.reading import policy_of
-    from trainmedic_server.agent.counters import AgentCounters
-    from trainmedic_server.agent.journal import Journal
-    from trainmedic_server.agent.log_reading.discovery import Discovery
-    from trainmedic_server.agent.log_reading.log_store import NodeBoot
-    from trainmedic_server.agent.log_reading.reading_context import ReadingContext
-    from trainmedic_server.agent.log_shipping.shipper import LogShipping
-    from trainmedic_server.agent.log_shipping.store_push import StorePush
+    from trainmedic_agent.counters import AgentCounters
+    from trainmedic_agent.journal import Journal
+    from trainmedic_agent.log_reading.discovery import Discovery
+    from trainmedic_agent.log_reading.log_store import NodeBoot
+    from trainmedic_agent.log_reading.reading_context import ReadingContext
+    from trainmedic_agent.log_shipping.shipper import LogShipping
+    from trainmedic_agent.log_shipping.store_push import StorePush
 
     policy = policy_of(ship={"url": f"http://127.0.0.1:{port}"}, roots=[str(logs)])
     assert policy.ship is not None

@@ -21,13 +21,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.exporter import AgentCollector
-from trainmedic_server.agent.facts import gpu as facts
-from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.domain.gpu_names import normal_pci
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.exporter import AgentCollector
+from trainmedic_agent.facts import gpu as facts
+from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.journal import Journal
+from trainmedic_core.gpu_names import normal_pci
 
 MIB = 1 << 20
 

@@ -20,11 +20,11 @@ import yaml
 from msgspec import Struct
 
 from benchmarks.log_rules import shipped
+from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.folder_diagnosis import diagnose_folder
+from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis.verdict import Confidence, Verdict
-from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.logs.rule import RuleSet
-from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 
 _FILE = re.compile(r"--- (?P<name>[\w][\w.-]{0,80})\s*$")
 _RANKS = re.compile(r"\branks? (\d+(?:(?:, | and | or )\d+)*)")

@@ -43,7 +43,7 @@ AS_SERVED = (
     *("--loop", "uvloop", "--http", "httptools", "--ws", "none", "--lifespan", "off"),
     *("--no-access-log", "--no-server-header", "--no-proxy-headers", "--log-level", "warning"),
 )
-"""The settings of ``trainmedic_server.server.listener``."""
+"""The settings of ``trainmedic_server.http.listener``."""
 
 
 def start_endpoint(directory: Path, kind: str) -> tuple[Program, str]:

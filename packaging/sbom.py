@@ -1,6 +1,6 @@
 """The software bill of materials of a wheel or of the image, as CycloneDX JSON on standard output.
 
-    python packaging/sbom.py wheel server|sdk
+    python packaging/sbom.py wheel server|agent|logs|sdk
     python packaging/sbom.py image PYTHON [--root DIRECTORY]
 
 That of a wheel lists the versions and hashes with which it was tested, by requirements/*.txt; what somebody installs
@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     wheel = kinds.add_parser("wheel")
-    wheel.add_argument("package", choices=("server", "sdk"))
+    wheel.add_argument("package", choices=("server", "agent", "logs", "sdk"))
     image = kinds.add_parser("image")
     image.add_argument("python")
     image.add_argument("--root", type=Path, default=Path("/"))
@@ -57,7 +57,7 @@ def main() -> None:
 
 def of_wheel(package: str) -> Bom:
     """The pins of the package's lock, as parts of the wheel's distribution."""
-    project = ROOT if package == "server" else ROOT / "sdk"
+    project = ROOT if package == "server" else ROOT / package
     about = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     bom = _cyclonedx("requirements", str(ROOT / "requirements" / f"{package}.txt"))
     components = [part for part in bom["components"] if part["name"] not in _BUILD_TOOLS]

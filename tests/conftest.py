@@ -23,8 +23,8 @@ from tests.driver.driver import Card, Driver, cards
 from tests.support.parts import REST, Part, may_have_some_of, part_of
 from tests.support.postgres import PostgresServer
 from tests.support.programs import free_port
-from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.agent.journal import Journal
+from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.journal import Journal
 
 # How long an example takes says something about the machine, and nothing about the code.
 hypothesis.settings.register_profile("trainmedic", deadline=None)

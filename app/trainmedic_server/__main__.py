@@ -1,6 +1,6 @@
 """``python -m trainmedic_server`` is ``trainmedic``."""
 
-from trainmedic_server.command import main
+from trainmedic_core.command import main
 
 if __name__ == "__main__":
     main(prog_name="trainmedic")

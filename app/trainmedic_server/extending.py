@@ -29,11 +29,11 @@ An action is a class, found by an entry point of the group ``trainmedic.actions`
 
 from __future__ import annotations
 
+from trainmedic_core.fields import Duration
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import ActionFailure, NoLongerWanted, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import (
     Action,

@@ -23,8 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic_core import to_json
 
+from trainmedic_core.plain_text import visible
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.run import Run, Status
 
 # From a fast commit (1 ms) to a step that waits for a slow action (30 min).

@@ -26,7 +26,7 @@ class Tree:
     @property
     def python_path(self) -> str:
         """Where programs import this revision from. Benchmark and tests come from this checkout."""
-        return os.pathsep.join(map(str, (self.root / "app", self.root / "sdk", ROOT)))
+        return os.pathsep.join(map(str, (*(self.root / part for part in ("app", "agent", "logs", "sdk")), ROOT)))
 
     @property
     def sdk(self) -> Path:

@@ -17,7 +17,7 @@ from tests.conftest import RedisServer
 from tests.support import lab_past
 from tests.support.lab import AGENTS, JOBS, Lab, night
 from tests.support.programs import eventually
-from trainmedic_server.command import main
+from trainmedic_core.command import main
 
 _SHOWN = re.compile(r'href="([^"]+)">show (\d+)</a>')
 

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/explanation/security.md"
 TITLE = "## What jobs can write, and who reads it"
-PACKAGES = (ROOT / "app/trainmedic_server", ROOT / "sdk/trainmedic")
+PACKAGES = tuple(ROOT / folder for folder in ("app/trainmedic_server", "agent", "logs", "sdk/trainmedic"))
 
 
 def rows() -> list[list[str]]:
@@ -39,8 +39,8 @@ def test_every_row_names_a_test_that_exists() -> None:
 def test_what_opens_files_of_jobs_has_a_row() -> None:
     """Every package of the agent that opens logs, and the opener itself."""
     read = {module for row in rows() for module in re.findall(r"`([\w/]+\.py)`", row[2])}
-    for package in ("agent/log_reading", "agent/log_search", "agent/log_shipping", "agent/log_opening", "agent/disk"):
-        assert any(module.startswith(f"{package}/") for module in read), package
+    for package in ("log_reading", "log_search", "log_shipping", "log_opening", "disk"):
+        assert any(module.startswith(f"trainmedic_agent/{package}/") for module in read), package
 
 
 def test_logs_are_opened_through_the_port_alone() -> None:
@@ -50,6 +50,6 @@ def test_logs_are_opened_through_the_port_alone() -> None:
     )
     allowed = {"kernel_log.py": "the kernel's log, and where journals lie", "store_access.py": "the store's token"}
     for package in ("log_reading", "log_search", "log_shipping"):
-        for path in sorted((ROOT / "app/trainmedic_server/agent" / package).glob("*.py")):
+        for path in sorted((ROOT / "agent/trainmedic_agent" / package).glob("*.py")):
             found = direct.findall(path.read_text(encoding="utf-8"))
             assert not found or path.name in allowed, f"{path.name}: {found}"

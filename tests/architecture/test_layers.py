@@ -42,7 +42,18 @@ def test_an_overridden_private_method_is_found(tmp_path: Path) -> None:
 
 # What redis-py imports by itself where it is installed is not ours to choose.
 _BY_OTHERS = {"opentelemetry", "cryptography", "hiredis", "jwt", "typing_extensions", "prometheus_client"}
-_OF_AN_AGENT = {"trainmedic_server", "trainmedic", "click", "redis", "yaml", "cython_runtime", "pynvml", "msgspec"}
+_OF_AN_AGENT = {
+    "trainmedic_agent",
+    "trainmedic_core",
+    "trainmedic_logs",
+    "trainmedic",
+    "click",
+    "redis",
+    "yaml",
+    "cython_runtime",
+    "pynvml",
+    "msgspec",
+}
 _TO_READ_LOGS = {"jinja2", "markupsafe", "re2"}
 
 
@@ -61,12 +72,12 @@ def packages(modules: set[str]) -> set[str]:
 
 def test_an_agent_loads_none_of_the_servers_libraries() -> None:
     """An idle agent stays small because its process never imports them; what it does import is a short list."""
-    modules = loaded_by("trainmedic_server.cli.agent")
+    modules = loaded_by("trainmedic_agent.cli.agent")
     assert packages(modules) == _OF_AN_AGENT
-    of_logs = {name for name in modules if name.startswith(("trainmedic_server.logs", "trainmedic_server.expressions"))}
+    of_logs = {name for name in modules if name.startswith(("trainmedic_logs.lines", "trainmedic_core.expressions"))}
     assert of_logs == set(), "an agent that reads no logs loads nothing of what reading takes"
 
 
 def test_an_agent_that_reads_logs_loads_what_rules_take_and_no_more() -> None:
     """Where the policy says that logs are read: the sandbox of expressions, and RE2."""
-    assert packages(loaded_by("trainmedic_server.wiring.agent_logs")) <= _OF_AN_AGENT | _TO_READ_LOGS
+    assert packages(loaded_by("trainmedic_agent.wiring.agent_logs")) <= _OF_AN_AGENT | _TO_READ_LOGS

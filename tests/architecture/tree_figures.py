@@ -60,7 +60,7 @@ class TreeFigures:
     def __init__(self, root: Path) -> None:
         self.modules = [
             Module(path.relative_to(root), _dotted(path, root), text, ast.parse(text))
-            for folder in ("app", "sdk")
+            for folder in ("app", "agent", "logs", "sdk")
             for path in sorted((root / folder).rglob("*.py"))
             if not {"versions", "build", ".venv"} & set(path.parts)
             for text in (path.read_text(encoding="utf-8"),)

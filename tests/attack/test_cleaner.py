@@ -22,7 +22,7 @@ from tests.attack import disk_attacker
 from tests.attack.cleaner_places import fast_directory, fill, in_process
 from tests.attack.effort import random_source, trials
 from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, left, names, put
-from trainmedic_server.agent.disk.walk import DELETING
+from trainmedic_agent.disk.walk import DELETING
 
 TRIALS = trials(60, 20_000)
 LINKS = {

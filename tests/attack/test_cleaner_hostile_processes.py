@@ -18,10 +18,10 @@ import pytest
 from tests.attack.cleaner_places import fast_directory, fill, in_process
 from tests.attack.effort import random_source, trials
 from tests.unit.agent.disk.trees import NEVER, clean, cleaner, left, names, put
-from trainmedic_server.agent.disk.filesystems import inode_of
-from trainmedic_server.agent.disk.open_files import FileUsage
-from trainmedic_server.agent.disk.report import Reason
-from trainmedic_server.agent.disk.throttle import Clocks, Throttle
+from trainmedic_agent.disk.filesystems import inode_of
+from trainmedic_agent.disk.open_files import FileUsage
+from trainmedic_agent.disk.report import Reason
+from trainmedic_agent.disk.throttle import Clocks, Throttle
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ HANGS = """
 import ctypes, os, subprocess, sys
 from pathlib import Path
 from tests.unit.agent.disk.trees import NEVER, put
-from trainmedic_server.agent.disk.filesystems import inode_of
-from trainmedic_server.agent.disk.open_files import FileUsage
-from trainmedic_server.agent.disk.throttle import Clocks, Throttle
+from trainmedic_agent.disk.filesystems import inode_of
+from trainmedic_agent.disk.open_files import FileUsage
+from trainmedic_agent.disk.throttle import Clocks, Throttle
 base = Path(sys.argv[1])
 (base / "hanging").mkdir()
 device = os.open("/dev/fuse", os.O_RDWR)

@@ -19,6 +19,7 @@ import pytest
 
 from tests.attack.effort import trials
 from tests.support.programs import eventually
+from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server import errors
 from trainmedic_server.adapters import apprise_notifier
 from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
@@ -35,7 +36,6 @@ from trainmedic_server.adapters.slack.web_api import SlackApi
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.domain.alert import Identity
-from trainmedic_server.domain.log_search import LogQuery
 
 NOW = datetime.now(UTC)
 SOON = timedelta(seconds=30)

@@ -32,9 +32,9 @@ from tests.attack.siege import ROLES, bearer
 from tests.support.api_world import Address, World, alert, payload
 from tests.support.clocks import START
 from tests.support.programs import Program, start_server
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.ports.outside import Presence
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.tokens import Token, TokenRole
 
 DELIVERIES = trials(300, 100_000)
 EXAMPLES = trials(1, 500)

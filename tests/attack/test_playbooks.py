@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.attack.effort import random_source, trials
-from trainmedic_server import core_errors
+from trainmedic_core import errors
+from trainmedic_core.expressions.evaluation import ValueTemplate
+from trainmedic_core.expressions.regexes import Pattern, ValueTooLong
+from trainmedic_core.expressions.template_syntax import Malformed
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.expressions.evaluation import ValueTemplate
-from trainmedic_server.expressions.regexes import Pattern, ValueTooLong
-from trainmedic_server.expressions.template_syntax import Malformed
 from trainmedic_server.simulation import suite_format
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ def mutated(draw: random.Random, text: str) -> str:
 
 def render(text: str) -> None:
     """Compile and evaluate a template. Raises nothing but what is said of a bad one."""
-    with contextlib.suppress(Malformed, core_errors.ExpressionError):
+    with contextlib.suppress(Malformed, errors.ExpressionError):
         compiled = within(COMPILATION_SECONDS, text, lambda: ValueTemplate(text, "with"))
         within(EVALUATION_SECONDS, text, lambda: compiled.render(SCOPE))
 

@@ -20,10 +20,10 @@ import pytest
 
 from tests.attack.effort import random_source, trials
 from tests.support.programs import start_prometheus
+from trainmedic_logs.domain.log_search import LogLevel, LogQuery
 from trainmedic_server.adapters.log_stores.loki import Loki
 from trainmedic_server.adapters.log_stores.victorialogs import VictoriaLogs
 from trainmedic_server.domain import promql
-from trainmedic_server.domain.log_search import LogLevel, LogQuery
 
 NAMES = trials(400, 50_000)
 PIECES = (

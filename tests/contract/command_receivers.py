@@ -32,15 +32,15 @@ from trainmedic.wire.connection import OutageLog, RedisConnection
 from trainmedic.wire.envelope import Command, Reply
 from trainmedic.wire.receiver import CommandConsumer, ReceivedCommand
 from trainmedic.wire.writer import PresenceKey, ReplyWriter
-from trainmedic_server.agent.command_runner import CommandRunner
-from trainmedic_server.agent.context import AgentContext
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.policy import Policy
-from trainmedic_server.agent.replies import AgentReplies
-from trainmedic_server.agent.worker_queues import WorkerQueue
-from trainmedic_server.agent_errors import CommandFailed, CommandRejected, JournalUnavailable
+from trainmedic_agent.command_runner import CommandRunner
+from trainmedic_agent.context import AgentContext
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.errors import CommandFailed, CommandRejected, JournalUnavailable
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.policy import Policy
+from trainmedic_agent.replies import AgentReplies
+from trainmedic_agent.worker_queues import WorkerQueue
 
 
 class Killed(BaseException):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from trainmedic.wire.envelope import new_id
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.reaction import Reaction
@@ -23,7 +24,6 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.domain.target import Target, TargetKind
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

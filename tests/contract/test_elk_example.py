@@ -27,11 +27,11 @@ from tests.support import programs
 from tests.support.log_stores.opensearch_stand_in import OpenSearchStandIn
 from tests.support.log_stores.served import Served
 from trainmedic.wire.log_layout import AttemptLogs
+from trainmedic_logs.domain.log_search import FoundLine, LogLevel, LogQuery
 from trainmedic_server.adapters.log_stores.opensearch import OpenSearch
 from trainmedic_server.adapters.log_stores.paging import StoredLogs
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.domain.log_search import FoundLine, LogLevel, LogQuery
 
 EXAMPLE = programs.ROOT / "examples" / "elk"
 NODE = "gpu/07"

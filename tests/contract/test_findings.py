@@ -10,10 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contract.run_store_values import at
-from trainmedic_server import errors
-from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.finding import CLAIMED_JOB, CauseClass, Excerpt, Origin, Role, TimeSource
-from trainmedic_server.domain.known_finding import (
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import CLAIMED_JOB, CauseClass, Excerpt, Origin, Role, TimeSource
+from trainmedic_logs.domain.known_finding import (
     Episode,
     EpisodeKey,
     FindingAlert,
@@ -23,7 +22,8 @@ from trainmedic_server.domain.known_finding import (
     KnownExcerpt,
     KnownFinding,
 )
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.ports.findings import FindingFilter, FindingRecord
 from trainmedic_server.ports.store import Transaction
 

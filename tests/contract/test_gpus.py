@@ -12,18 +12,10 @@ import pytest
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, Driver, cards
 from tests.support.programs import PYTHON_PATH
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
-from trainmedic_server.agent_errors import (
-    DriverAbsent,
-    GpuAbsent,
-    GpuError,
-    GpuFailure,
-    GpuLost,
-    NoPermission,
-    NotSupported,
-)
-from trainmedic_server.ports.gpus import EccErrors, GpuReading, Gpus
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
+from trainmedic_agent.errors import DriverAbsent, GpuAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
+from trainmedic_agent.ports.gpus import EccErrors, GpuReading, Gpus
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 
@@ -352,7 +344,7 @@ def test_without_a_driver_everything_says_so(driver: Driver, gpus: Gpus) -> None
 def test_without_nvml_on_the_machine_everything_says_so(tmp_path) -> None:
     """No driver was ever installed: the library cannot be loaded."""
     (tmp_path / "libnvidia-ml.so.1").write_bytes(b"")
-    program = "from trainmedic_server.adapters.nvml_gpus import NvmlGpus; print(NvmlGpus().inventory().problems)"
+    program = "from trainmedic_agent.adapters.nvml_gpus import NvmlGpus; print(NvmlGpus().inventory().problems)"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": PYTHON_PATH},

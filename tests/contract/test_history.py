@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Decision, OperatorOrder, OrderKind, Run, Status, UndoStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import ActFilter, HistoryFilter, Transaction
 
 Filter = HistoryFilter

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contract.run_store_values import at, closed
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.adapters.sql_store import history_cursor, history_search
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Decision, Run, Status
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import HistoryFilter
 
 STATUSES = (Status.SUCCEEDED, Status.FAILED, Status.OBSERVED)

@@ -22,6 +22,7 @@ from tests.support.log_stores.loki_stand_in import LokiStandIn
 from tests.support.log_stores.opensearch_stand_in import OpenSearchStandIn
 from tests.support.log_stores.victorialogs_stand_in import VictoriaLogsStandIn
 from tests.support.nodes_with_logs import BusOfNodes, LogNode, names
+from trainmedic_logs.domain.log_search import FoundLine, LogLevel, LogQuery
 from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.log_stores.loki import Loki
 from trainmedic_server.adapters.log_stores.opensearch import OpenSearch
@@ -29,7 +30,6 @@ from trainmedic_server.adapters.log_stores.paging import LineStore, StoredLogs
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp
 from trainmedic_server.adapters.log_stores.victorialogs import VictoriaLogs
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.domain.log_search import FoundLine, LogLevel, LogQuery
 from trainmedic_server.ports.logs import LogBatch, LogSource
 
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -23,11 +23,11 @@ from tests.support import programs
 from tests.support.log_stores.loki_stand_in import LokiStandIn
 from tests.support.log_stores.served import Served
 from trainmedic.wire.log_layout import AttemptLogs
+from trainmedic_logs.domain.log_search import FoundLine, LogLevel, LogQuery
 from trainmedic_server.adapters.log_stores.loki import Loki
 from trainmedic_server.adapters.log_stores.paging import StoredLogs
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.domain.log_search import FoundLine, LogLevel, LogQuery
 
 EXAMPLE = programs.ROOT / "examples" / "loki"
 NODE, JOB = "gpu/07", "llm/1"

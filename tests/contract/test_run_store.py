@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run, step, undo
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import AlertRecord, Identity
@@ -28,7 +29,6 @@ from trainmedic_server.domain.run import (
     StepStatus,
     UndoStatus,
 )
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.store import GuardFacts, HistoryFilter, LinkedRun, Transaction
 

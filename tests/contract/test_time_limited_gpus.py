@@ -14,14 +14,14 @@ import pytest
 from tests.driver.driver import SET_LIMIT, Driver, cards
 from tests.support.programs import eventually
 from tests.unit.agent.test_exporter import of, scrape
-from trainmedic_server.adapters import time_limited_gpus
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.exporter import AgentCollector
-from trainmedic_server.agent.facts.gpu import all_facts, presence
-from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.agent_errors import GpuError, GpuStuck
+from trainmedic_agent.adapters import time_limited_gpus
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.adapters.time_limited_gpus import TimeLimitedCalls, TimeLimitedGpus
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.errors import GpuError, GpuStuck
+from trainmedic_agent.exporter import AgentCollector
+from trainmedic_agent.facts.gpu import all_facts, presence
+from trainmedic_agent.gpu_record import GpuRecord
 
 T = TypeVar("T")
 FIRST, SECOND = (card.uuid for card in cards(2))

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
+from trainmedic_logs.domain.known_finding import KeptJob
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.known_finding import KeptJob
-from trainmedic_server.domain.known_verdict import KnownVerdict
 
 NOW = datetime(2026, 3, 1, 10, tzinfo=UTC)
 

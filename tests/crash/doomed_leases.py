@@ -17,8 +17,8 @@ from pathlib import Path
 from doomed_server import watch_commits, watch_sends
 
 from tests.integration.hasty_server import LEASE
+from trainmedic_core.command import main
 from trainmedic_server.actions.nodes import GpuPowerLimit
-from trainmedic_server.command import main
 from trainmedic_server.engine import lease_recovery, leases
 
 

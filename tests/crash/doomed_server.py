@@ -20,7 +20,7 @@ from typing import Any
 import redis.asyncio.client
 from sqlalchemy.engine.default import DefaultDialect
 
-from trainmedic_server.command import main
+from trainmedic_core.command import main
 
 _WRITES = ("XADD", "XACK", "XDEL")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy.engine.default import DefaultDialect
 
-from trainmedic_server.command import main
+from trainmedic_core.command import main
 
 
 def wait_before_commits(seconds: float) -> None:

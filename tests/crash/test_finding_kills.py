@@ -25,8 +25,8 @@ from tests.support.programs import eventually
 from tests.support.server_group import Servers, trouble
 from trainmedic.wire import findings, log_layout
 from trainmedic.wire.signing import Signer, identity_key, node_identity
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding_codec import FindingUpdate
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding_codec import FindingUpdate
 
 KEY = "a shared key of the tests"
 KILLS = int(os.environ.get("TRAINMEDIC_TEST_KILLS", "6"))

@@ -24,8 +24,8 @@ from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.server.base_path import BasePath
-from trainmedic_server.server.standby import Standby
+from trainmedic_server.http.base_path import BasePath
+from trainmedic_server.http.standby import Standby
 from trainmedic_server.telemetry import Metrics
 
 RUNS = 30

@@ -21,19 +21,19 @@ from tests.helm.charts import COMBINATIONS
 from tests.helm.test_rendering import KUBERNETES, validators
 from trainmedic.job.metrics import HELP
 from trainmedic.probe.__main__ import parser
+from trainmedic_agent import policy
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.exporter import AgentCollector
+from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.settings import agent as agent_settings
+from trainmedic_core.command import main
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.kubernetes.jobs import CreateJobParams
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent import policy
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.exporter import AgentCollector
-from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_server.auth import tokens
 from trainmedic_server.catalog import loader
-from trainmedic_server.command import main
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.server import tokens
-from trainmedic_server.settings import agent as agent_settings
 from trainmedic_server.settings import server as server_settings
 
 with_agent = pytest.mark.parametrize("combination", [name for name in COMBINATIONS if name != "server-only"])

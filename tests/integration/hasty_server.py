@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 
+from trainmedic_core.command import main
 from trainmedic_server.actions.nodes import GpuPowerLimit
-from trainmedic_server.command import main
 from trainmedic_server.engine import lease_recovery, leases
 
 LEASE = timedelta(seconds=2)

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.api_world import Address, World, alert, logged, payload
-from trainmedic_server.server.limits import MIB, ConnectionLimits, ServerLimits
+from trainmedic_server.http.limits import MIB, ConnectionLimits, ServerLimits
 
 # One server for all of it, as one would have in production.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -23,9 +23,9 @@ from tests.support.programs import PYTHON_PATH, eventually
 from trainmedic.wire import envelope, findings
 from trainmedic.wire.findings import RulesNotice
 from trainmedic.wire.signing import Signer, identity_key, node_identity
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding_codec import FindingUpdate
-from trainmedic_server.logs.rule import RuleSet
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.lines.rule import RuleSet
 
 KEY = "a shared key of the tests"
 PLAYBOOKS = """

@@ -11,10 +11,10 @@ import redis.asyncio
 
 from tests.support.findings import of_kernel, told
 from trainmedic.wire.findings import FIELD, FINDINGS
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding_codec import FindingUpdate
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_findings import RedisFindings
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.ending import end_tasks
 

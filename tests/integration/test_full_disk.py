@@ -133,7 +133,7 @@ from pathlib import Path
 sys.path[:0] = {PYTHON_PATH.split(os.pathsep)!r}
 from datetime import UTC, datetime
 from trainmedic.wire.command_book import CommandRecord
-from trainmedic_server.agent.journal import Journal
+from trainmedic_agent.journal import Journal
 from tests.integration.test_full_disk import fill, free
 disk = Path({str(tmp_path)!r})
 now = datetime.now(UTC)

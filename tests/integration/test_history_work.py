@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from tests.contract.run_store_values import at, closed, gpu
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.adapters.sql_store import database, history_search, prune, tallies
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 from trainmedic_server.ports.tallies import PlaybookTally
 

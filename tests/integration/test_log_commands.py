@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.programs import PYTHON_PATH, inherited
 
-RULES = Path(__file__).parents[2] / "logrules"
+RULES = Path(__file__).parents[2] / "logs/trainmedic_logs/logrules"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from tests.support import programs
-from trainmedic_server.catalog import yaml_text
-from trainmedic_server.diagnosis.verdict import Confidence
+from trainmedic_core import yaml_text
+from trainmedic_logs.diagnosis.verdict import Confidence
+from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL
 from trainmedic_server.domain.component import Component, component_of
-from trainmedic_server.domain.finding import CauseClass
 from trainmedic_server.engine import verdict_alert
 
 MONITORING = programs.ROOT / "monitoring"
@@ -124,7 +124,7 @@ def shipped_alerts() -> dict[str, dict[str, Any]]:
 
 
 def shipped_log_rules() -> list[dict[str, Any]]:
-    paths = (programs.ROOT / "logrules").glob("*.yaml")
+    paths = (programs.ROOT / "logs/trainmedic_logs/logrules").glob("*.yaml")
     return [document for path in paths for document in load_all(path) if "log_rule" in document]
 
 

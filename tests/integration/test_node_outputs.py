@@ -14,12 +14,12 @@ from tests.driver.driver import SET_LIMIT, UNKNOWN, Driver
 from tests.support.gpu_node import GpuNode
 from tests.support.programs import ROOT
 from trainmedic.wire import envelope
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.actions.placement import DestinationOutcome, merged_output
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.domain.target import Target, TargetKind
 
 REFERENCE = (ROOT / "docs" / "reference" / "actions.md").read_text()
 CAPS = (ROOT / "docs" / "how-to" / "cap-gpu-power.md").read_text()

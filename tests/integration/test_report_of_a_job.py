@@ -14,9 +14,9 @@ import pytest
 
 from tests.support.past_prometheus import Course, Past, prometheus_of
 from tests.support.programs import PYTHON_PATH, ROOT, inherited, start_server
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import MetricsUnavailable, NotFound
 from trainmedic_server.reports.compiling import NO_PROMETHEUS, ReportCompiler

@@ -21,11 +21,11 @@ from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, heard, run
 from tests.support.programs import PYTHON_PATH
 from tests.support.run_store_tables import rows
+from trainmedic_logs.domain.known_finding import EpisodeKey
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, revision, schema
 from trainmedic_server.adapters.sql_store.history_page import page_select
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.domain.known_finding import EpisodeKey
 from trainmedic_server.domain.run import OperatorOrder, OrderKind
 from trainmedic_server.ports.store import HistoryFilter, Transaction
 

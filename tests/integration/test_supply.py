@@ -39,7 +39,15 @@ def pins(lock: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize(("package", "distribution"), [("server", "trainmedic-server"), ("sdk", "trainmedic")])
+@pytest.mark.parametrize(
+    ("package", "distribution"),
+    [
+        ("server", "trainmedic-server"),
+        ("agent", "trainmedic-agent"),
+        ("logs", "trainmedic-logs"),
+        ("sdk", "trainmedic"),
+    ],
+)
 def test_the_bill_of_a_wheel_lists_exactly_the_pins_with_their_hashes(package: str, distribution: str) -> None:
     """It is of the wheel's own version, and holds to CycloneDX's schema."""
     bom = sbom.of_wheel(package)
@@ -58,7 +66,7 @@ def test_the_wheels_have_their_bills_within_and_beside(tmp_path: Path) -> None:
     script = ROOT / "scripts" / "build-wheels"
     done = subprocess.run([script, tmp_path], check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    for name in ("trainmedic-0.1.0", "trainmedic_server-0.1.0"):
+    for name in ("trainmedic-0.1.0", "trainmedic_logs-0.1.0", "trainmedic_agent-0.1.0", "trainmedic_server-0.1.0"):
         beside = (tmp_path / f"{name}.cdx.json").read_bytes()
         with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl") as wheel:
             within = f"{name}.dist-info/sboms/sbom.cdx.json"
@@ -86,7 +94,7 @@ def small_environment(directory: Path) -> Path:
 
 def _has_console(wheel: zipfile.ZipFile) -> None:
     """All that its pages are made of, in less than 250 kB."""
-    inside = "trainmedic_server/server/console"
+    inside = "trainmedic_server/console"
     here = ROOT / "app" / inside
     wanted = {f"{inside}/{path.relative_to(here)}" for path in here.glob("[ts]*/*") if path.suffix != ".py"}
     assert len(wanted) > 20

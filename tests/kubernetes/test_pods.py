@@ -16,13 +16,13 @@ from tests.kubernetes.api_server import ApiServer, Fault
 from tests.kubernetes.world import EVENTS, World
 from tests.support.pods import JOBSET, disrupted, ended, waiting, written
 from tests.unit.diagnosis.test_job_diagnoses import World as Server
+from trainmedic_logs.domain.pod_fault import PodFaultKind
 from trainmedic_server import telemetry
 from trainmedic_server.adapters import kubernetes_pods
 from trainmedic_server.adapters.kubernetes_cluster import KubernetesCluster
 from trainmedic_server.adapters.kubernetes_pods import KubernetesPods
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.domain.pod_fault import PodFaultKind
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.ports.cluster import Ref
 

@@ -20,10 +20,10 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from trainmedic.wire.envelope import new_id
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.adapters.kubernetes_cluster import FIELD_MANAGER, KubernetesCluster, path_of
 from trainmedic_server.adapters.system_clock import SystemClock
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.errors import ActionFailure, ObjectExists, ObjectMissing
 from trainmedic_server.ports.actions import Call, Services

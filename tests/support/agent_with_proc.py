@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from trainmedic_server.agent import pods
-from trainmedic_server.command import main
+from trainmedic_agent import pods
+from trainmedic_core.command import main
 
 if __name__ == "__main__":
     pods.PROC = Path(os.environ["PROC"])

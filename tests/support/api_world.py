@@ -20,24 +20,24 @@ from fastapi import FastAPI
 
 from tests.support.clocks import StoppedClock
 from tests.support.memory_api import Dependency, MemoryCatalog, MemoryEngine, MemoryHistory, MemoryLives, MemoryLogs
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
+from trainmedic_server.api.channels import ChannelsApi
+from trainmedic_server.api.findings import FindingsApi
+from trainmedic_server.api.playbook_versions import PlaybookTextsApi
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.browser_sessions import Sessions
 from trainmedic_server.engine.kept_jobs import KeptJobs
 from trainmedic_server.engine.shared_presences import SharedPresences
+from trainmedic_server.http.factory import create_app
+from trainmedic_server.http.limits import ConnectionLimits, ServerLimits
+from trainmedic_server.http.listener import serve
+from trainmedic_server.live.log_lines import LogLinesApi
+from trainmedic_server.live.now import NowApi
+from trainmedic_server.live.whereabouts import Whereabouts
 from trainmedic_server.ports.outside import NoClockWatch
 from trainmedic_server.ports.playbook_tests import NoPlaybookTester, PlaybookTester
 from trainmedic_server.reports.compiling import ReportCompiler
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.browser_sessions import Sessions
-from trainmedic_server.server.channels import ChannelsApi
-from trainmedic_server.server.factory import create_app
-from trainmedic_server.server.findings import FindingsApi
-from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
-from trainmedic_server.server.listener import serve
-from trainmedic_server.server.log_lines import LogLinesApi
-from trainmedic_server.server.now import NowApi
-from trainmedic_server.server.playbook_versions import PlaybookTextsApi
-from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.telemetry import Metrics, configure_logging
 
 

@@ -20,11 +20,11 @@ from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START, StoppedClock
 from tests.support.filed_logs import FiledLogs
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.browser_sessions import Sessions
+from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.domain.run import Status, StepState, StepStatus
 from trainmedic_server.ports.outside import Presence
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.browser_sessions import Sessions
-from trainmedic_server.server.tokens import Token, TokenRole
 
 TOKENS = {"hook": TokenRole.WEBHOOK, "look": TokenRole.VIEWER, "op": TokenRole.OPERATOR}
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.support.programs import eventually
-from trainmedic_server.agent.containers.engine_api import _SocketConnection
+from trainmedic_agent.containers.engine_api import _SocketConnection
 
 NAMED_ENGINE = os.environ.get("TRAINMEDIC_TEST_CONTAINER_ENGINE")
 

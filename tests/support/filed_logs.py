@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import re2
 
-from trainmedic_server.domain.log_search import FoundLine, LogQuery, left_out
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery, left_out
 from trainmedic_server.ports.logs import LogBatch
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainmedic_server.domain.finding import CauseClass, Excerpt, Finding, Origin, Role
-from trainmedic_server.domain.finding_codec import FindingUpdate
-from trainmedic_server.domain.target import Target, TargetKind
-from trainmedic_server.logs.rule import Confirmation, LogRule, RuleAlert, RuleSet
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import CauseClass, Excerpt, Finding, Origin, Role
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.lines.rule import Confirmation, LogRule, RuleAlert, RuleSet
 
 GPU = "GPU-5f3a0c11-9f41-4c1c-8a52-0a2b3c4d5e6f"
 SUSPECT = Confirmation(timedelta(minutes=10), ("gpu-xid", "NodeDown"))

@@ -14,11 +14,11 @@ from tests.support.api_world import World
 from tests.support.clocks import START
 from tests.support.filed_logs import FiledLogs
 from trainmedic.job.loss_spread import loss_spread
-from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
-from trainmedic_server.domain.finding import CauseClass, Origin
-from trainmedic_server.domain.known_finding import FindingAlert
-from trainmedic_server.domain.log_search import FoundLine, LogLevel
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass, Origin
+from trainmedic_logs.domain.known_finding import FindingAlert
+from trainmedic_logs.domain.log_search import FoundLine, LogLevel
 from trainmedic_server.ports.outside import Presence
 
 JOB = "vision-7b"

@@ -21,12 +21,12 @@ from tests.support.gpu_node import GpuNode
 from tests.support.programs import eventually
 from trainmedic.wire.findings import FIELD, FINDINGS, RULES, RulesNotice, notice_of_rules
 from trainmedic.wire.signing import Signer, signatures_of
-from trainmedic_server import program_source
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding import CauseClass, Role
-from trainmedic_server.domain.finding_codec import FindingUpdate
-from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.logs.rule import LinePattern, LogRule, RuleAlert, RuleSet
+from trainmedic_core import program_source
+from trainmedic_core.target import TargetKind
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.lines.rule import LinePattern, LogRule, RuleAlert, RuleSet
 
 RULE_SET = RuleSet(
     (

@@ -14,16 +14,16 @@ from msgspec.structs import replace
 
 from tests.support.clocks import START
 from trainmedic.wire.envelope import new_id
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server import errors
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertRecord, Delivery, Identity
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.log_search import LogQuery
 from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.playbook import Mode, Playbook
 from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, OrderKind, Run, Status
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine import pausing
 from trainmedic_server.engine.admission_changes import ByHand

@@ -12,10 +12,10 @@ from tests.support.search_in_process import search_executor
 from trainmedic.wire import envelope
 from trainmedic.wire.log_layout import AttemptLogs
 from trainmedic.wire.output import fitting, plain
-from trainmedic_server.agent.executors import AcceptedCommand, Executor
-from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
-from trainmedic_server.agent.log_search.searcher import LogSearcher
-from trainmedic_server.agent_errors import CommandNotExecuted
+from trainmedic_agent.errors import CommandNotExecuted
+from trainmedic_agent.executors import AcceptedCommand, Executor
+from trainmedic_agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
+from trainmedic_agent.log_search.searcher import LogSearcher
 from trainmedic_server.ports.outside import Presence
 
 

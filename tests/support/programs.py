@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 ROOT = Path(__file__).parents[2]
-PYTHON_PATH = os.pathsep.join(str(ROOT / folder) for folder in (".", "app", "sdk"))
+PYTHON_PATH = os.pathsep.join(str(ROOT / folder) for folder in (".", "app", "agent", "logs", "sdk"))
 """Where programs of the tests import this checkout from: the tests, the server and the SDK."""
 CACHE = ROOT / ".cache"
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmedic_server.agent.context import AgentContext
-from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.agent.service import AgentParts
-from trainmedic_server.agent_errors import CommandFailed, CommandInterrupted
-from trainmedic_server.command import main
-from trainmedic_server.settings.agent import AgentSettings
-from trainmedic_server.wiring import agent as wiring
+from trainmedic_agent.context import AgentContext
+from trainmedic_agent.errors import CommandFailed, CommandInterrupted
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.service import AgentParts
+from trainmedic_agent.settings.agent import AgentSettings
+from trainmedic_agent.wiring import agent as wiring
+from trainmedic_core.command import main
 
 NOTES = Path(sys.argv[1])
 

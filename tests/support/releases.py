@@ -40,6 +40,10 @@ class Release:
     python_path: str
 
 
+PARTS = ("app", "agent", "logs", "sdk")
+"""The folders of the distributions. Older commits have the first and the last."""
+
+
 def git(*words: str) -> bytes:
     return subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True).stdout
 
@@ -58,14 +62,15 @@ def installed(commit: str) -> Release:
     if not (directory / "complete").exists():
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        content = git("archive", commit, "app", "sdk", "requirements/server.txt")
+        parts = [part for part in PARTS if git("ls-tree", "-d", "--name-only", commit, part)]
+        content = git("archive", commit, *parts, "requirements/server.txt")
         subprocess.run(["tar", "-x", "-C", str(directory)], input=content, check=True)
         subprocess.run([sys.executable, "-m", "venv", str(directory / "venv")], check=True)
         requirements = str(directory / "requirements" / "server.txt")
         options = ("--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps")
         subprocess.run([str(python), "-m", "pip", "install", *options, "--requirement", requirements], check=True)
         (directory / "complete").touch()
-    return Release(python, f"{directory}/app:{directory}/sdk")
+    return Release(python, ":".join(f"{directory}/{part}" for part in PARTS))
 
 
 def add_migration(migrations: Path) -> None:
@@ -82,4 +87,6 @@ def next_release(directory: Path) -> Release:
     changed = code.replace(f'HEAD = "{schema.HEAD}"', f'HEAD = "{NEXT_REVISION}"')
     assert changed != code
     (store / "schema.py").write_text(changed)
-    return Release(Path(sys.executable), f"{directory}/app:{ROOT}/sdk")
+    return Release(
+        Path(sys.executable), ":".join((f"{directory}/app", *(f"{ROOT}/{part}" for part in PARTS if part != "app")))
+    )

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from trainmedic_server.agent.log_link.linked_reading import LinkedSearch
-from trainmedic_server.agent.log_link.reader_link import ReaderLink
-from trainmedic_server.agent.log_search.search_pages import SearchPages
-from trainmedic_server.agent.log_search.searcher import LogSearcher
+from trainmedic_agent.log_link.linked_reading import LinkedSearch
+from trainmedic_agent.log_link.reader_link import ReaderLink
+from trainmedic_agent.log_search.search_pages import SearchPages
+from trainmedic_agent.log_search.searcher import LogSearcher
 
 
 class LinkInProcess(Struct):

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_server.agent.log_search.file_lines import FileLines
-from trainmedic_server.agent.log_search.line_filter import LineFilter
-from trainmedic_server.agent.log_search.wanted_lines import ReadBudget
-from trainmedic_server.domain.finding import Origin
-from trainmedic_server.domain.log_search import FoundLine, LogQuery
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_search.file_lines import FileLines
+from trainmedic_agent.log_search.line_filter import LineFilter
+from trainmedic_agent.log_search.wanted_lines import ReadBudget
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery
 
 LOOK = timedelta(milliseconds=250)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
+from trainmedic_agent.log_opening.thread_rights import ThreadRights
 
 ANN, BOB = 20_001, 20_002
 """Two users whom no database knows."""

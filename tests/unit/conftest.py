@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainmedic_server.expressions import regexes
+from trainmedic_core.expressions import regexes
 
 _compiled_once = functools.lru_cache(maxsize=4096)(regexes._compiled)
 

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from tests.support.clocks import ManualClock
 from tests.support.nodes_with_logs import BusOfNodes, LogNode, names
 from trainmedic.wire import envelope
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.no_logs import NoLogsExecutor
+from trainmedic_logs.domain import log_pages
+from trainmedic_logs.domain.log_search import LogQuery, TimeKnownBy
 from trainmedic_server.adapters import agent_logs
 from trainmedic_server.adapters.agent_logs import AgentLogs
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.agent.no_logs import NoLogsExecutor
-from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import LogQuery, TimeKnownBy
 from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.logs import LogBatch
 

@@ -14,8 +14,8 @@ import json, os, pickle, signal, sys, threading, time
 from pathlib import Path
 from trainmedic_server import confined_child
 from trainmedic_server.adapters import dump_child, dump_reader
-from trainmedic_server.confined_process import ConfinedProcess
-from trainmedic_server.program_source import ProgramSource
+from trainmedic_core.confined_process import ConfinedProcess
+from trainmedic_core.program_source import ProgramSource
 
 def descriptors(arguments):
     listed = [number for number in range(200) if is_open(number)]

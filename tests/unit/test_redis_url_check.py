@@ -11,9 +11,10 @@ from trainmedic.launch.server_link import open_link
 from trainmedic.settings import resolve
 from trainmedic.wire.connection import open_client
 from trainmedic.wire.redis_url_check import check_redis_url
+from trainmedic_agent.settings import agent
 from trainmedic_server.adapters import redis_connection
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.settings import agent, server
+from trainmedic_server.settings import server
 
 GOOD = [
     *("redis://", "redis://:6379/0", "redis://h", "redis://h/", "redis://h:/2/", "redis://:p%2Fw@[::1]:1/15?db=3"),

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from trainmedic_agent.settings import agent
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.settings import agent, server_defaults
 from trainmedic_server.settings import server as settings
+from trainmedic_server.settings import server_defaults
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.clocks import START, ManualClock
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery
 from trainmedic_server.adapters.log_stores.paging import StoredLine, StoredLogs, nanoseconds
-from trainmedic_server.domain.log_search import FoundLine, LogQuery
 from trainmedic_server.errors import LogsUnavailable
 
 QUERY = LogQuery("llm-1", START - timedelta(minutes=10))

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.programs import PYTHON_PATH, inherited
-from trainmedic_server.command import main
+from trainmedic_core.command import main
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings import server
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, model_validator
 
+from trainmedic_core.fields import Duration
 from trainmedic_server.actions.base import ActionParams, BasicAction, Irreversible
-from trainmedic_server.domain.fields import Duration
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.outside import AlertSource

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.errors import NoLongerWanted, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from trainmedic.wire import envelope
+from trainmedic_core.target import Target
 from trainmedic_server.actions import undone
 from trainmedic_server.actions.base import ActionParams, BasicAction
-from trainmedic_server.domain.target import Target
 from trainmedic_server.errors import (
     ActionFailure,
     BusUnavailable,

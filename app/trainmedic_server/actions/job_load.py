@@ -15,10 +15,11 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, Field
 
+from trainmedic_core import duration
+from trainmedic_core.fields import Duration
+from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, BasicAction, check_wanted, clearance_of
-from trainmedic_server.domain import duration, promql
-from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import TargetKind
+from trainmedic_server.domain import promql
 from trainmedic_server.errors import MetricsUnavailable, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.metric_history import MetricHistory

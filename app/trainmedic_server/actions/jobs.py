@@ -19,10 +19,10 @@ from typing import Any, ClassVar, cast
 from pydantic import AwareDatetime, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from trainmedic.wire import envelope
+from trainmedic_core.fields import Duration
+from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction
-from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse
 
 _SLOW = timedelta(minutes=10)  # reading or writing a checkpoint of a large model takes minutes

@@ -20,12 +20,12 @@ from msgspec import Struct, field
 from pydantic import BaseModel, Field
 
 from trainmedic.wire import envelope, notice
+from trainmedic_core.fields import Duration
+from trainmedic_core.target import TargetKind
 from trainmedic_server.actions import node_checkpoints
 from trainmedic_server.actions.base import ActionParams, BasicAction
 from trainmedic_server.actions.commands import CommandAction, check_undone, judge
 from trainmedic_server.actions.placement import derived_id
-from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services

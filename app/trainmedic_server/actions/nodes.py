@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from trainmedic.wire import envelope
+from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.actions.placement import PlacedAction, PlacedParams, command_id_for
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)

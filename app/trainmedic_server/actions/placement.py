@@ -19,11 +19,11 @@ from msgspec.structs import replace
 from pydantic import BaseModel, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import pods
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.domain import contradictions
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import AgentTopology, ranks_in
 from trainmedic_server.errors import ActionFailure, BusUnavailable, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services

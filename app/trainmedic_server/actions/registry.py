@@ -23,12 +23,12 @@ from typing import cast
 
 from pydantic import BaseModel
 
+from trainmedic_core.target import TargetKind
 from trainmedic_server import telemetry
 from trainmedic_server.actions import alertmanager, http, job_load, jobs, launchers, messages, nodes
 from trainmedic_server.actions.kubernetes import drain, workloads
 from trainmedic_server.actions.kubernetes import jobs as cluster_jobs
 from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.actions import Action, Services
 

@@ -23,9 +23,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
-from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import READ, WITHDRAW, FoundLine, LeftOut, LogQuery, left_out, left_out_notes
-from trainmedic_server.domain.target import TargetKind
+from trainmedic_core.target import TargetKind
+from trainmedic_logs.domain import log_pages
+from trainmedic_logs.domain.log_search import READ, WITHDRAW, FoundLine, LeftOut, LogQuery, left_out, left_out_notes
 from trainmedic_server.errors import LogsUnavailable, NotFound
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.logs import LogBatch

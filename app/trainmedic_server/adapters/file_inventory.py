@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainmedic_server.catalog import yaml_text
+from trainmedic_core import yaml_text
 from trainmedic_server.domain import inventory
 from trainmedic_server.domain.topology import WrittenTopology
 from trainmedic_server.errors import ConfigurationError

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from trainmedic_server.domain.pod_fault import LONGEST_MESSAGE, NodeNotReady, PodFault, PodFaultKind
-from trainmedic_server.logs.masks import masked
+from trainmedic_logs.domain.pod_fault import LONGEST_MESSAGE, NodeNotReady, PodFault, PodFaultKind
+from trainmedic_logs.lines.masks import masked
 from trainmedic_server.ports.cluster import OF_RUN, Object
 
 _OPERATORS: Final = (

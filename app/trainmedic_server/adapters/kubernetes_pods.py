@@ -18,10 +18,10 @@ from typing import Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainmedic_logs.domain.pod_fault import PENDING, NodeNotReady, PodFault, PodFaultKind, PodReading
 from trainmedic_server import telemetry
 from trainmedic_server.adapters import kubernetes_pod_status as pod_status
 from trainmedic_server.adapters.kubernetes_pod_status import PodOutline
-from trainmedic_server.domain.pod_fault import PENDING, NodeNotReady, PodFault, PodFaultKind, PodReading
 from trainmedic_server.errors import ActionFailure
 from trainmedic_server.ports.cluster import Object, Resource
 from trainmedic_server.ports.job_pods import IsOwn, JobPods

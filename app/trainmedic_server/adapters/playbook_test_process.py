@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmedic_server.catalog import yaml_files
-from trainmedic_server.domain.problems import FileProblem
+from trainmedic_core import yaml_files
+from trainmedic_core.problems import FileProblem
 from trainmedic_server.errors import Conflict, NotFound
 from trainmedic_server.ports.playbook_tests import PlayedTest, PlayedTests
 

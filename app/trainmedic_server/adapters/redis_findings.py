@@ -16,12 +16,12 @@ from trainmedic.wire.connection import ANSWER_SECONDS
 from trainmedic.wire.envelope import EnvelopeError
 from trainmedic.wire.log_limit import LogLimit
 from trainmedic.wire.signing import BadSignature, Signer, node_identity, signatures_of
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding_codec import FindingUpdate
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import RedisOutage, open_client
 from trainmedic_server.adapters.redis_outbox import GROUP
 from trainmedic_server.adapters.redis_stream_reader import BLOCK_SECONDS, Entry, StreamReader
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding_codec import FindingUpdate
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.findings import TakeUpdates

@@ -3,8 +3,8 @@
 Both are written when they change, for a node when its agent is first seen, and again from time to time, because Redis
 may lose what it has. An agent that reads nothing goes on with the rules that it has.
 
-Who calls it: ``wiring`` runs it. Not here: where the rules are loaded from (``catalog.log_rule_library``), and the form
-of the notice (``trainmedic.wire.findings``).
+Who calls it: ``wiring`` runs it. Not here: where the rules are loaded from
+(``trainmedic_logs.rules.log_rule_library``), and the form of the notice (``trainmedic.wire.findings``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from redis.asyncio import Redis
 
 from trainmedic.wire import findings as wire
 from trainmedic.wire.signing import Signer
+from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage, open_client
 from trainmedic_server.errors import StoreUnavailable
-from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import Clock
 

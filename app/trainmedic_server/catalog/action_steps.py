@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_core.problems import DocumentPath, FileProblem
+from trainmedic_core.target import TargetKind
+from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.domain.playbook import ActionStep
-from trainmedic_server.domain.problems import DocumentPath, FileProblem
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Actions
 
 

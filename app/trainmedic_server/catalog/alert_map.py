@@ -12,14 +12,14 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trainmedic_core.errors import ExpressionError
+from trainmedic_core.expressions.evaluation import Expression, TextTemplate
+from trainmedic_core.expressions.regexes import ValueTooLong
+from trainmedic_core.problems import shown
 from trainmedic_server import telemetry
 from trainmedic_server.catalog.matchers import Matcher
-from trainmedic_server.core_errors import ExpressionError
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert
 from trainmedic_server.domain.own_source import is_own
-from trainmedic_server.domain.problems import shown
-from trainmedic_server.expressions.evaluation import Expression, TextTemplate
-from trainmedic_server.expressions.regexes import ValueTooLong
 from trainmedic_server.ports.alert_map import MappedAlert
 
 log = telemetry.logger(__name__)

@@ -15,18 +15,19 @@ from typing import Annotated
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainmedic_server.catalog import matchers, model_errors, overlaps, scope_check, yaml_text
+from trainmedic_core import model_errors, yaml_text
+from trainmedic_core.allowance import Allowance, TooLarge
+from trainmedic_core.expressions import evaluation, template_syntax
+from trainmedic_core.expressions.template_syntax import Malformed
+from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_core.yaml_text import YamlDocument
+from trainmedic_server.catalog import matchers, overlaps, scope_check
 from trainmedic_server.catalog.alert_map import Accept, LabelValue, Rename
-from trainmedic_server.catalog.allowance import Allowance, TooLarge
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.scope_check import VisibleNames
-from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL
 from trainmedic_server.domain.own_source import SOURCE
-from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
 from trainmedic_server.domain.proof import XID_LABELS, AlertProof
-from trainmedic_server.expressions import evaluation, template_syntax
-from trainmedic_server.expressions.template_syntax import Malformed
 from trainmedic_server.ports.actions import Actions
 
 MOST_MATCHERS = 50

@@ -14,11 +14,12 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainmedic_core import yaml_files
+from trainmedic_core.problems import FileProblem
 from trainmedic_server import telemetry
-from trainmedic_server.catalog import alert_map_compiler, yaml_files
+from trainmedic_server.catalog import alert_map_compiler
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_compiler import CompiledFile
-from trainmedic_server.domain.problems import FileProblem
 
 RESCAN = 2.0
 """Seconds between checks of the files. They are few and small, and are read again each time."""

@@ -15,11 +15,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainmedic_server.catalog import yaml_files, yaml_text
-from trainmedic_server.catalog.yaml_text import YamlDocument
+from trainmedic_core import yaml_files, yaml_text
+from trainmedic_core.problems import DocumentPath as Place
+from trainmedic_core.problems import FileProblem
+from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.domain.playbook import PHASES
-from trainmedic_server.domain.problems import DocumentPath as Place
-from trainmedic_server.domain.problems import FileProblem
 
 PARAMETER = "template"
 MANIFEST = "manifest"

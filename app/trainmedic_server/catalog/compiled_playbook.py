@@ -12,20 +12,19 @@ from typing import Any
 from msgspec import Struct, field
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trainmedic_server import core_errors
-from trainmedic_server.catalog import model_errors
+from trainmedic_core import errors, model_errors
+from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
+from trainmedic_core.expressions.regexes import ValueTooLong
+from trainmedic_core.problems import DocumentPath, path_text
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.catalog.effect_query import EffectQuery
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.domain import job_lookup, proof, target_resolution
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.playbook import Playbook
-from trainmedic_server.domain.problems import DocumentPath, path_text
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
-from trainmedic_server.expressions.regexes import ValueTooLong
 from trainmedic_server.ports.playbooks import Match, Scope
 
 _BUILT_IN_CHAIN = IdentityLabels()
@@ -88,7 +87,7 @@ class YamlPlaybook(Struct, frozen=True):
             try:
                 if not self.condition.holds(self._scope_of(alert)):
                     return Match(False, f"on.when does not hold: {self.condition.text}")
-            except core_errors.ExpressionError as error:
+            except errors.ExpressionError as error:
                 return Match(False, str(error), failed=True)
         missing = proof.lacking(self.definition.on.proofs, alert)
         return Match(False, missing, unproven=True) if missing else Match(True)
@@ -142,10 +141,10 @@ class YamlPlaybook(Struct, frozen=True):
             wrong = "; ".join(
                 f"{path_text(fault.path)}: {fault.message}" if fault.path else fault.message for fault in faults
             )
-            raise core_errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
+            raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
         except Exception as error:  # what a check of an action, of another package too, runs into fails this step alone
             reason = f"the parameters of {step.name} cannot be checked: {type(error).__name__}"
-            raise core_errors.ExpressionError(reason) from error
+            raise errors.ExpressionError(reason) from error
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
         """Return what an approve step asks. Raises ExpressionError."""
@@ -154,7 +153,7 @@ class YamlPlaybook(Struct, frozen=True):
     def _part(self, name: str, template: Expression | TextTemplate | str, alert: Alert) -> str | Unresolved:
         try:
             value = _text(template, self._scope_of(alert)).strip()
-        except core_errors.ExpressionError as error:
+        except errors.ExpressionError as error:
             return Unresolved("target_unknown", str(error))
         return value or Unresolved("target_unknown", f"target.{name} is empty for this alert")
 

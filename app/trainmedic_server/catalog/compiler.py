@@ -13,20 +13,17 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from trainmedic_server.catalog import (
-    action_steps,
-    attachments,
-    definition_check,
-    effect_query,
-    matchers,
-    model_errors,
-    scope_check,
-)
-from trainmedic_server.catalog.allowance import Allowance, TooLarge
+from trainmedic_core import model_errors
+from trainmedic_core.allowance import Allowance, TooLarge
+from trainmedic_core.expressions import evaluation, template_syntax
+from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
+from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
+from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_core.yaml_text import YamlDocument
+from trainmedic_server.catalog import action_steps, attachments, definition_check, effect_query, matchers, scope_check
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
 from trainmedic_server.catalog.raw_texts import is_sure, texts
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
-from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import (
     APPROVAL,
@@ -38,10 +35,6 @@ from trainmedic_server.domain.playbook import (
     UndoTrigger,
     default_id,
 )
-from trainmedic_server.domain.problems import DocumentPath, FileProblem, did_you_mean
-from trainmedic_server.expressions import evaluation, template_syntax
-from trainmedic_server.expressions.evaluation import Expression, TextTemplate, ValueTemplate
-from trainmedic_server.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_server.ports.actions import Action, Actions, TemplateChecked
 
 

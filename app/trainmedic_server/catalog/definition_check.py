@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+from trainmedic_core.problems import DocumentPath
 from trainmedic_server.domain.playbook import PHASES, Approval, ApproveStep, Escalation, Playbook, Question
-from trainmedic_server.domain.problems import DocumentPath
 
 _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
 

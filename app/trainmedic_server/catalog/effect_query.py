@@ -12,10 +12,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from trainmedic_server.core_errors import ExpressionError
+from trainmedic_core.errors import ExpressionError
+from trainmedic_core.expressions.evaluation import Expression, TextTemplate
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.run import Run
-from trainmedic_server.expressions.evaluation import Expression, TextTemplate
 
 NAMES = ("labels", "target", "vars")
 """In scope in a query."""

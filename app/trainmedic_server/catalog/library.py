@@ -19,14 +19,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic_core import yaml_files
+from trainmedic_core.problems import FileProblem
 from trainmedic_server import telemetry
-from trainmedic_server.catalog import loader, yaml_files
+from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.loader import LoadedFile
 from trainmedic_server.catalog.matcher_index import MatcherIndex
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import Shortlist
 

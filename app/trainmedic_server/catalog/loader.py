@@ -11,14 +11,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from trainmedic_core import yaml_files, yaml_text
+from trainmedic_core.allowance import Allowance
+from trainmedic_core.problems import FileProblem
+from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server import errors, telemetry
-from trainmedic_server.catalog import attachments, yaml_files, yaml_text
-from trainmedic_server.catalog.allowance import Allowance
+from trainmedic_server.catalog import attachments
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.compiler import compile_document
-from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.ports.actions import Actions
 
 log = telemetry.logger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from trainmedic_server.domain.problems import shown
-from trainmedic_server.expressions.regexes import Pattern, ValueTooLong
+from trainmedic_core.expressions.regexes import Pattern, ValueTooLong
+from trainmedic_core.problems import shown
 
 _LONGEST = 10_000
 _RESERVED = r"{}!=~,\\\"'`\s"

@@ -11,10 +11,10 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
+from trainmedic_core.problems import FileProblem
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.matchers import Matcher
 from trainmedic_server.domain.playbook import ActionStep, Mode
-from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.ports.actions import Actions
 
 _WORDS = re.compile(r"[\w -]+(\|[\w -]+)*")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainmedic_server.catalog import model_errors
-from trainmedic_server.domain.problems import DocumentPath
+from trainmedic_core import model_errors
+from trainmedic_core.problems import DocumentPath
 
 
 def texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from trainmedic_server.catalog.log_rule_form import DIALECT
+from trainmedic_logs.rules.log_rule_form import DIALECT
 from trainmedic_server.domain.playbook import Playbook
 from trainmedic_server.ports.actions import Actions
 

@@ -12,11 +12,11 @@ from typing import Any
 from jinja2 import nodes
 from msgspec import Struct, field
 
-from trainmedic_server.domain.problems import did_you_mean
+from trainmedic_core.expressions import names, template_syntax
+from trainmedic_core.expressions.template_syntax import SyntaxTree
+from trainmedic_core.problems import did_you_mean
+from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.run import StepStatus
-from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.expressions import names, template_syntax
-from trainmedic_server.expressions.template_syntax import SyntaxTree
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
 """In scope before a run exists: in ``on.when`` and in the parts of a target."""

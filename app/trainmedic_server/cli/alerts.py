@@ -8,14 +8,16 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import listing, table
+from trainmedic_core import words
+from trainmedic_core.cli import table
+from trainmedic_server.cli import listing
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.params import TimeParam, pairs_of
 from trainmedic_server.domain.alert import AlertStatus
-from trainmedic_server.presentation import runs, times, words
+from trainmedic_server.presentation import runs, times
 
 _HEADER = ("HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT CAME OF IT")
-# The members of an item, in the order of the server's own CSV (`server.heard_alerts.HeardAlertView`).
+# The members of an item, in the order of the server's own CSV (`api.heard_alerts.HeardAlertView`).
 _COLUMNS = (
     "alert_name", "labels", "annotations", "status", "fingerprint", "starts_at", "first_heard", "last_heard", "count",
     "resolved_at", "reacted", "reason", "reactions", "suggestion", "original_alert_name", "original_labels",

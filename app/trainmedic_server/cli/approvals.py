@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from trainmedic_core import words
+from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.output import output_option, print_document
-from trainmedic_server.presentation import questions, times, words
+from trainmedic_server.presentation import questions, times
 
 
 @click.command()

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from trainmedic_core.cli import exits
+from trainmedic_core.cli.setting_flags import setting_flag
 from trainmedic_server.adapters.sql_store import backup as store_backup
-from trainmedic_server.cli import exits
-from trainmedic_server.cli.setting_flags import setting_flag
 from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import server as settings
 from trainmedic_server.settings import server_defaults

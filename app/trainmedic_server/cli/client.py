@@ -18,9 +18,9 @@ import click
 import httpx
 from msgspec import Struct
 
+from trainmedic_core.cli import exits
+from trainmedic_core.http_url import check_http_url, without_user
 from trainmedic_server import __version__
-from trainmedic_server.cli import exits
-from trainmedic_server.domain.http_url import check_http_url, without_user
 
 P = ParamSpec("P")
 R = TypeVar("R")

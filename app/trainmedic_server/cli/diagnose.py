@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import click
 
+from trainmedic_core.cli import exits
+from trainmedic_core.cli.output import print_document
+from trainmedic_core.plain_text import visible
+from trainmedic_logs.cli.folder_diagnosis import folder_options, of_folder, shown
+from trainmedic_logs.files.reading_limits import ReadingLimits
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.reading_limits import ReadingLimits
-from trainmedic_server.cli import exits
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.folder_diagnosis import folder_options, of_folder, shown
-from trainmedic_server.cli.output import print_document
-from trainmedic_server.domain.plain_text import visible
 
 
 @click.command()

@@ -10,23 +10,24 @@ from typing import Any, BinaryIO
 
 import click
 
+from trainmedic_core.cli import exits
+from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_core.plain_text import visible
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.api import explanations, given_alerts, heard_alerts, test_text
+from trainmedic_server.api.times import time_of
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.cli import exits, explained
+from trainmedic_server.cli import explained
 from trainmedic_server.cli.client import Client, token_from_file
-from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
-from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import explanation
 from trainmedic_server.errors import ConfigurationError, PayloadError
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.server import explanations, given_alerts, heard_alerts, test_text
-from trainmedic_server.server.times import time_of
 from trainmedic_server.simulation.explain import explain as explain_alerts
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainmedic_server.domain.plain_text import json_text
-from trainmedic_server.presentation import words
-from trainmedic_server.presentation.words import plain
+from trainmedic_core import words
+from trainmedic_core.plain_text import json_text
+from trainmedic_core.words import plain
 
 Document = Mapping[str, Any]
 

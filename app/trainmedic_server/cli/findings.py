@@ -8,12 +8,14 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import job_names, listing, log_cuts, story, table
+from trainmedic_core import words
+from trainmedic_core.cli import table
+from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_logs.domain.finding import Role
+from trainmedic_server.cli import job_names, listing, log_cuts, story
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.cli.params import TimeParam
-from trainmedic_server.domain.finding import Role
-from trainmedic_server.presentation import times, words
+from trainmedic_server.presentation import times
 
 _HEADER = ("FINDING", "TIME", "RULE", "ROLE", "TARGET", "COUNT", "RANKS", "STATE", "LINE")
 _LONGEST_RANKS = 20

@@ -15,16 +15,18 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, listing, story, table
+from trainmedic_core import words
+from trainmedic_core.cli import exits, table
+from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_core.plain_text import json_text
+from trainmedic_server.cli import listing, story
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.cli.params import TimeParam
-from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import Decision, Status
-from trainmedic_server.presentation import rows, runs, times, words
+from trainmedic_server.presentation import rows, runs, times
 
 # The members of an item, in the order of the server's own CSV. The model that names them is the server's
-# (`server.views.HistoryItem`), and importing it would load pydantic.
+# (`api.views.HistoryItem`), and importing it would load pydantic.
 _COLUMNS = (
     "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trainmedic_core.plain_text import visible
+from trainmedic_core.problems import did_you_mean
 from trainmedic_server.cli.client import Client
-from trainmedic_server.domain.plain_text import visible
-from trainmedic_server.domain.problems import did_you_mean
 
 
 def doubt(client: Client, job: str) -> str:

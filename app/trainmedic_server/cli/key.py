@@ -7,10 +7,10 @@ import os
 import click
 
 from trainmedic.wire.signing import identity_key
-from trainmedic_server.cli import exits
+from trainmedic_core import setting_sources
+from trainmedic_core.cli import exits
+from trainmedic_core.setting_sources import SettingSource
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.settings import sources
-from trainmedic_server.settings.sources import SettingSource
 
 _SHARED = SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True)
 
@@ -30,7 +30,7 @@ def key(identity: str) -> None:
     if kind not in ("job", "node") or not colon or not name or any(char.isspace() for char in name):
         raise exits.InvalidInput(f"{identity!r} is neither job:NAME nor node:NAME, such as job:llm-1")
     try:
-        shared = sources.read(_SHARED, None, os.environ)
+        shared = setting_sources.read(_SHARED, None, os.environ)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     if shared is None or not shared[0].strip():

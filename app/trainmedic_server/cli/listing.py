@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import exits
+from trainmedic_core.cli import exits
+from trainmedic_core.plain_text import csv_cell, json_text
 from trainmedic_server.cli.client import Client
-from trainmedic_server.domain.plain_text import csv_cell, json_text
 
 PAGE = 1000
 """Items; the most that the server gives at once."""

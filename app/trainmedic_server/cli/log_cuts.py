@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainmedic_core import words
+from trainmedic_core.cli.exits import CommandError, NotAllowed, UnknownName
+from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_server.cli.client import Client
-from trainmedic_server.cli.exits import CommandError, NotAllowed, UnknownName
-from trainmedic_server.domain.log_cuts import CutKind
-from trainmedic_server.presentation import times, words
+from trainmedic_server.presentation import times
 
 _MOST_SHOWN = 5
 _MEANS: Mapping[CutKind, str] = {

@@ -13,11 +13,12 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import exits, job_names
+from trainmedic_core.cli import exits
+from trainmedic_core.plain_text import json_text, visible
+from trainmedic_logs.domain.log_search import LogLevel
+from trainmedic_server.cli import job_names
 from trainmedic_server.cli.client import Client
 from trainmedic_server.cli.params import TimeParam
-from trainmedic_server.domain.log_search import LogLevel
-from trainmedic_server.domain.plain_text import json_text, visible
 
 _OPTIONS = (
     click.option("--job", "--job-id", "--job_id", "job", metavar="NAME", help="Show the lines of this job."),

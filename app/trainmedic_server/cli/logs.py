@@ -9,15 +9,16 @@ from typing import Any
 
 import click
 
+from trainmedic_core import words
+from trainmedic_core.cli import exits
+from trainmedic_logs.cli import log_rules
+from trainmedic_logs.simulation.log_check import test_files
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
-from trainmedic_server.cli import exits, log_rules
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.log_lines import line_options, show_lines
-from trainmedic_server.presentation import words
 from trainmedic_server.simulation import report, suite
 from trainmedic_server.simulation.check import check_log_rules
-from trainmedic_server.simulation.log_check import test_files
 
 
 @click.group(invoke_without_command=True)

@@ -16,11 +16,11 @@ from typing import IO, Any
 
 import click
 
+from trainmedic_core.plain_text import json_bytes, visible
 from trainmedic_server import __version__
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.mcp_results import as_data
 from trainmedic_server.cli.mcp_tools import TOOLS, Reader
-from trainmedic_server.domain.plain_text import json_bytes, visible
 
 LONGEST_LINE = 1 << 20
 """Bytes of a message; of a longer one the rest of the line is passed over."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from trainmedic_server.domain.plain_text import json_text
+from trainmedic_core.plain_text import json_text
 
 LONGEST = 40_000
 """Characters of a result, without its marks: some 10,000 tokens."""

@@ -17,10 +17,11 @@ from urllib.parse import quote
 
 from msgspec import Struct, field
 
-from trainmedic_server.cli import exits, why
+from trainmedic_core.cli import exits
+from trainmedic_logs.domain.log_search import LogLevel
+from trainmedic_server.cli import why
 from trainmedic_server.cli.client import Client
 from trainmedic_server.cli.mcp_results import bounded
-from trainmedic_server.domain.log_search import LogLevel
 
 Arguments = Mapping[str, Any]
 _LONGEST_TEXT = 1_000

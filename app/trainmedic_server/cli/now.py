@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import story, table
+from trainmedic_core import words
+from trainmedic_core.cli import table
+from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_server.cli import story
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.output import output_option, print_document
-from trainmedic_server.presentation import runs, times, words
+from trainmedic_server.presentation import runs, times
 
 Document = Mapping[str, Any]
 _SHOWN = 20

@@ -8,11 +8,12 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import table
+from trainmedic_core import words
+from trainmedic_core.cli import table
+from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.cli.params import TimeParam, labels_of
-from trainmedic_server.presentation import times, words
+from trainmedic_server.presentation import times
 
 _HEADER = ("ID", "SCOPE", "STATE", "UNTIL", "BY", "WHY")
 

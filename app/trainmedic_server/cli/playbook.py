@@ -8,22 +8,23 @@ from pathlib import Path
 
 import click
 
+from trainmedic_core import words, yaml_files
+from trainmedic_core.cli import exits
+from trainmedic_core.cli.output import output_option
+from trainmedic_core.plain_text import visible
+from trainmedic_logs.simulation.log_check import test_files
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import alert_map_roots, yaml_files
+from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
-from trainmedic_server.cli import exits, rule_report
+from trainmedic_server.cli import rule_report
 from trainmedic_server.cli.explain import explain
-from trainmedic_server.cli.output import output_option
 from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
-from trainmedic_server.domain.plain_text import visible
-from trainmedic_server.presentation import words
 from trainmedic_server.simulation import report, rule_outcomes, suite
 from trainmedic_server.simulation.check import CheckResult, check_alert_maps
 from trainmedic_server.simulation.check import check as check_paths
-from trainmedic_server.simulation.log_check import test_files
 
 _paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 

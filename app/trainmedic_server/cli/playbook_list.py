@@ -9,12 +9,13 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import table
+from trainmedic_core import words
+from trainmedic_core.cli import table
+from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_core.plain_text import visible
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.domain.plain_text import visible
-from trainmedic_server.presentation import times, words
+from trainmedic_server.presentation import times
 
 _VERSION_HEADER = ("VERSION", "LOADED", "RUNS", "FIRST USED", "LAST USED")
 _HEADER = ("PLAYBOOK", "MODE", "ALERTS", "RUNS", "OPEN", "FAILED", "HELD BACK", "SUMMARY")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
+from trainmedic_core.plain_text import visible
 from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
-from trainmedic_server.domain.plain_text import visible
 
 alert_map_option = click.option(
     "--alert-map",

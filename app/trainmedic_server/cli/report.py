@@ -11,11 +11,12 @@ from urllib.parse import quote
 
 import click
 
-from trainmedic_server.cli import exits, table
+from trainmedic_core import words
+from trainmedic_core.cli import exits, table
+from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.cli.params import TimeParam
-from trainmedic_server.presentation import times, words
+from trainmedic_server.presentation import times
 
 _SHOWN = 10
 _PLAYBOOK = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "HELD BACK", "AGAIN")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trainmedic_core.words import plain
 from trainmedic_server.domain.alert_suggestions import snippet
-from trainmedic_server.presentation.words import plain
 from trainmedic_server.simulation.rule_outcomes import RuleOutcome
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits, story
+from trainmedic_core import words
+from trainmedic_core.cli import exits
+from trainmedic_server.cli import story
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.history import run_path
 from trainmedic_server.cli.params import labels_of
-from trainmedic_server.presentation import words
 from trainmedic_server.presentation.runs import short_id
 
 _OPEN = ("running", "waiting", "awaiting_approval")

@@ -13,9 +13,9 @@ from typing import Any
 import click
 import uvloop
 
+from trainmedic_core.cli import exits
+from trainmedic_core.cli.setting_flags import setting_flag
 from trainmedic_server import telemetry
-from trainmedic_server.cli import exits
-from trainmedic_server.cli.setting_flags import setting_flag
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.errors import ConfigurationError, TrainmedicError
 from trainmedic_server.settings import server as settings

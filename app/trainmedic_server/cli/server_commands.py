@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainmedic_server.command import CommandEntry
+from trainmedic_core.command import CommandEntry
 
 COMMANDS: Mapping[str, CommandEntry] = {
     "serve": CommandEntry("trainmedic_server.cli.serve", "Start the server."),

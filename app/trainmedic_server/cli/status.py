@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from trainmedic_server.cli import exits
+from trainmedic_core import words
+from trainmedic_core.cli import exits
+from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_server.cli.client import Client, server_options
 from trainmedic_server.cli.now import switches
-from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.domain.reaction import NoReaction
-from trainmedic_server.presentation import words
 
 _SHOWN = 10
 _WITHIN = "1d"

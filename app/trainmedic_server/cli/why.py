@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 import click
 
+from trainmedic_core import words
+from trainmedic_core.cli.output import output_option, print_document
+from trainmedic_core.words import plain
 from trainmedic_server.cli import explained
 from trainmedic_server.cli.client import Client, server_options
-from trainmedic_server.cli.output import output_option, print_document
 from trainmedic_server.cli.params import TimeParam, labels_of
-from trainmedic_server.presentation import times, words
-from trainmedic_server.presentation.words import plain
+from trainmedic_server.presentation import times
 
 Document = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_core.target import Target, TargetKind
 
 
 class Claim(Struct, frozen=True):

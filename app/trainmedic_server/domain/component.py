@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_server.domain.own_source import DIAGNOSIS, SOURCE
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.target import Target, TargetKind
 
 LABEL = "component"
 

@@ -3,14 +3,14 @@
 A job may say where its ranks run, an agent which GPUs its node has; each may be mistaken, or lie. Where two of them
 cannot both be right, nothing is done on the ground of either: a power cap would meet somebody else's GPU.
 
-Pure. Who calls it: ``actions.placement`` before it acts on the places of a job, ``server.presences`` to show it.
+Pure. Who calls it: ``actions.placement`` before it acts on the places of a job, ``live.presences`` to show it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from trainmedic_server.domain import gpu_names
+from trainmedic_core import gpu_names
 from trainmedic_server.domain.topology import AgentTopology, Rank
 
 Contradictions = Mapping[str, tuple[str, ...]]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainmedic_server.domain import gpu_names
+from trainmedic_core import gpu_names
 from trainmedic_server.domain.topology import Jobs, WrittenTopology
 
 _FIELDS = {

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainmedic_server.domain import gpu_names, job_place, target_resolution
+from trainmedic_core import gpu_names
+from trainmedic_server.domain import job_place, target_resolution
 from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import Jobs, Topology

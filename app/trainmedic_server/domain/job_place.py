@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainmedic_server.domain import exporters, gpu_names, own_source
+from trainmedic_core import gpu_names
+from trainmedic_server.domain import exporters, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.node_evidence import NodeEvidence, host_of

@@ -14,7 +14,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainmedic_server.domain.problems import did_you_mean
+from trainmedic_core.problems import did_you_mean
 
 NO_CHANNEL = "no notification channel is configured"
 """Why nothing can be sent if TRAINMEDIC_NOTIFY_URLS is not set."""

@@ -14,9 +14,9 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trainmedic_core.problems import did_you_mean
 from trainmedic_server.domain.component import Component
 from trainmedic_server.domain.message import MessageKind, Severity
-from trainmedic_server.domain.problems import did_you_mean
 
 VARIABLE = "TRAINMEDIC_MESSAGE_ROUTES"
 NOTIFY = "notify"

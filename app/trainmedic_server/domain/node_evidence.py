@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from trainmedic_server.domain import exporters, gpu_names, host_lists, own_source
+from trainmedic_core import gpu_names
+from trainmedic_server.domain import exporters, host_lists, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_server.domain import duration
+from trainmedic_core import duration
 
 
 class Scope(Struct, frozen=True):

@@ -5,8 +5,8 @@ Who calls it: the preview of what a run would do, and pauses, which hold for a j
 
 from __future__ import annotations
 
-from trainmedic_server.domain import gpu_names
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_core import gpu_names
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.topology import Topology
 
 _NOWHERE: frozenset[str] = frozenset()

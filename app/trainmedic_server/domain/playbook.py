@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from trainmedic_server.domain.fields import Duration, Expression, Identifier
+from trainmedic_core.fields import Duration, Expression, Identifier
+from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.modes import Mode as Mode
 from trainmedic_server.domain.modes import UndoTrigger as UndoTrigger
 from trainmedic_server.domain.proof import AlertProof
-from trainmedic_server.domain.target import TargetKind
 
 
 class _Model(BaseModel):

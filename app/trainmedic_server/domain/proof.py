@@ -2,7 +2,7 @@
 
 An alertname alone proves nothing, because other rule sets use the same names for other conditions. Pure. Caller:
 ``catalog.compiled_playbook``, after the matchers and ``on.when``. Not here: how the webhook ensures that ``source``
-stands on own alerts only (``server.own_alerts``).
+stands on own alerts only (``api.own_alerts``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
-from trainmedic_server.domain import xids
+from trainmedic_logs.domain import xids
 from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL, Alert
 from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, SOURCE
 

@@ -13,10 +13,10 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import BY_HAND, Identity
 from trainmedic_server.domain.controls import Controls as Controls
 from trainmedic_server.domain.modes import Mode, UndoTrigger
-from trainmedic_server.domain.target import Target
 
 
 class Status(StrEnum):

@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from trainmedic_server.domain import gpu_names, job_place
+from trainmedic_core import gpu_names
+from trainmedic_core.target import LONGEST_NAME, Target, TargetKind
+from trainmedic_server.domain import job_place
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.node_evidence import UNKNOWN, NodeEvidence, host_of
 from trainmedic_server.domain.node_names import is_address
-from trainmedic_server.domain.target import LONGEST_NAME, Target, TargetKind
 from trainmedic_server.domain.topology import Topology
 
 _MOST_NEAR = 3

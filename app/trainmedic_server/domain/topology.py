@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_server.domain import gpu_names
+from trainmedic_core import gpu_names
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.node_names import KnownNodes, NodeNames, is_address, known_nodes, spelled
 

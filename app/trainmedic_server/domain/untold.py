@@ -1,6 +1,6 @@
 """Playbooks that would notify people but cannot, because their notification channel is not set. Pure.
 
-Callers: ``wiring`` at the start, and ``server.status`` for ``/ready``.
+Callers: ``wiring`` at the start, and ``api.status`` for ``/ready``.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from datetime import datetime
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trainmedic_core.target import Target
 from trainmedic_server import errors
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.admission import Admission, PlaybookDecision
@@ -24,7 +25,6 @@ from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.reaction import Reaction, merged
 from trainmedic_server.domain.run import PASSING, Controls, Decision, Event, Run, Status
-from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import guards, pausing, plan, scope, step_sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
-from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission, matching

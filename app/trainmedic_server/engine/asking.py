@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from trainmedic_server import core_errors
+from trainmedic_core import errors
 from trainmedic_server.domain import approval
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.approval import Terms, Unanswered
@@ -77,7 +77,7 @@ def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepStat
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)
-    except core_errors.ExpressionError as error:
+    except errors.ExpressionError as error:
         draft.end(state, StepStatus.FAILED, error=str(error), started_at=state.started_at or draft.now)
         draft.add_event(kinds.StepFailed(state.id, state.action, str(error)))
         return None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trainmedic_core.target import Target
 from trainmedic_server import errors
 from trainmedic_server.domain import target_resolution
 from trainmedic_server.domain.alert import BY_HAND, Alert, AlertRecord, AlertStatus, Delivery
@@ -21,7 +22,6 @@ from trainmedic_server.domain.event_kinds import Retried
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Run, Status, StepState
-from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import admission_facts, claims, preview, scope, step_sequence
 from trainmedic_server.engine.admission import Admitter

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.playbook import ActionStep
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.actions import Action, Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 

@@ -21,6 +21,7 @@ import structlog
 from msgspec.structs import replace
 from pydantic import BaseModel
 
+from trainmedic_core.target import Target
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import approval
 from trainmedic_server.domain import event_kinds as kinds
@@ -28,7 +29,6 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.event_codec import UNDO_OVER, name_of, recorded
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.run import Attempt, Decision, Event, OrderKind, Run, Status, StepState
-from trainmedic_server.domain.target import Target
 from trainmedic_server.engine import after_resolve, claims, plan, steps
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.plan_values import (

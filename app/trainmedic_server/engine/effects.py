@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from trainmedic_server import core_errors, errors, telemetry
+from trainmedic_core import errors as core_errors
+from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import effect as effects
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.effect import Effect

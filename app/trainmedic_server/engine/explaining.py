@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
+from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.target import Target
 from trainmedic_server.engine import admission_facts, claims, explanation
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.explanation import ExplainContext, ExplainedAlert

@@ -12,13 +12,14 @@ from datetime import datetime, timedelta
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from trainmedic_server.domain import duration, target_resolution
+from trainmedic_core import duration
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_server.domain import target_resolution
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import forecast, matching

@@ -1,7 +1,7 @@
 """The alert of a finding: whether it raises one, and how that is written.
 
 Pure. Who calls it: ``finding_intake`` decides by it, ``finding_teller`` writes it. Not here: what a rule says, which is
-``logs.rule``, and its texts (``logs.rendering``).
+``trainmedic_logs.lines.rule``, and its texts (``trainmedic_logs.lines.rendering``).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_core.target import TargetKind
+from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding, Role
+from trainmedic_logs.domain.finding_codec import FindingUpdate, write_ranks
+from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
+from trainmedic_logs.lines import rendering
+from trainmedic_logs.lines.rule import LogRule
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
-from trainmedic_server.domain.finding import CLAIMED_JOB, Finding, Role
-from trainmedic_server.domain.finding_codec import FindingUpdate, write_ranks
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.domain.known_finding import FindingAlert, KnownFinding
 from trainmedic_server.domain.own_source import LOG, SOURCE
-from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.logs import rendering
-from trainmedic_server.logs.rule import LogRule
 
 OLDEST = timedelta(hours=1)
 """Lines that are older when they are heard of raise no alert: the world that they describe has changed."""

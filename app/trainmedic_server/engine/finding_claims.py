@@ -14,10 +14,10 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from trainmedic_server.domain.finding import Finding, Origin
-from trainmedic_server.domain.known_finding import is_printed
-from trainmedic_server.domain.plain_text import visible
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_core.plain_text import visible
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import Finding, Origin
+from trainmedic_logs.domain.known_finding import is_printed
 from trainmedic_server.domain.topology import Topology
 
 WasThere = Callable[[str, str], bool]

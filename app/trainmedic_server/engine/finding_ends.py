@@ -10,16 +10,16 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct, field
 
+from trainmedic_core.target import TargetKind
+from trainmedic_logs.domain.known_finding import FindingEnd, KnownFinding
+from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, UNTIL_BOOT, UNTIL_ENDS, Confirmation, LogRule
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.known_finding import FindingEnd, KnownFinding
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.domain.target_resolution import job_named_by, node_named_by
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.finding_alerts import is_before_boot
 from trainmedic_server.engine.node_watch import JobProgress
-from trainmedic_server.logs.rule import UNTIL_ATTEMPT, UNTIL_BOOT, UNTIL_ENDS, Confirmation, LogRule
 
 SILENCE = timedelta(minutes=15)
 """After so long without a line a finding is over whose rule is not there any more."""

@@ -1,7 +1,7 @@
 """Takes what nodes say of findings, and decides what becomes of each: new, more of a known one, over, or suspected.
 
 Updates that arrive together share a transaction, and are acknowledged once that is durable. An update says all that is
-known of its episode, so one that comes twice changes nothing (``domain.known_finding``).
+known of its episode, so one that comes twice changes nothing (``trainmedic_logs.domain.known_finding``).
 
 Who calls it: ``adapters.redis_findings`` hands the updates in; ``wiring`` runs `watch`. Not here: telling the alerts
 (``finding_teller``).
@@ -17,18 +17,18 @@ from typing import NamedTuple, Self
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from trainmedic_logs.domain import known_finding
+from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, FindingEnd, KnownExcerpt, KnownFinding
+from trainmedic_logs.lines.exception_causes import PROOF
+from trainmedic_logs.lines.rule import LogRule, RuleSet
 from trainmedic_server import telemetry
-from trainmedic_server.domain import known_finding
-from trainmedic_server.domain.finding import CLAIMED_JOB, Finding
-from trainmedic_server.domain.finding_codec import FindingUpdate
-from trainmedic_server.domain.known_finding import Episode, EpisodeKey, FindingEnd, KnownExcerpt, KnownFinding
 from trainmedic_server.domain.time_gaps import Ago
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import finding_alerts, finding_claims, finding_ends, job_failure, loops
 from trainmedic_server.engine.finding_ends import EndFacts
 from trainmedic_server.engine.node_watch import NodeWatch
-from trainmedic_server.logs.exception_causes import PROOF
-from trainmedic_server.logs.rule import LogRule, RuleSet
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 

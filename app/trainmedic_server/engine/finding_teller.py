@@ -17,9 +17,9 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
+from trainmedic_logs.domain.known_finding import KnownFinding
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import Alert, Delivery
-from trainmedic_server.domain.known_finding import KnownFinding
 from trainmedic_server.engine import finding_alerts, loops
 from trainmedic_server.ports.findings import AlertTeller
 from trainmedic_server.ports.outside import Clock

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from trainmedic_core.target import Target
 from trainmedic_server import telemetry
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.domain.playbook import Mode
-from trainmedic_server.domain.target import Target
 from trainmedic_server.engine import claims, plan
 from trainmedic_server.engine.admission_changes import AdmissionChanges, StartedRun
 from trainmedic_server.engine.engine_services import EngineServices

@@ -17,15 +17,14 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainmedic_server import core_errors
-from trainmedic_server.domain import duration
+from trainmedic_core import duration, errors
+from trainmedic_core.expressions import evaluation, template_syntax
+from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Run, Status, StepState
-from trainmedic_server.domain.target import Target
 from trainmedic_server.engine import scope, step_sequence
-from trainmedic_server.expressions import evaluation, template_syntax
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
@@ -99,7 +98,7 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
         return replace(plan, verdict=StepForecast.UNDETERMINED, why=reason)
     try:
         params = playbook.params(state.phase, state.index, names)
-    except core_errors.ExpressionError as error:
+    except errors.ExpressionError as error:
         return replace(plan, verdict=StepForecast.FAILS, why=str(error))
     return replace(plan, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
 
@@ -111,7 +110,7 @@ def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec:
     try:
         if playbook.when(state.phase, state.index, names):
             return StepForecast.RUNS, f"when holds: {spec.when}" if spec.when else ""
-    except core_errors.ExpressionError as error:
+    except errors.ExpressionError as error:
         return StepForecast.FAILS, str(error)
     return StepForecast.SKIPPED, f"when does not hold: {spec.when}"
 
@@ -120,7 +119,7 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
     """What the step asks; unrendered where that depends on how earlier steps end."""
     try:
         return playbook.message(state.phase, state.index, names)
-    except core_errors.ExpressionError:
+    except errors.ExpressionError:
         return spec.question.message
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from trainmedic_server.domain import duration
+from trainmedic_core import duration
 from trainmedic_server.domain.pause import OperatorPause
 from trainmedic_server.domain.playbook import Guards, Mode
 from trainmedic_server.domain.run import Controls, Decision

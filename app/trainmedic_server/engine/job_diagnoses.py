@@ -18,16 +18,16 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
+from trainmedic_logs.diagnosis import pods, reported_end
+from trainmedic_logs.diagnosis.facts import Facts, RankFacts, Sign
+from trainmedic_logs.diagnosis.judge import diagnose
+from trainmedic_logs.diagnosis.reported_end import ReportedEnd
+from trainmedic_logs.domain.known_finding import KnownExcerpt, KnownFinding
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import pods, reported_end
-from trainmedic_server.diagnosis.facts import Facts, RankFacts, Sign
-from trainmedic_server.diagnosis.judge import diagnose
-from trainmedic_server.diagnosis.reported_end import ReportedEnd
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.job_verdict import JobVerdict
-from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
-from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import job_failure, loops, reported_ends, verdict_alert

@@ -14,17 +14,17 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from trainmedic.wire import undoing
-from trainmedic_server.diagnosis import exits
-from trainmedic_server.diagnosis.collectives import CollectiveLines
-from trainmedic_server.diagnosis.exits import Exit
-from trainmedic_server.diagnosis.facts import Earlier, Facts, RankFacts, Sign
-from trainmedic_server.diagnosis.flight_recorder import absentees, digest
-from trainmedic_server.diagnosis.flight_recorder.dump import Dump
-from trainmedic_server.diagnosis.reported_end import ReportedEnd
-from trainmedic_server.domain.finding import CauseClass, Finding, Role
+from trainmedic_logs.diagnosis import exits
+from trainmedic_logs.diagnosis.collectives import CollectiveLines
+from trainmedic_logs.diagnosis.exits import Exit
+from trainmedic_logs.diagnosis.facts import Earlier, Facts, RankFacts, Sign
+from trainmedic_logs.diagnosis.flight_recorder import absentees, digest
+from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
+from trainmedic_logs.diagnosis.reported_end import ReportedEnd
+from trainmedic_logs.domain.finding import CauseClass, Finding, Role
+from trainmedic_logs.domain.known_finding import KnownExcerpt, KnownFinding
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.known_finding import KnownExcerpt, KnownFinding
-from trainmedic_server.domain.known_verdict import KnownVerdict
 
 TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
 """The shipped rules that take what launchers print of processes that ended."""

@@ -19,11 +19,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from trainmedic.wire.notice import NAME
+from trainmedic_core.gpu_names import is_of_one_node
 from trainmedic_server import telemetry
 from trainmedic_server.domain import job_life
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import JobForgotten
-from trainmedic_server.domain.gpu_names import is_of_one_node
 from trainmedic_server.domain.job_life import JobLife, LifeChange, LifeState
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops

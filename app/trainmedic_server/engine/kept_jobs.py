@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainmedic_logs.domain.known_finding import KeptJob
 from trainmedic_server import errors
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import JobKept, JobReleased
-from trainmedic_server.domain.known_finding import KeptJob
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 

@@ -36,6 +36,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from trainmedic_core.target import Target
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import decisive
 from trainmedic_server.domain.claim import Claim
@@ -43,7 +44,6 @@ from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import LeaseLost, SetAgainDone, SetAgainHeld, SetAgainStarted
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Run, UndoStatus
-from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.engine_services import EngineServices
 from trainmedic_server.engine.set_again import contents_of, guard_obstacle, last_event, obstacle
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, MultiNodeAction, Renewal

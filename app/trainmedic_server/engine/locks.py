@@ -23,8 +23,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.claim import Claim
-from trainmedic_server.domain.target import Target, TargetKind
 
 
 class TargetLocks:

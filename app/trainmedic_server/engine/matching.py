@@ -11,11 +11,11 @@ from itertools import islice
 
 from msgspec import Struct
 
+from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.reaction import NoReaction, Reaction
 from trainmedic_server.domain.run import Decision, Event
-from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Match, Shortlist
 

@@ -18,8 +18,11 @@ from itertools import starmap
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainmedic_server.domain import duration, links
+from trainmedic_core import duration
+from trainmedic_core.plain_text import json_text
+from trainmedic_core.words import count, cut
 from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain import links
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.alert_labels import Label
 from trainmedic_server.domain.component import Component, component_of_run
@@ -29,11 +32,9 @@ from trainmedic_server.domain.message import Message, MessageKind, Severity, min
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.node_evidence import LISTING, UNKNOWN, host_of
 from trainmedic_server.domain.node_names import spelled
-from trainmedic_server.domain.plain_text import json_text
 from trainmedic_server.domain.run import PASSING, Decision, Event, Run, Status, StepState, StepStatus
 from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
-from trainmedic_server.presentation.words import count, cut
 
 SOON = timedelta(seconds=10)
 """How long a message waits for others of its topic."""

@@ -19,9 +19,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
+from trainmedic_core.target import LONGEST_NAME
+from trainmedic_logs.domain.known_finding import JobPlace
 from trainmedic_server import telemetry
-from trainmedic_server.domain.known_finding import JobPlace
-from trainmedic_server.domain.target import LONGEST_NAME
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops
 from trainmedic_server.engine.read_parts import PartReader

@@ -13,13 +13,14 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from trainmedic_core import duration
+from trainmedic_core.target import Target
 from trainmedic_server import errors
-from trainmedic_server.domain import duration, places
 from trainmedic_server.domain import event_kinds as kinds
+from trainmedic_server.domain import places
 from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder, Scope
 from trainmedic_server.domain.run import Controls, Event
-from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
 
 _P = TypeVar("_P", bound=kinds.OfPause)

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from trainmedic_server.domain import duration
+from trainmedic_core import duration
 from trainmedic_server.domain.event_kinds import Closed, StepResumed
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
 from trainmedic_server.engine import after_resolve, asking, preview, step_sequence, steps, undoing

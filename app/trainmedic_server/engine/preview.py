@@ -11,12 +11,12 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from trainmedic_server import core_errors
+from trainmedic_core import errors
+from trainmedic_core.target import Target
 from trainmedic_server.domain import places
 from trainmedic_server.domain.approval import StepAhead
 from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import Run, StepState, StepStatus
-from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import step_sequence
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions, NodeTouchingAction
@@ -30,14 +30,14 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
     try:
         if not playbook.when(state.phase, state.index, names):
             return replace(state, status=StepStatus.SKIPPED, message="its condition was not met")
-    except core_errors.ExpressionError:
+    except errors.ExpressionError:
         message = f"would depend on how the run goes: {step_sequence.step_definition(playbook, state).when}"
     params = state.params
     if state.kind == "action":
         try:
             rendered = playbook.params(state.phase, state.index, names)
             params = rendered.model_dump(mode="json", by_alias=True, exclude_none=True)
-        except core_errors.ExpressionError as error:
+        except errors.ExpressionError as error:
             message = f"its parameters depend on the run: {error}"
     return replace(state, status=StepStatus.OBSERVED, message=message, params=params)
 

@@ -1,14 +1,14 @@
 """The reports of ends in the history: which events report one, in order and by job. Pure.
 
-Who calls it: ``job_diagnoses``. What follows from a report: ``diagnosis.reported_end``.
+Who calls it: ``job_diagnoses``. What follows from a report: ``trainmedic_logs.diagnosis.reported_end``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainmedic_server.diagnosis import reported_end
-from trainmedic_server.diagnosis.reported_end import ReportedEnd
+from trainmedic_logs.diagnosis import reported_end
+from trainmedic_logs.diagnosis.reported_end import ReportedEnd
 from trainmedic_server.domain.event_codec import content_of, name_of, names
 from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone
 from trainmedic_server.domain.run import Event

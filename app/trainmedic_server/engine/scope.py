@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_core.target import Target
 from trainmedic_server.domain import links
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
 from trainmedic_server.domain.run import Run, StepState
-from trainmedic_server.domain.target import Target
 from trainmedic_server.engine import verdict_alert
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TypeVar
 
-from trainmedic_server.domain import duration
+from trainmedic_core import duration
 from trainmedic_server.domain.alert import decisive
 from trainmedic_server.domain.event_codec import content_of, name_of
 from trainmedic_server.domain.event_kinds import EventKind, SetAgainDone, SetAgainStarted

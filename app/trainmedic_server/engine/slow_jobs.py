@@ -15,16 +15,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from trainmedic.wire import envelope
+from trainmedic_logs.diagnosis import slow
+from trainmedic_logs.diagnosis.accusation import evidence_of
+from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
+from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis import slow
-from trainmedic_server.diagnosis.accusation import evidence_of
-from trainmedic_server.diagnosis.slow import RankStep, ThroughputDrop
-from trainmedic_server.diagnosis.verdict import Confidence, Verdict
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.alert import AlertRecord
-from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.job_verdict import SLOW_ALERTS, THROUGHPUT_DROP, JobVerdict
-from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.engine import loops, verdict_alert
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries

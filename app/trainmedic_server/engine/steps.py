@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainmedic_server import core_errors
+from trainmedic_core import errors
 from trainmedic_server.domain import event_kinds as kinds
 from trainmedic_server.domain.playbook import (
     ActionStep,
@@ -75,7 +75,7 @@ def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
     try:
         if definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope()):
             return True
-    except core_errors.ExpressionError as error:
+    except errors.ExpressionError as error:
         left_out = ", ".join(step.id for step in after_resolve.left_out(draft.run))
         if not left_out:
             _fail(draft, state, str(error))
@@ -219,7 +219,7 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
     if not state.attempts:
         try:
             rendered = draft.playbook.params(state.phase, state.index, draft.scope())
-        except core_errors.ExpressionError as error:
+        except errors.ExpressionError as error:
             _fail(draft, state, str(error))
             return None
         params = rendered.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic_core.problems import FileProblem
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain import links
 from trainmedic_server.domain.message import Message, MessageKind, MessageRule
 from trainmedic_server.domain.message_routes import MessageRoutes
-from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops, message_texts
 from trainmedic_server.engine.event_teller import EventSource, EventTeller

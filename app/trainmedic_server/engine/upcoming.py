@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from trainmedic_server import core_errors
+from trainmedic_core import errors
 from trainmedic_server.domain.alert import AlertRecord, decisive
 from trainmedic_server.domain.approval import Terms
 from trainmedic_server.domain.job_verdict import VerdictsOnJob
@@ -120,7 +120,7 @@ def _first_of(playbook: CompiledPlaybook, names: Scope, steps: Sequence[StepStat
         try:
             if definition.when is not None and not playbook.when(state.phase, state.index, names):
                 continue
-        except core_errors.ExpressionError:
+        except errors.ExpressionError:
             note = f"only if {definition.when}"
         return _rendered(playbook, state, definition, names, note)
     return Upcoming(outcome="failed" if has_failed else "succeeded")
@@ -138,7 +138,7 @@ def _rendered(
         if state.kind == "action":
             params = playbook.params(state.phase, state.index, names)
             return replace(upcoming, params=params.model_dump(mode="json", by_alias=True, exclude_none=True))
-    except core_errors.ExpressionError as error:
+    except errors.ExpressionError as error:
         unknown = f"its parameters depend on the run: {error}"
         return replace(upcoming, note=f"{note}; {unknown}" if note else unknown)
     return upcoming

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from trainmedic_logs.domain.known_verdict import SLOW
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.job_verdict import JobVerdict
-from trainmedic_server.domain.known_verdict import SLOW
 from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 
 ALERTNAME = "TrainingFailed"

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic_core import duration
 from trainmedic_server import errors, telemetry
-from trainmedic_server.domain import duration
 from trainmedic_server.domain.run import Decision, Run
 from trainmedic_server.engine import asking, claims, plan
 from trainmedic_server.engine.admission_changes import StartedRun

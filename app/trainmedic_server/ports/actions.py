@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 from msgspec import Struct, field
 from pydantic import BaseModel
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.message_routes import MessageRoutes
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.metric_history import MetricHistory

@@ -8,10 +8,10 @@ from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
+from trainmedic_logs.domain.finding import Role
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, JobPlace, KeptJob, KnownExcerpt, KnownFinding
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.finding import Role
-from trainmedic_server.domain.finding_codec import FindingUpdate
-from trainmedic_server.domain.known_finding import Episode, EpisodeKey, JobPlace, KeptJob, KnownExcerpt, KnownFinding
 
 TakeUpdates: TypeAlias = Callable[[Sequence[FindingUpdate]], Awaitable[None]]
 """Returns once what the updates say is durable, in order. Raises StoreUnavailable; then the same come again."""

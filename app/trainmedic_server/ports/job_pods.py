@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from trainmedic_server.domain.pod_fault import PodFault, PodReading
+from trainmedic_logs.domain.pod_fault import PodFault, PodReading
 
 IsOwn = Callable[[str, str, str], bool]
 """Returns whether the pod of this namespace, name and node really belongs to the job, and does not only have its

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from trainmedic_server.domain.log_search import FoundLine, LogQuery
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery
 
 
 class LogBatch(Struct, frozen=True):

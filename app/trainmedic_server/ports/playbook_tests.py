@@ -6,7 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from trainmedic_server.domain.problems import FileProblem
+from trainmedic_core.problems import FileProblem
 
 
 class PlayedTest(Struct, frozen=True):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.target import Target
 from trainmedic_server.domain.topology import Topology
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from trainmedic_server.domain.known_verdict import KnownVerdict
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 
 
 @dataclass(frozen=True, slots=True)

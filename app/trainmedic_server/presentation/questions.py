@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainmedic_core.words import call, count, how_often
 from trainmedic_server.domain.approval import Terms, Unanswered
 from trainmedic_server.domain.event_kinds import ApprovalEscalated, ApprovalReminded, QuestionEvent
 from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.presentation import runs
-from trainmedic_server.presentation.words import call, count, how_often
 
 UNASKED = "May this run act?"
 """The question of a step without one of its own."""

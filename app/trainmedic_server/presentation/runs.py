@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainmedic_core.words import plain, words
 from trainmedic_server.domain import links
 from trainmedic_server.domain.run import Run, Status
 from trainmedic_server.presentation import times
 from trainmedic_server.presentation.sentences import At, RunName, Sentence, Values
-from trainmedic_server.presentation.words import plain, words
 
 Document = Mapping[str, Any]
 _WAITS = {"resolved": "alert"}

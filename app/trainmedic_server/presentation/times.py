@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from trainmedic_server.presentation.words import plain
+from trainmedic_core.words import plain
 
 Time = datetime | str | None
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))

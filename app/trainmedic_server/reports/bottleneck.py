@@ -2,9 +2,9 @@
 
 It uses the parts of each rank's step time, as the SDK measures them. If they were not measured, and the throughput is
 far below the usual one, NCCL timeouts in the log are a hint at communication, and their absence is a hint at the data.
-Such a bottleneck has severity ``low`` and is worded as a hint, because neither proves anything. The shares
-that count as much are those of a diagnosis (``diagnosis.slow``), which looks at each rank at one moment; here it is the
-median rank over a time.
+Such a bottleneck has severity ``low`` and is worded as a hint, because neither proves anything. The shares that count
+as much are those of a diagnosis (``trainmedic_logs.diagnosis.slow``), which looks at each rank at one moment; here it
+is the median rank over a time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainmedic_server.diagnosis.slow import EXPLAINS, SLOW_RANK, WAITS_FOR_DATA, WORTH_NAMING
-from trainmedic_server.domain.finding import CauseClass, Role
-from trainmedic_server.domain.known_finding import KnownFinding
+from trainmedic_logs.diagnosis.slow import EXPLAINS, SLOW_RANK, WAITS_FOR_DATA, WORTH_NAMING
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.domain.known_finding import KnownFinding
 
 _VERY_LARGE = 0.5
 """A share of the step from which waiting for data or for others is a severe bottleneck."""

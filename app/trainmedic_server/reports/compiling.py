@@ -1,7 +1,7 @@
 """Compiles reports: asks the run store, Prometheus and whoever has verdicts, and hands it all to the pure modules.
 
 A Prometheus that is not there, or does not answer in time, costs the report what only it knows; the reason is said.
-Who calls it: the API (``server.reports``).
+Who calls it: the API (``api.reports``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, time, timedelta
 from typing import Protocol
 
+from trainmedic_logs.domain.known_finding import KnownFinding
 from trainmedic_server import telemetry
-from trainmedic_server.domain.known_finding import KnownFinding
 from trainmedic_server.domain.run import Event, Run, Status
 from trainmedic_server.errors import MetricsUnavailable, NotFound
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory

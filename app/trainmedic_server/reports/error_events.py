@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from trainmedic_server.domain.finding import CauseClass, Role
-from trainmedic_server.domain.known_finding import KnownFinding
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.domain.known_finding import KnownFinding
 from trainmedic_server.reports.failures import FailureRecord
 
 OUT_OF_MEMORY = frozenset({CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY})

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.event_codec import content_of
 from trainmedic_server.domain.event_kinds import JobFailed, JobGone, LifeEvent
 from trainmedic_server.domain.run import Event, Run, Status
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.failures import FailureRecord, failures_of

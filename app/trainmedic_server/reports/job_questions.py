@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from string import Template
 from typing import Any
 
-from trainmedic_server.domain import duration
+from trainmedic_core import duration
 from trainmedic_server.domain.promql import quoted
 from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricHistory, MetricSeries, Points

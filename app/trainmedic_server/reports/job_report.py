@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from trainmedic_server.domain.known_finding import KnownFinding
+from trainmedic_logs.domain.known_finding import KnownFinding
 from trainmedic_server.domain.run import Event, Run
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports import anomalies, bottleneck, efficiency, goodput

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.run import Run, Status
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.tallies import PlaybookTally
 
 PERSON_AFTER = timedelta(minutes=30)

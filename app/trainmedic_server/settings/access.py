@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from trainmedic_server.settings.sources import SettingSource
+from trainmedic_core.setting_sources import SettingSource
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

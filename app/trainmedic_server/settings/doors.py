@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from trainmedic_core.problems import did_you_mean
+from trainmedic_core.setting_sources import SettingSource
 from trainmedic_server.domain.event_codec import EVENT_KINDS
-from trainmedic_server.domain.problems import did_you_mean
-from trainmedic_server.settings.sources import SettingSource
 from trainmedic_server.settings.values import ExpandedPath, HttpUrl
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainmedic_server.settings.sources import SettingSource
+from trainmedic_core.setting_sources import SettingSource
 
 
 def explain(

@@ -20,15 +20,15 @@ from pydantic import Field, PrivateAttr, SecretStr, ValidationError
 
 from trainmedic.settings import key_reader
 from trainmedic.wire.signing import Signer
+from trainmedic_core import setting_sources
+from trainmedic_core.setting_sources import PREFIX, SettingSource
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.settings import sources
 from trainmedic_server.settings.access import AccessSettings
 from trainmedic_server.settings.doors import DoorSettings
 from trainmedic_server.settings.explanations import explain
 from trainmedic_server.settings.slack import SlackSettings
-from trainmedic_server.settings.sources import PREFIX, SettingSource
 from trainmedic_server.settings.telling import TellingSettings
 from trainmedic_server.settings.values import (
     AnyCaseLogLevel,
@@ -340,7 +340,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, source in SOURCES.items():
-        if setting := sources.read(source, flags.get(name), environ):
+        if setting := setting_sources.read(source, flags.get(name), environ):
             values[name], origins[name] = setting
     if "previous_signing_key" in values and "signing_key" not in values:
         raise ConfigurationError(f"{origins['previous_signing_key']}: is set, and TRAINMEDIC_SIGNING_KEY is not")
@@ -348,10 +348,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings
         loaded = ServerSettings(**values)
     except ValidationError as error:
         raise ConfigurationError("\n".join(explain(error, values, origins, SOURCES))) from None
-    loaded._read_keys = key_reader(None, sources.without_empty(environ))
+    loaded._read_keys = key_reader(None, setting_sources.without_empty(environ))
     return loaded
 
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """Variables that look like a setting but are none, each with the most similar setting's variable."""
-    return sources.misspelt(environ, SOURCES.values(), _OF_OTHER_PROGRAMS)
+    return setting_sources.misspelt(environ, SOURCES.values(), _OF_OTHER_PROGRAMS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import get_args
 
-from trainmedic_server.domain import duration
+from trainmedic_core import duration
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.settings.server import SOURCES, ServerSettings
 from trainmedic_server.settings.values import LogFormat, LogLevel

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
+from trainmedic_core.setting_sources import SettingSource
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.settings.sources import SettingSource
 from trainmedic_server.settings.values import ExpandedPath
 
 

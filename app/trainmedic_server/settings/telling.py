@@ -10,10 +10,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainmedic_core.setting_sources import SettingSource
 from trainmedic_server.domain.message import MessageKind, MessageRule, parse_rules
 from trainmedic_server.domain.message_routes import VARIABLE, MessageRoutes, routes_of
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.settings.sources import SettingSource
 from trainmedic_server.settings.values import Channels, ExternalUrl, MessageRules, RoutesText
 
 

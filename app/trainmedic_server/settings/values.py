@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from trainmedic.wire.connection import open_client
-from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.http_url import ESCAPES, check_http_url
+from trainmedic_core.fields import Duration
+from trainmedic_core.http_url import ESCAPES, check_http_url
 from trainmedic_server.domain.message import parse_rules
 from trainmedic_server.domain.message_routes import parse_routes
 from trainmedic_server.domain.playbook import Mode

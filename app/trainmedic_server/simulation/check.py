@@ -8,16 +8,16 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from trainmedic_core.problems import FileProblem
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.simulation.log_check import rules_in, test_files
 from trainmedic_server.catalog import alert_map_compiler, overlaps
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.domain.problems import FileProblem
-from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.simulation import suite_format
-from trainmedic_server.simulation.log_check import rules_in, test_files
 
 
 class CheckResult(Struct, frozen=True):

@@ -10,8 +10,8 @@ from enum import Enum
 
 from msgspec import Struct
 
+from trainmedic_core.problems import DocumentPath
 from trainmedic_server.domain.admission import PlaybookDecision
-from trainmedic_server.domain.problems import DocumentPath
 from trainmedic_server.domain.run import Controls, Status, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
 from trainmedic_server.simulation.scripted import RecordedCall

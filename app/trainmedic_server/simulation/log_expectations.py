@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainmedic_server.diagnosis.verdict import Verdict
-from trainmedic_server.domain.finding_codec import write_ranks
-from trainmedic_server.domain.known_finding import FindingAlert, KnownFinding
-from trainmedic_server.domain.problems import DocumentPath
+from trainmedic_core.problems import DocumentPath
+from trainmedic_logs.diagnosis.verdict import Verdict
+from trainmedic_logs.domain.finding_codec import write_ranks
+from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
+from trainmedic_logs.simulation.log_test_format import FindingExpected, LogAlertExpected, VerdictExpected
 from trainmedic_server.simulation.expectations import Difference, contains, count, equal, says
-from trainmedic_server.simulation.log_test_format import FindingExpected, LogAlertExpected, VerdictExpected
 from trainmedic_server.simulation.suite_format import Check
 
 

@@ -10,28 +10,28 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from trainmedic_logs.diagnosis.collecting import Collector
+from trainmedic_logs.diagnosis.judge import diagnose
+from trainmedic_logs.diagnosis.verdict import Verdict
+from trainmedic_logs.domain.finding import Finding, Origin, TimeSource
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.domain.known_finding import KnownFinding
+from trainmedic_logs.lines.assembly import LineAssembler
+from trainmedic_logs.lines.line import Line
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.lines.tracker import FindingTracker
+from trainmedic_logs.simulation.log_test_format import JobEntry, LineEntry
 from trainmedic_server import telemetry
-from trainmedic_server.diagnosis.collecting import Collector
-from trainmedic_server.diagnosis.judge import diagnose
-from trainmedic_server.diagnosis.verdict import Verdict
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
-from trainmedic_server.domain.finding import Finding, Origin, TimeSource
-from trainmedic_server.domain.finding_codec import FindingUpdate
-from trainmedic_server.domain.known_finding import KnownFinding
 from trainmedic_server.domain.topology import JobTopology, Topology
 from trainmedic_server.engine import verdict_alert
 from trainmedic_server.engine.finding_intake import FindingIntake
 from trainmedic_server.engine.finding_teller import FindingTeller
 from trainmedic_server.engine.node_watch import NodeWatch
-from trainmedic_server.logs.assembly import LineAssembler
-from trainmedic_server.logs.line import Line
-from trainmedic_server.logs.rule import RuleSet
-from trainmedic_server.logs.tracker import FindingTracker
 from trainmedic_server.ports.findings import AlertTeller
 from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
-from trainmedic_server.simulation.log_test_format import JobEntry, LineEntry
 from trainmedic_server.simulation.virtual_time import BEGINNING
 
 TICK = timedelta(seconds=1)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainmedic_server.domain.plain_text import visible
-from trainmedic_server.domain.problems import FileProblem
+from trainmedic_core.plain_text import visible
+from trainmedic_core.problems import FileProblem
 from trainmedic_server.simulation.suite import FileResult
 
 

@@ -15,17 +15,17 @@ from typing import Any
 from msgspec import Struct, field
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trainmedic_server.catalog import model_errors, yaml_files, yaml_text
+from trainmedic_core import model_errors, yaml_files, yaml_text
+from trainmedic_core.expressions.regexes import ValueTooLong
+from trainmedic_core.problems import FileProblem
+from trainmedic_core.yaml_text import YamlDocument
 from trainmedic_server.catalog.alert_map import CompiledAlertMap, Rename
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.matchers import Matcher
-from trainmedic_server.catalog.yaml_text import YamlDocument
 from trainmedic_server.domain import proof
 from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertStatus
 from trainmedic_server.domain.alert_suggestions import Suggestion, snippet, suggest
-from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.proof import AlertProof
-from trainmedic_server.expressions.regexes import ValueTooLong
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 _ALWAYS_KNOWN = frozenset({"alertname", SHIPPED_RULE_LABEL})

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from msgspec import Struct
 from pydantic import BaseModel
 
+from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
 from trainmedic_server.actions.commands import COMPARED
 from trainmedic_server.domain.run import Run
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Actions, Call
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore

@@ -14,30 +14,32 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from trainmedic_core import duration
+from trainmedic_core.problems import DocumentPath, FileProblem, path_text
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
+from trainmedic_logs.simulation import log_fixtures
+from trainmedic_logs.simulation.log_test_format import LineEntry
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
-from trainmedic_server.domain import duration, inventory
+from trainmedic_server.domain import inventory
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
-from trainmedic_server.domain.problems import DocumentPath, FileProblem, path_text
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.finding_teller import IntakeTeller
 from trainmedic_server.engine.service import Engine
-from trainmedic_server.logs.rule import RuleSet
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
 from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.simulation import (
     expectations,
     log_expectations,
-    log_fixtures,
     log_scenario,
     suite_format,
     unknown_names,
@@ -45,7 +47,6 @@ from trainmedic_server.simulation import (
 )
 from trainmedic_server.simulation.expectations import Observations
 from trainmedic_server.simulation.log_scenario import LogScenario
-from trainmedic_server.simulation.log_test_format import LineEntry
 from trainmedic_server.simulation.scripted import Script, ScriptedActions
 from trainmedic_server.simulation.suite_format import (
     AlertEntry,

@@ -15,15 +15,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from trainmedic_server.catalog import model_errors
-from trainmedic_server.domain import duration
+from trainmedic_core import duration, model_errors
+from trainmedic_core.fields import Duration
+from trainmedic_core.problems import FileProblem
+from trainmedic_logs.simulation import log_test_format
+from trainmedic_logs.simulation.log_test_format import LogCheck, LogSuite, LogSuiteEntry, LogTest, as_list
 from trainmedic_server.domain.alert import AlertStatus
-from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.playbook import Mode
-from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Decision, Status, StepStatus, UndoStatus
-from trainmedic_server.simulation import log_test_format
-from trainmedic_server.simulation.log_test_format import LogCheck, LogSuite, LogSuiteEntry, LogTest, as_list
 
 
 def _read_offset(value: Any) -> Any:

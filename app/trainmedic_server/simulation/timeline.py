@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from trainmedic_server.domain.problems import DocumentPath
-from trainmedic_server.simulation.log_test_format import LineEntry
+from trainmedic_core.problems import DocumentPath
+from trainmedic_logs.simulation.log_test_format import LineEntry
 from trainmedic_server.simulation.suite_format import AlertEntry, Check, OrderEntry, TestEntry
 
 _Entry = LineEntry | AlertEntry | OrderEntry | Check

@@ -11,13 +11,13 @@ from msgspec import Struct
 
 from trainmedic.wire import envelope
 from trainmedic.wire.signing import Signer
+from trainmedic_logs.rules import log_rule_roots
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
 from trainmedic_server.adapters.redis_findings import RedisFindings
 from trainmedic_server.adapters.redis_log_rules import RedisLogRules
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.catalog import log_rule_roots
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.engine.finding_intake import FindingIntake
 from trainmedic_server.engine.finding_teller import FindingTeller, IntakeTeller
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses

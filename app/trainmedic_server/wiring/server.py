@@ -19,6 +19,7 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
@@ -34,10 +35,14 @@ from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.api.findings import FindingsApi
+from trainmedic_server.api.playbook_versions import PlaybookTextsApi
+from trainmedic_server.auth import auth
+from trainmedic_server.auth.browser_sessions import Sessions
+from trainmedic_server.auth.identity import TrustedProxies
 from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
 from trainmedic_server.domain.topology import ClusterTopology, WrittenTopology
 from trainmedic_server.engine.agent_watch import AgentWatch
 from trainmedic_server.engine.job_watch import JobWatch
@@ -46,6 +51,13 @@ from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.http import factory, listener
+from trainmedic_server.http.base_path import BasePath
+from trainmedic_server.http.limits import ConnectionLimits, ServerLimits
+from trainmedic_server.http.standby import Standby, SwitchableApp
+from trainmedic_server.live.log_lines import LogLinesApi
+from trainmedic_server.live.now import NowApi
+from trainmedic_server.live.whereabouts import Whereabouts
 from trainmedic_server.ports.actions import Actions, Services
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.cluster import Cluster
@@ -54,17 +66,6 @@ from trainmedic_server.ports.job_pods import JobPods, NoPods
 from trainmedic_server.ports.outside import Notifier
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.reports.compiling import ReportCompiler
-from trainmedic_server.server import auth, factory, listener
-from trainmedic_server.server.base_path import BasePath
-from trainmedic_server.server.browser_sessions import Sessions
-from trainmedic_server.server.findings import FindingsApi
-from trainmedic_server.server.identity import TrustedProxies
-from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
-from trainmedic_server.server.log_lines import LogLinesApi
-from trainmedic_server.server.now import NowApi
-from trainmedic_server.server.playbook_versions import PlaybookTextsApi
-from trainmedic_server.server.standby import Standby, SwitchableApp
-from trainmedic_server.server.whereabouts import Whereabouts
 from trainmedic_server.settings.server import ServerSettings
 from trainmedic_server.wiring import interpreter, telling
 from trainmedic_server.wiring.after_the_act import after_the_act, opened_prometheus
@@ -78,7 +79,7 @@ from trainmedic_server.wiring.slack import slack_loops
 from trainmedic_server.wiring.wanted_topology import asks_where_things_are
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI  # which `trainmedic_server.server` imports in its own way
+    from fastapi import FastAPI  # which `http.factory` imports in its own way
 
 _FIRST_LOOK_SECONDS = 2.0
 """How long a start waits for a slow Redis to say where jobs run; the first alerts may come at once."""

@@ -10,18 +10,18 @@ import contextlib
 import platform
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from trainmedic_core.problems import FileProblem
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.api.channels import ChannelsApi
 from trainmedic_server.domain.message import NO_CHANNEL
-from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.untold import untold
 from trainmedic_server.engine.telling import MessageTeller
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.playbooks import Catalog
-from trainmedic_server.server.channels import ChannelsApi
 from trainmedic_server.settings.server import ServerSettings
 
 log = telemetry.logger(__name__)

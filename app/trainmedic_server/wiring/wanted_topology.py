@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trainmedic_core.target import TargetKind
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 

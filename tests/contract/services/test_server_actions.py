@@ -10,13 +10,13 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.message_routes import routes_of
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import NotSetUp, OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 

@@ -12,10 +12,10 @@ import pytest
 from tests.support.docker_engine import NAMED_ENGINE, DockerEngine, docker_engine
 from tests.support.programs import eventually
 from trainmedic.wire import envelope
-from trainmedic_server.agent.containers.executor import PruneContainersExecutor
-from trainmedic_server.agent.containers.policy import ContainersPolicy, Leftover
-from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.agent_errors import CommandRejected, CommandUnsupported
+from trainmedic_agent.containers.executor import PruneContainersExecutor
+from trainmedic_agent.containers.policy import ContainersPolicy, Leftover
+from trainmedic_agent.errors import CommandRejected, CommandUnsupported
+from trainmedic_agent.executors import AcceptedCommand
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 and NAMED_ENGINE is None, reason="Docker's daemon needs root; or name another engine's socket"

@@ -34,7 +34,7 @@ SCRIPT = """
 import contextlib, json, os, subprocess, sys, threading, time
 from pathlib import Path
 from tests.unit.agent.disk.trees import DAY, aged, checkpoint, clean, cleaner, names, put
-from trainmedic_server.agent.disk.throttle import Clocks
+from trainmedic_agent.disk.throttle import Clocks
 base = Path(sys.argv[1])
 def mount(*args):
     subprocess.run(["mount", *map(str, args)], check=True)

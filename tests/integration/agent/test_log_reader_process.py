@@ -20,9 +20,9 @@ from tests.integration.agent.test_log_reading import append
 from tests.support.log_node import LogNode
 from tests.support.programs import PYTHON_PATH, Program, eventually
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.log_link import link_socket, reader_process
-from trainmedic_server.agent.log_link.messages import LARGEST_OF_READER
-from trainmedic_server.diagnosis.flight_recorder import digest
+from trainmedic_agent.log_link import link_socket, reader_process
+from trainmedic_agent.log_link.messages import LARGEST_OF_READER
+from trainmedic_logs.diagnosis.flight_recorder import digest
 
 _HOSTILE = """
 import socket, sys

@@ -20,8 +20,8 @@ from tests.support.programs import eventually
 from trainmedic.wire import log_layout
 from trainmedic.wire.findings import FINDINGS
 from trainmedic.wire.signing import Signer
-from trainmedic_server.domain.finding import Role
-from trainmedic_server.logs.rule import RuleSet
+from trainmedic_logs.domain.finding import Role
+from trainmedic_logs.lines.rule import RuleSet
 
 
 @pytest.fixture

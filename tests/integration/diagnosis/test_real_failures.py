@@ -11,9 +11,9 @@ import pytest
 from tests.integration.diagnosis.accident_places import memory_group
 from tests.integration.launch.launched import Launched
 from tests.unit.diagnosis.test_scenes import shipped_rules
-from trainmedic_server.diagnosis.verdict import Confidence, Verdict
-from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
+from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.folder_diagnosis import diagnose_folder
 
 _JOB = Path(__file__).with_name("failing_job.py")
 

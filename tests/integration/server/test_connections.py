@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from tests.support.api_world import Address, World
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
-from trainmedic_server.server.tokens import Token, TokenRole
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import Token, TokenRole
+from trainmedic_server.http.limits import ConnectionLimits, ServerLimits
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 BOUNDS = ConnectionLimits(connections=4, refused=2, per_client=4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.server.forwarding import ClientLeft, CutOff, Forwarder
+from trainmedic_server.http.forwarding import ClientLeft, CutOff, Forwarder
 
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-by: leader\r\n\r\n"

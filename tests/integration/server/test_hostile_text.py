@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from tests.support.api_world import Address, World, alert, payload
 from tests.support.clocks import START
-from trainmedic_server.command import main
+from trainmedic_core.command import main
 from trainmedic_server.ports.outside import Presence
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\u200b\u2028\x7f\r\n=cmd|' /C calc'!A0"

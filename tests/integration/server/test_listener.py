@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.api_world import World, payload
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.server.listener import serve
+from trainmedic_server.http.listener import serve
 
 
 async def test_a_taken_port_is_a_configuration_error() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.api_world import Address, World, payload
 from trainmedic_server.domain.run import Run
+from trainmedic_server.http.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.ports.store import HistoryFilter
-from trainmedic_server.server.limits import ConnectionLimits, ServerLimits
 
 
 @contextlib.asynccontextmanager

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import httpx
 
+from trainmedic_logs.lines.levels import level_of
 from trainmedic_server.adapters.log_stores.paging import nanoseconds
-from trainmedic_server.logs.levels import level_of
 
 INDEX_TEMPLATE: dict[str, Any] = {
     "index_patterns": ["logs-trainmedic*"],

@@ -13,11 +13,11 @@ from tests.support.clocks import ManualClock
 from trainmedic.job import parameters
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
+from trainmedic_agent.disk import executor
+from trainmedic_agent.errors import CommandRejected
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import jobs, nodes
-from trainmedic_server.agent.disk import executor
-from trainmedic_server.agent_errors import CommandRejected
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import (
     BusUnavailable,
     EffectDisproved,

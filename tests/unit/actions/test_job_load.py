@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions.job_load import JobLoad
 from trainmedic_server.domain import promql
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import MetricsUnavailable, NoLongerWanted, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.metric_history import MetricSeries

@@ -9,8 +9,8 @@ import pytest
 from tests.support.clocks import ManualClock
 from tests.unit.actions.test_commands import NOW, ScriptedBus, perform, replies
 from trainmedic.wire.envelope import Command, Reply
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions.launchers import LauncherExcludeNode, LauncherIncludeNode
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.outside import Presence
 

@@ -13,11 +13,11 @@ from tests.support.clocks import ManualClock
 from tests.unit.actions.test_commands import NoHttp
 from trainmedic.wire import envelope
 from trainmedic.wire.envelope import Command, Reply
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import nodes, placement, registry
 from trainmedic_server.actions.nodes import GpuPowerLimit, NodeFacts
 from trainmedic_server.catalog import loader
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.errors import (
     ActionFailure,
     BusUnavailable,

@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 from pydantic import BaseModel
 
+from trainmedic_core.target import TargetKind
 from trainmedic_server.actions import messages, registry
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.actions import Services
 

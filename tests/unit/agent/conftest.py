@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.agent.log_search import searcher
+from trainmedic_agent.log_search import searcher
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.driver import driver as standin
 from tests.driver.driver import Card, Driver, cards
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent import exporter as exporters
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.exporter import AgentCollector, Exporter
-from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.agent.power.caps import GpuPowerState, PowerBaseline, PowerCap
+from trainmedic_agent import exporter as exporters
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.exporter import AgentCollector, Exporter
+from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.ports.gpus import Gpus
+from trainmedic_agent.power.caps import GpuPowerState, PowerBaseline, PowerCap
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.ports.gpus import Gpus
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 NAME = "NVIDIA H100 80GB HBM3"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.driver.driver import Card, Driver, cards
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent import gpu_metrics
-from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent_errors import GpuError, JournalUnavailable
+from trainmedic_agent import gpu_metrics
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.errors import GpuError, JournalUnavailable
+from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.journal import Journal
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 RESET, NONE = 1, 0

@@ -12,10 +12,10 @@ import pytest
 from tests.support.messages import make_command
 from trainmedic.wire import envelope
 from trainmedic.wire.command_book import CommandRecord
-from trainmedic_server.agent import journal as journals
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.reserved_space import PIECE, PIECES
-from trainmedic_server.agent_errors import JournalUnavailable
+from trainmedic_agent import journal as journals
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.reserved_space import PIECE, PIECES
 from trainmedic_server.errors import ConfigurationError
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.log_search import file_lines, wanted_lines
-from trainmedic_server.agent.log_search.file_lines import FileLines
-from trainmedic_server.agent.log_search.likely_lines import LikelyLines
-from trainmedic_server.agent.log_search.line_filter import LineFilter
-from trainmedic_server.agent.log_search.wanted_lines import ReadBudget
-from trainmedic_server.domain.finding import Origin
-from trainmedic_server.domain.log_search import FoundLine, LogQuery
-from trainmedic_server.expressions.regexes import ByteSearch, SearchPattern
-from trainmedic_server.expressions.required_text import required_patterns
+from trainmedic_agent.log_search import file_lines, wanted_lines
+from trainmedic_agent.log_search.file_lines import FileLines
+from trainmedic_agent.log_search.likely_lines import LikelyLines
+from trainmedic_agent.log_search.line_filter import LineFilter
+from trainmedic_agent.log_search.wanted_lines import ReadBudget
+from trainmedic_core.expressions.regexes import ByteSearch, SearchPattern
+from trainmedic_core.expressions.required_text import required_patterns
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery
 
 BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
 KEY = ("-----BEGIN RSA PRIVATE KEY-----", "needle" * 8, "-----END RSA PRIVATE KEY-----")

@@ -16,15 +16,15 @@ from msgspec.structs import replace
 
 from tests.support.messages import make_command
 from tests.support.search_in_process import search_executor
-from trainmedic_server.agent.executors import AcceptedCommand, Executor
-from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
-from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
-from trainmedic_server.agent.log_search import searcher
-from trainmedic_server.agent.log_search.searcher import LogSearcher
-from trainmedic_server.agent.no_logs import NoLogsExecutor
-from trainmedic_server.agent_errors import CommandRejected
-from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import FoundLine, LogLevel, LogQuery
+from trainmedic_agent.errors import CommandRejected
+from trainmedic_agent.executors import AcceptedCommand, Executor
+from trainmedic_agent.log_reading.discovery import Discovery, Scan
+from trainmedic_agent.log_reading.log_policy import KernelLog, KernelReading, LogsPolicy
+from trainmedic_agent.log_search import searcher
+from trainmedic_agent.log_search.searcher import LogSearcher
+from trainmedic_agent.no_logs import NoLogsExecutor
+from trainmedic_logs.domain import log_pages
+from trainmedic_logs.domain.log_search import FoundLine, LogLevel, LogQuery
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 QUERY = LogQuery("llm-1", since=NOW - timedelta(hours=1))

@@ -16,11 +16,11 @@ import pytest
 from msgspec.structs import replace
 
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
-from trainmedic_server.agent.log_search import packed_lines, searcher
-from trainmedic_server.agent.log_search.searcher import LogPage, LogSearcher
-from trainmedic_server.agent.log_search.wanted_lines import FilePlace, ReadBudget
-from trainmedic_server.domain.log_search import FoundLine, LeftOut, LogQuery, left_out_notes
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
+from trainmedic_agent.log_search import packed_lines, searcher
+from trainmedic_agent.log_search.searcher import LogPage, LogSearcher
+from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget
+from trainmedic_logs.domain.log_search import FoundLine, LeftOut, LogQuery, left_out_notes
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 QUERY = LogQuery("llm-1", NOW - timedelta(hours=1))
@@ -291,7 +291,7 @@ def test_a_page_that_ends_early_gives_no_line_before_an_earlier_one(
         node.write(5, other)
         node.write(5)
     monkeypatch.setattr(searcher, "MOST_READ", 20_000)
-    monkeypatch.setattr("trainmedic_server.agent.log_search.file_lines.PIECE", 4096)
+    monkeypatch.setattr("trainmedic_agent.log_search.file_lines.PIECE", 4096)
     lines = node.page(grep="line [0-9]*5$").lines
     numbers = [int(line.text.rpartition(" ")[2]) for line in lines]
     assert numbers == list(range(5, 3000, 10))

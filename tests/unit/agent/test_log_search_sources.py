@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from tests.unit.agent.log_reading.journal import Journal
 from tests.unit.agent.log_reading.reading import policy_of
-from trainmedic_server.agent.log_search.searcher import LogSearcher
-from trainmedic_server.domain.log_search import LogLevel, LogQuery
+from trainmedic_agent.log_search.searcher import LogSearcher
+from trainmedic_logs.domain.log_search import LogLevel, LogQuery
 
 QUERY = LogQuery("llm-1", since=datetime.now(UTC) - timedelta(hours=1))
 

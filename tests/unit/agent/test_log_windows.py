@@ -13,10 +13,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.support.timed_log import TimedLog, texts
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_server.agent.log_search import file_lines
-from trainmedic_server.domain.log_search import FoundLine, LogQuery, TimeKnownBy
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_search import file_lines
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery, TimeKnownBy
 
 BEGAN = datetime(2026, 3, 9, 7, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

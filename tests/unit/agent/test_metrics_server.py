@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.programs import eventually
-from trainmedic_server.agent import metrics_server, own_log
-from trainmedic_server.agent.metrics_server import MetricsRequestHandler, MetricsServer
+from trainmedic_agent import metrics_server, own_log
+from trainmedic_agent.metrics_server import MetricsRequestHandler, MetricsServer
 
 
 class Page(MetricsRequestHandler):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainmedic_server.agent import policy as policies
-from trainmedic_server.agent import privileges
-from trainmedic_server.agent.disk.rules import EntryKind
-from trainmedic_server.settings.agent import SETTINGS
+from trainmedic_agent import policy as policies
+from trainmedic_agent import privileges
+from trainmedic_agent.disk.rules import EntryKind
+from trainmedic_agent.settings.agent import SETTINGS
 
 ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "packaging" / "systemd" / "trainmedic-agent.service"

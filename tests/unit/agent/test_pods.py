@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent import pods
+from trainmedic_agent import pods
 
 UID = "1a2b3c4d-0000-4111-8222-0123456789ab"
 SLICE = UID.replace("-", "_")

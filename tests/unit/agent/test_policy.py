@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.test_journal import cap_command
-from trainmedic_server.agent.containers.policy import Leftover
-from trainmedic_server.agent.policy import Policy, load, parse
+from trainmedic_agent.containers.policy import Leftover
+from trainmedic_agent.policy import Policy, load, parse
 from trainmedic_server.errors import ConfigurationError
 
 WHOLE = """\

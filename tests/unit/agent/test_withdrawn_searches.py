@@ -18,20 +18,20 @@ from tests.support.search_in_process import search_executor
 from trainmedic.wire import envelope
 from trainmedic.wire.command_book import CommandRecord
 from trainmedic.wire.receiver import ReceivedCommand
-from trainmedic_server.agent.command_runner import CommandRunner
-from trainmedic_server.agent.context import AgentContext
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.executors import AcceptedCommand, Executor
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.log_link.linked_reading import LinkedSearch
-from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
-from trainmedic_server.agent.log_search.searcher import LogSearcher
-from trainmedic_server.agent.policy import Policy
-from trainmedic_server.agent.replies import AgentReplies
-from trainmedic_server.agent.worker_queues import WorkerQueue
-from trainmedic_server.agent_errors import CommandInterrupted, CommandWithdrawn
-from trainmedic_server.domain import log_pages
-from trainmedic_server.domain.log_search import READ, WITHDRAW, LogLevel, LogQuery
+from trainmedic_agent.command_runner import CommandRunner
+from trainmedic_agent.context import AgentContext
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.errors import CommandInterrupted, CommandWithdrawn
+from trainmedic_agent.executors import AcceptedCommand, Executor
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.log_link.linked_reading import LinkedSearch
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
+from trainmedic_agent.log_search.searcher import LogSearcher
+from trainmedic_agent.policy import Policy
+from trainmedic_agent.replies import AgentReplies
+from trainmedic_agent.worker_queues import WorkerQueue
+from trainmedic_logs.domain import log_pages
+from trainmedic_logs.domain.log_search import READ, WITHDRAW, LogLevel, LogQuery
 
 QUERY = LogQuery("llm-1", datetime.now(UTC) - timedelta(days=1), level=LogLevel.ERROR)
 LINES = 20_000

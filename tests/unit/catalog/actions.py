@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from trainmedic_core.fields import Duration
+from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.fields import Duration
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 
 PLAYBOOK = """\

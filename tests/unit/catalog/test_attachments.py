@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from trainmedic_core import yaml_files
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import loader, yaml_files
+from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.domain.identity import IdentityLabels
 

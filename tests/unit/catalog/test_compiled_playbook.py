@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.unit.catalog.actions import PLAYBOOK, alert, playbook_of
-from trainmedic_server import core_errors
+from trainmedic_core import errors
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import inventory
 from trainmedic_server.domain.identity import Unresolved
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Match
 
@@ -106,7 +106,7 @@ def test_a_number_from_a_template_is_text_where_text_is_wanted() -> None:
 def test_parameters_that_turn_out_wrong_are_an_error(given: str, told: str) -> None:
     """Before anything is done."""
     playbook = playbook_with(f"{{action: test.rollback, with: {{{given}}}}}")
-    with pytest.raises(core_errors.ExpressionError) as caught:
+    with pytest.raises(errors.ExpressionError) as caught:
         playbook.params("steps", 1, SCOPE)
     assert told in str(caught.value)
 
@@ -116,7 +116,7 @@ def test_a_steps_condition_is_strict() -> None:
     playbook = playbook_with("{action: test.rollback, when: labels.n == '7'}")
     assert playbook.when("steps", 1, SCOPE) is True
     assert playbook.when("steps", 0, SCOPE) is True
-    with pytest.raises(core_errors.ExpressionError):
+    with pytest.raises(errors.ExpressionError):
         playbook.when("steps", 1, {"labels": {}})
 
 

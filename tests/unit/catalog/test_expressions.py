@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server import core_errors
-from trainmedic_server.expressions import template_syntax
-from trainmedic_server.expressions.evaluation import ValueTemplate, compile_expression, compile_text
-from trainmedic_server.expressions.template_syntax import Malformed
+from trainmedic_core import errors
+from trainmedic_core.expressions import template_syntax
+from trainmedic_core.expressions.evaluation import ValueTemplate, compile_expression, compile_text
+from trainmedic_core.expressions.template_syntax import Malformed
 
 SCOPE: dict[str, Any] = {
     "labels": {"severity": "warning", "items": "label called items", "evil": "{{ vars.n }}"},
@@ -53,7 +53,7 @@ def test_a_text_that_is_in_use_is_not_compiled_again() -> None:
     first, second = (template_syntax.compile_template(template_syntax.parse_template(text)) for _ in range(2))
     assert first is second
     for name in ("if of steps[0]", "message"):
-        with pytest.raises(core_errors.ExpressionError, match=re.escape(f"{name} '{text}': 'nothing' is undefined")):
+        with pytest.raises(errors.ExpressionError, match=re.escape(f"{name} '{text}': 'nothing' is undefined")):
             compile_text(text, name).evaluate(SCOPE)
     assert (compile_text("vars.n", "with").evaluate(SCOPE), compile_expression("vars.n", "if").evaluate(SCOPE)) == (
         "vars.n",
@@ -85,7 +85,7 @@ def test_members_come_before_methods() -> None:
 )
 def test_what_goes_wrong_is_an_error_that_names_the_expression(text: str, told: str) -> None:
     """An undefined name is never quietly false, and no expression can exhaust the server."""
-    with pytest.raises(core_errors.ExpressionError) as caught:
+    with pytest.raises(errors.ExpressionError) as caught:
         compile_expression(text, "when").holds(SCOPE)
     assert told in str(caught.value)
     assert text[:20] in str(caught.value)
@@ -99,7 +99,7 @@ def test_asking_whether_something_is_defined_is_no_error() -> None:
 
 def test_an_error_does_not_tell_what_the_values_are() -> None:
     """Values of an alert do not get into messages by way of a failed conversion."""
-    with pytest.raises(core_errors.ExpressionError) as caught:
+    with pytest.raises(errors.ExpressionError) as caught:
         compile_expression("[labels.severity] | sum", "when").evaluate(SCOPE)
     assert "warning" not in str(caught.value)
 
@@ -113,7 +113,7 @@ def test_the_filters_that_are_added() -> None:
 
 def test_a_text_that_grows_without_end_is_cut_off() -> None:
     """By an error, not by a cut text."""
-    with pytest.raises(core_errors.ExpressionError, match="over 65536"):
+    with pytest.raises(errors.ExpressionError, match="over 65536"):
         render("{% for a in 'x' * 400 %}{% for b in 'x' * 400 %}{{ b }}{% endfor %}{% endfor %}")
 
 
@@ -166,5 +166,5 @@ def test_a_default_holds_for_what_is_missing_at_any_depth() -> None:
     assert not compile_expression(f"{missing} is defined", "when").holds(scope)
     assert ValueTemplate("a{{ labels.a.b | default('x') }}", "text").render(scope) == "ax"
     for text in (f"{missing} > 0", missing, f"{missing} is none or {missing}", f"{missing}.get('a')", f"not {missing}"):
-        with pytest.raises(core_errors.ExpressionError, match="there is no 'ecc' here"):
+        with pytest.raises(errors.ExpressionError, match="there is no 'ecc' here"):
             compile_expression(text, "when").evaluate(scope)

@@ -11,8 +11,8 @@ import pytest
 import watchfiles
 
 from tests.unit.catalog.actions import PLAYBOOK, Tell, TestActions, config_map, library
+from trainmedic_core import yaml_files
 from trainmedic_server import errors, telemetry
-from trainmedic_server.catalog import yaml_files
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.lines.rule import LogRule
+from trainmedic_logs.rules import log_rule_roots
+from trainmedic_logs.rules.log_rule_form import log_rule_schema
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary, load
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import log_rule_roots
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.catalog.log_rule_form import log_rule_schema
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary, load
-from trainmedic_server.domain.finding import CauseClass, Role
-from trainmedic_server.logs.rule import LogRule
 
 GOOD = """\
 log_rule: oom

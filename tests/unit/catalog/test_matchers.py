@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trainmedic_core.expressions.regexes import LARGEST_PROGRAM, MOST_WORK, Pattern, ValueTooLong
 from trainmedic_server.catalog import matchers
-from trainmedic_server.expressions.regexes import LARGEST_PROGRAM, MOST_WORK, Pattern, ValueTooLong
 
 ALERT = {"severity": "warning", "team": "", "path": "/data/ckpt", "a b": "1", "note": "first\nsecond"}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server import core_errors
-from trainmedic_server.expressions.evaluation import compile_expression
-from trainmedic_server.expressions.number_conditions import Condition, MissingMember, number_condition
-from trainmedic_server.logs.matcher import FUNCTIONS
+from trainmedic_core import errors
+from trainmedic_core.expressions.evaluation import compile_expression
+from trainmedic_core.expressions.number_conditions import Condition, MissingMember, number_condition
+from trainmedic_logs.lines.matcher import FUNCTIONS
 
 ABSENT = object()
 VALUES = (ABSENT, None, 2.5, -1, 0, 5e3, math.nan, math.inf, True, "nan", "", 1 << 70, [1], {"a": 1})
@@ -34,7 +34,7 @@ def told(text: str, fields: Mapping[str, Any]) -> bool | None:
     """What the sandbox says; None for an error."""
     try:
         return compile_expression(text, "when").holds({"fields": fields, **FUNCTIONS})
-    except core_errors.ExpressionError:
+    except errors.ExpressionError:
         return None
 
 

@@ -6,7 +6,7 @@ import jsonschema_rs
 import pytest
 
 from tests.unit.catalog.actions import PLAYBOOK, TestActions
-from trainmedic_server.catalog import yaml_text
+from trainmedic_core import yaml_text
 from trainmedic_server.catalog.schema import json_schema
 
 

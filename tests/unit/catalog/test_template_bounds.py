@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.unit.catalog.actions import PLAYBOOK, problems_of
-from trainmedic_server import core_errors
-from trainmedic_server.expressions import template_syntax
-from trainmedic_server.expressions.evaluation import ValueTemplate, compile_expression
-from trainmedic_server.expressions.template_syntax import Malformed
+from trainmedic_core import errors
+from trainmedic_core.expressions import template_syntax
+from trainmedic_core.expressions.evaluation import ValueTemplate, compile_expression
+from trainmedic_core.expressions.template_syntax import Malformed
 
 SCOPE: dict[str, Any] = {
     "labels": {"long": "ab " * 20_000, "half": "a" * 1_250, "whole": "a" * 2_500, "severity": "warning"},
@@ -96,7 +96,7 @@ def test_what_cannot_be_compiled_is_malformed(text: str) -> None:
 def test_what_would_take_too_much_is_an_error_before_it_is_done(text: str, told: str) -> None:
     """Also where C does it in one call, which nothing can interrupt."""
     template = ValueTemplate(text, "with")
-    with pytest.raises(core_errors.ExpressionError) as caught:
+    with pytest.raises(errors.ExpressionError) as caught:
         template.render(SCOPE)
     assert told in str(caught.value)
     assert len(str(caught.value)) < 500
@@ -106,15 +106,15 @@ def test_all_templates_of_a_step_share_one_bound() -> None:
     """A step with a hundred templates does not take a hundred times as long."""
     half = "{{ vars.xs[:9000] | sort | length }}"
     assert ValueTemplate([half], "with").render(SCOPE) == [9_000]
-    with pytest.raises(core_errors.ExpressionError, match="too much work"):
+    with pytest.raises(errors.ExpressionError, match="too much work"):
         ValueTemplate([half] * 5, "with").render(SCOPE)
 
 
 def test_a_value_that_is_passed_on_whole_is_bounded_too() -> None:
     """It would be checked, stored and sent."""
-    with pytest.raises(core_errors.ExpressionError, match="over 65536 characters"):
+    with pytest.raises(errors.ExpressionError, match="over 65536 characters"):
         compile_expression("labels.long ~ labels.long", "with").evaluate(SCOPE)
-    with pytest.raises(core_errors.ExpressionError, match="too much work"):
+    with pytest.raises(errors.ExpressionError, match="too much work"):
         compile_expression("[" + ", ".join(["vars.xs"] * 10) + "]", "with").evaluate(SCOPE)
 
 
@@ -156,7 +156,7 @@ def test_nothing_is_evaluated_when_it_is_compiled() -> None:
 
 def test_a_slice_of_a_constant_is_no_warning_on_standard_error(recwarn: pytest.WarningsRecorder) -> None:
     """Which only Python's compiler would write there; it is an error where it is evaluated."""
-    with pytest.raises(core_errors.ExpressionError, match="not subscriptable"):
+    with pytest.raises(errors.ExpressionError, match="not subscriptable"):
         ValueTemplate("{{ 1[0:2] }}", "with").render(SCOPE)
     assert list(recwarn) == []
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainmedic_server.catalog import yaml_text
-from trainmedic_server.catalog.yaml_text import TextPosition
-from trainmedic_server.domain.problems import FileProblem
+from trainmedic_core import yaml_text
+from trainmedic_core.problems import FileProblem
+from trainmedic_core.yaml_text import TextPosition
 
 
 def test_plain_words_that_older_yaml_read_as_something_else_stay_text() -> None:
@@ -144,7 +144,7 @@ def test_no_text_crashes_the_reader(text: str) -> None:
 
 def test_a_yaml_library_that_lacks_its_parser_is_named() -> None:
     """PyYAML can be built without libyaml, by whoever compiles it."""
-    program = "import sys; sys.modules['yaml._yaml'] = None; import trainmedic_server.catalog.yaml_text"
+    program = "import sys; sys.modules['yaml._yaml'] = None; import trainmedic_core.yaml_text"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert run.stderr.splitlines()[-1].startswith("ImportError: PyYAML is installed without libyaml")

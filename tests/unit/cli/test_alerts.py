@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from trainmedic_core.command import main
+from trainmedic_server.api.heard_alerts import HeardAlertView
 from trainmedic_server.cli.alerts import _COLUMNS
 from trainmedic_server.cli.client import Client
-from trainmedic_server.command import main
-from trainmedic_server.server.heard_alerts import HeardAlertView
 
 ITEM = {
     "alert_name": "GPUTemperatureHigh",

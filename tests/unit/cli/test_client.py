@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.cli import exits
+from trainmedic_core.cli import exits
 from trainmedic_server.cli.client import Client
 
 

@@ -12,8 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.command_line import CommandLine
-from trainmedic_server import command
-from trainmedic_server.cli import agent_commands, log_commands, server_commands
+from trainmedic_agent.cli import agent_commands
+from trainmedic_core import command
+from trainmedic_logs.cli import log_commands
+from trainmedic_server.cli import server_commands
 
 TABLES = {"server": server_commands, "agent": agent_commands, "logs": log_commands}
 
@@ -68,7 +70,7 @@ def test_a_folder_is_diagnosed_without_the_server_being_loaded(tmp_path: Path) -
     """Nor any of its libraries: the engine, the store and HTTP are not imported."""
     (tmp_path / "rank0.log").write_text("Traceback (most recent call last):\nValueError: a wrong value\n")
     program = (
-        "import sys; from trainmedic_server.cli.folder_diagnosis import diagnose; "
+        "import sys; from trainmedic_logs.cli.folder_diagnosis import diagnose; "
         f"diagnose(['--dir', {str(tmp_path)!r}], standalone_mode=False); "
         "print(*(name for name in sys.modules if name.startswith("
         "('fastapi', 'sqlalchemy', 'structlog', 'httpx', 'trainmedic_server.engine', 'trainmedic_server.telemetry'))))"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.cli import exits, listing
+from trainmedic_core.cli import exits
+from trainmedic_server.cli import listing
 
 
 class BoundedServer:

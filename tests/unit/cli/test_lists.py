@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.cli import history, table
+from trainmedic_core.cli import table
+from trainmedic_core.cli.exits import Unreachable
+from trainmedic_server.cli import history
 from trainmedic_server.cli.client import Client, ServerSentEvent, _parse
-from trainmedic_server.cli.exits import Unreachable
 from trainmedic_server.presentation import rows as table_rows
 from trainmedic_server.presentation import runs, times
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from trainmedic_server.cli import exits
+from trainmedic_core.cli import exits
 from trainmedic_server.cli.client import Client
 from trainmedic_server.cli.log_lines import show_lines
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.cli import exits, mcp
+from trainmedic_core.cli import exits
+from trainmedic_server.cli import mcp
 from trainmedic_server.cli.client import Client
 from trainmedic_server.cli.mcp_results import LONGEST, as_data, bounded
 from trainmedic_server.cli.mcp_tools import TOOLS, Reader

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from trainmedic_core.command import main
 from trainmedic_server.cli.client import Client
-from trainmedic_server.command import main
 
 USED = {"first_used_at": "2026-01-31T12:00:00Z", "last_used_at": None, "runs": 3}
 ITEMS = [{"version": "b" * 64, "loaded": True, **USED}, {"version": "a" * 64, "loaded": False, **USED}]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainmedic_server.diagnosis.flight_recorder import absentees, dump
-from trainmedic_server.diagnosis.flight_recorder.dump import Dump
+from trainmedic_logs.diagnosis.flight_recorder import absentees, dump
+from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
 
 _STARTED = 1_758_610_505_000_000_000
 

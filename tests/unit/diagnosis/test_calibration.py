@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.verdicts import Judged, Outcome, all_judged, table
-from trainmedic_server.diagnosis.verdict import Confidence
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.diagnosis.verdict import Confidence
+from trainmedic_logs.domain.finding import CauseClass
 
 FOLDERS = ("public_cases", "own_cases")
 _GOOD = (Outcome.RIGHT, Outcome.LENIENT)

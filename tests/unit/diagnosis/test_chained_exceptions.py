@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.log_rules import shipped
-from trainmedic_server.diagnosis.verdict import Confidence, Verdict
-from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
+from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.folder_diagnosis import diagnose_folder
 
 OWN = 'Traceback (most recent call last):\n  File "/home/ada/run.py", line 31, in <module>\n    work()\n'
 SHOWN = "    work()\n"

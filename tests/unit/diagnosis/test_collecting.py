@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.unit.diagnosis.test_scenes import shipped_rules
-from trainmedic_server.diagnosis import collecting
-from trainmedic_server.diagnosis.collecting import Collector
-from trainmedic_server.diagnosis.judge import diagnose
-from trainmedic_server.domain.finding import CauseClass, Origin
+from trainmedic_logs.diagnosis import collecting
+from trainmedic_logs.diagnosis.collecting import Collector
+from trainmedic_logs.diagnosis.judge import diagnose
+from trainmedic_logs.domain.finding import CauseClass, Origin
 
 _WRITTEN = datetime(2026, 5, 4, 12, tzinfo=UTC)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.diagnosis.test_job_diagnoses import World
-from trainmedic_server.adapters import dump_reader
-from trainmedic_server.diagnosis.flight_recorder import absentees, digest
-from trainmedic_server.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
-from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role
-from trainmedic_server.domain.known_finding import EpisodeKey, KnownExcerpt
-from trainmedic_server.log_errors import DumpError
+from trainmedic_logs.diagnosis.flight_recorder import absentees, digest
+from trainmedic_logs.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
+from trainmedic_logs.domain.finding import CauseClass, Excerpt, Origin, Role
+from trainmedic_logs.domain.known_finding import EpisodeKey, KnownExcerpt
+from trainmedic_logs.errors import DumpError
+from trainmedic_logs.files import dump_reader
 
 SETS = Path(__file__).with_name("nvidia_dumps")
 GROUP = ProcessGroup("0", "default_pg", (0, 1, 2))

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from trainmedic_server.diagnosis import exits
-from trainmedic_server.diagnosis.exits import Exit
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.diagnosis import exits
+from trainmedic_logs.diagnosis.exits import Exit
+from trainmedic_logs.domain.finding import CauseClass
 
 RECENT = """
 ============================================================

@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from tests.unit.diagnosis.test_scenes import shipped_rules
-from trainmedic_server.adapters import log_folder
-from trainmedic_server.adapters.log_folder import Kind
-from trainmedic_server.cli.folder_diagnosis import shown
-from trainmedic_server.command import main
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_core.command import main
+from trainmedic_logs.cli.folder_diagnosis import shown
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.files import log_folder
+from trainmedic_logs.files.log_folder import Kind
+from trainmedic_logs.folder_diagnosis import FolderDiagnosis, diagnose_folder
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.wiring.folder_diagnosis import FolderDiagnosis, diagnose_folder
 
 RAISED = (
     "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n    main()\nKeyError: 'labels'\n"
@@ -174,7 +174,7 @@ def test_several_jobs_need_a_name(tmp_path: Path) -> None:
 def test_the_command_prints_for_people_and_for_programs(tmp_path: Path) -> None:
     """Control characters in a line do not reach the terminal; the exit codes are those of all commands."""
     write(tmp_path, **{"rank1.log": RAISED.replace("'labels'", "'\x1b]0;title\x07'")})
-    rules = ["--rules", str(Path(__file__).parents[3] / "logrules")]
+    rules = ["--rules", str(Path(__file__).parents[3] / "logs/trainmedic_logs/logrules")]
     run = CliRunner()
     text = run.invoke(main, ["diagnose", "--dir", str(tmp_path), *rules])
     assert text.exit_code == 0, text.output

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.diagnosis.test_folder import diagnosed
 from tests.unit.logs.test_progress import NAMES, TRAINERS, step_line
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.domain.finding import CauseClass
 
 RAISED = [
     "Traceback (most recent call last):",

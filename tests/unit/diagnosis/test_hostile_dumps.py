@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.adapters import dump_reader
-from trainmedic_server.diagnosis.flight_recorder import dump, plain_pickle
-from trainmedic_server.log_errors import DumpError
+from trainmedic_logs.diagnosis.flight_recorder import dump, plain_pickle
+from trainmedic_logs.errors import DumpError
+from trainmedic_logs.files import dump_reader
 
 REAL = Path(__file__).with_name("nvidia_dumps") / "lock_gil_1st" / "_dump_0"
 

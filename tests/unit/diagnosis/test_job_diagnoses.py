@@ -11,12 +11,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from tests.support.clocks import START, ManualClock
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import CauseClass, Excerpt, Origin, Role
+from trainmedic_logs.domain.known_finding import EpisodeKey, KnownExcerpt, KnownFinding
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import Alert, AlertStatus
-from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.known_finding import EpisodeKey, KnownExcerpt, KnownFinding
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine import job_diagnoses
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.errors import BusUnavailable

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.diagnosis.test_folder import RAISED, diagnosed
-from trainmedic_server.diagnosis.merged_attempts import beginnings
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.diagnosis.merged_attempts import beginnings
+from trainmedic_logs.domain.finding import CauseClass
 
 BANNER = (
     "W0121 04:41:40.065000 26021 site-packages/torch/distributed/run.py:792] Setting OMP_NUM_THREADS environment "

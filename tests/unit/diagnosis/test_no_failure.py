@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.diagnosis.test_folder import RAISED, diagnosed, write
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.domain.finding import CauseClass
 
 STEP = '{"ts": "2025-01-21T04:41:40Z", "event": "step", "step": 5, "rank": 0, "loss": 2.0, "node": "node-1"}\n'
 END = '{"ts": "2025-01-21T04:41:50Z", "event": "end", "step": 9, "rank": 0, "node": "node-1"}\n'

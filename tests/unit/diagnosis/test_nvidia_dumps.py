@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.adapters import dump_reader
-from trainmedic_server.diagnosis.flight_recorder import absentees
+from trainmedic_logs.diagnosis.flight_recorder import absentees
+from trainmedic_logs.files import dump_reader
 
 SETS = Path(__file__).with_name("nvidia_dumps")
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from benchmarks.log_rules import shipped
-from trainmedic_server.diagnosis.verdict import Confidence, Verdict
-from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
+from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.folder_diagnosis import diagnose_folder
 
 ROWS: list[Mapping[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("ordinary_exceptions.yaml").read_text(encoding="utf-8")

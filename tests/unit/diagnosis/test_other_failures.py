@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from tests.unit.diagnosis.test_job_diagnoses import World
 from trainmedic.wire.ids import new_id
-from trainmedic_server.domain.finding import CauseClass, Origin, Role
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import CauseClass, Origin, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.outside import Presence
 
 

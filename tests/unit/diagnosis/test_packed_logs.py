@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from tests.unit.diagnosis.test_scenes import shipped_rules
-from trainmedic_server.adapters import log_folder
-from trainmedic_server.command import main
+from trainmedic_core.command import main
+from trainmedic_logs.files import log_folder
+from trainmedic_logs.folder_diagnosis import diagnose_folder
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
 
 _OOM = b"[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB.\n"
 

@@ -12,14 +12,14 @@ from tests.support import pods
 from tests.support.clocks import START
 from tests.support.pods import disrupted, ended, event, pod, waiting
 from tests.unit.diagnosis.test_job_diagnoses import World
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.diagnosis.pods import are_own
+from trainmedic_logs.domain.finding import CauseClass, Origin, Role
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.adapters import kubernetes_pods
 from trainmedic_server.adapters.kubernetes_pods import KubernetesPods
 from trainmedic_server.adapters.kubernetes_topology import job_of
-from trainmedic_server.diagnosis.pods import are_own
-from trainmedic_server.domain.finding import CauseClass, Origin, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.known_verdict import KnownVerdict
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.errors import ClusterRefused, ClusterUnavailable
 from trainmedic_server.ports.cluster import Object, Resource

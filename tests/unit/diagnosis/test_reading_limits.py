@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from tests.support.hostile.exhausting import expanding_dump
 from tests.support.programs import ROOT
 from tests.unit.diagnosis.test_scenes import shipped_rules
-from trainmedic_server.adapters import dump_reader
-from trainmedic_server.adapters.reading_limits import LimitKind, LimitReached, ReadingLimits
-from trainmedic_server.command import main
-from trainmedic_server.diagnosis.flight_recorder.dump import MOST_MEMBERS
-from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
+from trainmedic_core.command import main
+from trainmedic_logs.diagnosis.flight_recorder.dump import MOST_MEMBERS
+from trainmedic_logs.files import dump_reader
+from trainmedic_logs.files.reading_limits import LimitKind, LimitReached, ReadingLimits
+from trainmedic_logs.folder_diagnosis import diagnose_folder
 
 OOM = b"[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB.\n"
 MIB = 2**20

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.diagnosis.test_job_diagnoses import World, stepping
-from trainmedic_server.diagnosis import reported_end
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.diagnosis import reported_end
+from trainmedic_logs.domain.finding import CLAIMED_JOB, CauseClass, Origin, Role
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.alert import AlertStatus
-from trainmedic_server.domain.finding import CLAIMED_JOB, CauseClass, Origin, Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.run import Event
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.telemetry import Metrics

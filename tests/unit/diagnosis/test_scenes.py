@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
-from trainmedic_server.diagnosis.verdict import Confidence, Verdict
-from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.logs.rule import RuleSet
-from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
+from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.folder_diagnosis import diagnose_folder
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 
 ROOT = Path(__file__).parents[3]
 _WRITTEN = datetime(2025, 1, 21, 6, tzinfo=UTC).timestamp()
@@ -35,7 +35,7 @@ failures as they happen."""
 @cache
 def shipped_rules() -> RuleSet:
     """The rules that come with the server."""
-    library = LogRuleLibrary([ROOT / "logrules"])
+    library = LogRuleLibrary([ROOT / "logs/trainmedic_logs/logrules"])
     library.reload()
     assert not library.problems
     return library.rule_set

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.diagnosis import slow
-from trainmedic_server.diagnosis.slow import RankStep
-from trainmedic_server.diagnosis.verdict import Confidence
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.diagnosis import slow
+from trainmedic_logs.diagnosis.slow import RankStep
+from trainmedic_logs.diagnosis.verdict import Confidence
+from trainmedic_logs.domain.finding import CauseClass
 
 
 def alike(

@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.diagnosis.test_scenes import shipped_rules
 from tests.unit.logs.reading import lines
-from trainmedic_server.diagnosis.verdict import Confidence
-from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.wiring.folder_diagnosis import diagnose_folder
+from trainmedic_logs.diagnosis.verdict import Confidence
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.folder_diagnosis import diagnose_folder
 
 ROW = """[{number}]:
   time      : 2026-01-31_12:00:0{number}

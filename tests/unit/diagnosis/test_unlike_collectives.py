@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.diagnosis.test_folder import diagnosed
-from trainmedic_server.diagnosis.verdict import Verdict
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.diagnosis.verdict import Verdict
+from trainmedic_logs.domain.finding import CauseClass
 
 WAIT = (
     "[rank{rank}]:[E ProcessGroupNCCL.cpp:632] [{group}Rank {rank}] Watchdog caught collective operation timeout: "

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.diagnosis.test_chained_exceptions import DURING, OWN, SHOWN, verdict_on
-from trainmedic_server.diagnosis.verdict import Advice, Confidence
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.diagnosis.verdict import Advice, Confidence
+from trainmedic_logs.domain.finding import CauseClass
 
 BEFORE = "".join(f"step {step} loss 2.3\n" for step in range(10))
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"

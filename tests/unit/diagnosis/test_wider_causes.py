@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.diagnosis.test_folder import diagnosed, write
-from trainmedic_server.diagnosis.verdict import Advice, Confidence, Verdict
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.diagnosis.verdict import Advice, Confidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass
 
 RAY = """ray.exceptions.RayTaskError({name}): ray::Trainer.step() (pid=91, ip=10.0.0.9, repr=<trainer.Trainer object>)
   File "/app/trainer.py", line 44, in step

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.diagnosis.test_folder import RAISED, STEP, diagnosed, write
 from tests.unit.diagnosis.test_job_diagnoses import World
-from trainmedic_server.diagnosis.verdict import Confidence, Verdict
+from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
 
 FAILED = (
     "E0121 04:41:52.620000 2606 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) "

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trainmedic_core import duration
+from trainmedic_core.target import TargetKind
 from trainmedic_server.actions import registry
-from trainmedic_server.domain import duration
-from trainmedic_server.domain.target import TargetKind
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "actions.md"
 SECTIONS = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.disk.rules import CleaningPolicy, CleaningRule
-from trainmedic_server.agent.log_reading.log_policy import FilesOfSource, LogsPolicy
-from trainmedic_server.agent.policy import CHANGING, Policy, PowerBounds
+from trainmedic_agent.disk.rules import CleaningPolicy, CleaningRule
+from trainmedic_agent.log_reading.log_policy import FilesOfSource, LogsPolicy
+from trainmedic_agent.policy import CHANGING, Policy, PowerBounds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "agent-policy.md").read_text(encoding="utf-8")
 NOT_IN_THE_FILE = {"name", "source", "digest"}

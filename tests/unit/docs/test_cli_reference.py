@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from trainmedic_server.command import EXIT_CODES, main
+from trainmedic_core.command import EXIT_CODES, main
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 # Said once for all at the top of the page, or in the reference of settings.

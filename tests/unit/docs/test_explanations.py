@@ -9,7 +9,17 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGES = ["docs/explanation/glossary.md", "docs/explanation/architecture.md", "CONTRIBUTING.md"]
-PACKAGES = (ROOT / "app" / "trainmedic_server", ROOT / "sdk" / "trainmedic", ROOT / "app", ROOT / "sdk", ROOT)
+PACKAGES = tuple(
+    ROOT / folder
+    for folder in (
+        "app/trainmedic_server",
+        "agent/trainmedic_agent",
+        "logs/trainmedic_logs",
+        "logs/trainmedic_core",
+        "sdk/trainmedic",
+    )
+)
+PLACES = (*PACKAGES, *(package.parent for package in PACKAGES), ROOT)
 DEFINING = (*PACKAGES[:2], ROOT / "tests" / "support")
 SOURCES = "\n".join(path.read_text() for folder in DEFINING for path in folder.rglob("*.py"))
 
@@ -20,13 +30,13 @@ def is_there(name: str) -> bool:
     if f'"{name}"' in SOURCES:
         return True
     path = name.replace(".", "/") if "/" not in name else name
-    if any((package / form).exists() for package in PACKAGES for form in (name, path, f"{path}.py")):
+    if any((package / form).exists() for package in PLACES for form in (name, path, f"{path}.py")):
         return True
     home, dot, member = name.rpartition(".")
     if dot and is_there(home) and re.search(rf"^ *(class|def|async def) {member}\b", SOURCES, re.MULTILINE):
         return True
     # A module of a package that the page has named before, such as ``sql_store/election``.
-    return any(next(package.rglob(f"{path}.py"), None) for package in PACKAGES[:2])
+    return any(next(package.rglob(f"{path}.py"), None) for package in PACKAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)

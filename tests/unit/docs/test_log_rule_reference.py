@@ -9,11 +9,11 @@ import pytest
 from pydantic import BaseModel
 
 from tests.unit.logs.test_shipped_rules import RULES
-from trainmedic_server.catalog.log_rule_form import AlertForm, LogRuleForm
-from trainmedic_server.domain.finding import CauseClass, Role
-from trainmedic_server.domain.log_sources import SOURCES
-from trainmedic_server.logs.matcher import FUNCTIONS
-from trainmedic_server.simulation.log_test_format import (
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.domain.log_sources import SOURCES
+from trainmedic_logs.lines.matcher import FUNCTIONS
+from trainmedic_logs.rules.log_rule_form import AlertForm, LogRuleForm
+from trainmedic_logs.simulation.log_test_format import (
     FindingExpected,
     JobEntry,
     LineEntry,

@@ -9,15 +9,15 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 
 from tests.driver.driver import Driver
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.exporter import AgentCollector
-from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.agent.log_link.metric_families import reader_families
-from trainmedic_server.agent.log_reading import log_metrics
-from trainmedic_server.agent.log_reading.log_counters import LogCounters
-from trainmedic_server.agent.log_shipping.ship_counters import ShipCounters
-from trainmedic_server.ports.gpus import THROTTLE_REASONS
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.exporter import AgentCollector
+from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.log_link.metric_families import reader_families
+from trainmedic_agent.log_reading import log_metrics
+from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_agent.log_shipping.ship_counters import ShipCounters
+from trainmedic_agent.ports.gpus import THROTTLE_REASONS
 
 REFERENCE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trainmedic_core import yaml_text
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import compiler, yaml_text
+from trainmedic_server.catalog import compiler
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 
 GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "write-a-playbook.md"

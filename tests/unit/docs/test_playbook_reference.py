@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from trainmedic_server.catalog import scope_check, yaml_text
+from trainmedic_core import yaml_text
+from trainmedic_core.expressions import evaluation, sandbox
+from trainmedic_server.catalog import scope_check
 from trainmedic_server.domain import playbook
 from trainmedic_server.domain.run import StepStatus
-from trainmedic_server.expressions import evaluation, sandbox
 from trainmedic_server.simulation import suite_format
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -14,9 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support import doc_pages
+from trainmedic_core import yaml_text
 from trainmedic_server import extending
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import compiler, yaml_text
+from trainmedic_server.catalog import compiler
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.domain.alert import AlertStatus
 

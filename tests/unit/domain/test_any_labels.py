@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from tests.unit.domain.any_fleet import Fleet
 from tests.unit.domain.any_labels import Case, clear_case, job_case, unclear_case
-from trainmedic_server.domain import gpu_names, job_lookup
+from trainmedic_core import gpu_names
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_server.domain import job_lookup
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.target_resolution import resolve, unknown_node
 from trainmedic_server.domain.topology import Topology
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.support.findings import RULES
-from trainmedic_server.domain.problems import FileProblem
+from trainmedic_core.problems import FileProblem
 from trainmedic_server.domain.reaction import Reaction
 
 LONG = "x" * 10_000

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from trainmedic_server.diagnosis.verdict import Confidence
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.diagnosis.verdict import Confidence
+from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_server.domain.component import Component, component_of
-from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine import verdict_alert
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,9 @@ def shipped_rules() -> list[dict[str, Any]]:
 
 def shipped_log_rules() -> list[dict[str, Any]]:
     files = [
-        file for file in sorted((ROOT / "logrules").glob("*.yaml")) if not file.stem.endswith(("_test", "_fixture"))
+        file
+        for file in sorted((ROOT / "logs/trainmedic_logs/logrules").glob("*.yaml"))
+        if not file.stem.endswith(("_test", "_fixture"))
     ]
     documents = [document for file in files for document in yaml.safe_load_all(file.read_text()) if document]
     return [document for document in documents if document.get("alert")]

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from trainmedic_server.domain import duration
+from trainmedic_core import duration
 
 
 @pytest.mark.parametrize(

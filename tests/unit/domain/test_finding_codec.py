@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from trainmedic.wire.envelope import EnvelopeError
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding import CauseClass, Excerpt, Finding, Origin, Role, TimeSource
-from trainmedic_server.domain.finding_codec import FindingUpdate
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding import CauseClass, Excerpt, Finding, Origin, Role, TimeSource
+from trainmedic_logs.domain.finding_codec import FindingUpdate
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 XID = Finding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.domain.http_url import check_http_url, without_user
+from trainmedic_core.http_url import check_http_url, without_user
 
 GOOD = [
     *(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from trainmedic_server.domain import gpu_names, inventory, job_lookup
+from trainmedic_core import gpu_names
+from trainmedic_server.domain import inventory, job_lookup
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import Topology, WrittenTopology
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import job_lookup
 from trainmedic_server.domain.identity import IdentityLabels
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.target_resolution import resolve
 from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, JobTopology, Pod, Topology
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.node_names import NodeNames
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.target_resolution import resolve, unknown_node
 from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, JobTopology, Pod, Topology
 

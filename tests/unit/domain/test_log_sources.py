@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.domain.log_sources import SOURCES, fault_of_source
+from trainmedic_logs.domain.log_sources import SOURCES, fault_of_source
 
 
 @pytest.mark.parametrize(

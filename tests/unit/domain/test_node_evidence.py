@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain import inventory
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.node_names import NodeNames
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.target_resolution import confirmed, node_reasons, placed_gpu, resolve, unknown_node
 from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, Pod, Topology
 

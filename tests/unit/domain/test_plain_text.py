@@ -8,7 +8,7 @@ import unicodedata
 
 import pytest
 
-from trainmedic_server.domain.plain_text import csv_cell, json_bytes, json_text, visible
+from trainmedic_core.plain_text import csv_cell, json_bytes, json_text, visible
 
 HIDDEN = [
     character

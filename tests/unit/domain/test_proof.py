@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
-from trainmedic_server.domain import xids
+from trainmedic_logs.domain import xids
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.proof import AlertProof, lacking
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trainmedic_core.target import LONGEST_NAME, Target, TargetKind
 from trainmedic_server.domain.identity import Unresolved
 from trainmedic_server.domain.inventory import parse
-from trainmedic_server.domain.target import LONGEST_NAME, Target, TargetKind
 from trainmedic_server.domain.target_resolution import bounded, resolve
 from trainmedic_server.domain.topology import Topology
 

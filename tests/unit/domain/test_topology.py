@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.domain import gpu_names, inventory, topology
+from trainmedic_core import gpu_names
+from trainmedic_server.domain import inventory, topology
 from trainmedic_server.domain.topology import AgentTopology, ClusterNode, ClusterTopology, JobTopology, Pod, Topology
 
 A = "GPU-aaaa0000-0000-0000-0000-000000000000"

@@ -11,12 +11,12 @@ from typing import Any
 from tests.support.clocks import ManualClock
 from tests.support.findings import RULES, told
 from trainmedic.wire import envelope
+from trainmedic_logs.domain.finding import Finding
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.domain.known_finding import KnownFinding
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import Alert
-from trainmedic_server.domain.finding import Finding
-from trainmedic_server.domain.finding_codec import FindingUpdate
-from trainmedic_server.domain.known_finding import KnownFinding
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine.finding_intake import FindingIntake
 from trainmedic_server.engine.finding_teller import FindingTeller

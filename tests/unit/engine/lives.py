@@ -26,13 +26,13 @@ from tests.unit.engine.histories import (
     Switch,
 )
 from tests.unit.engine.world import Scripted, World
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import BY_HAND, Alert, Identity, decisive
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.playbook import TargetParts, UndoTrigger
 from trainmedic_server.domain.run import OrderKind, StepStatus, UndoStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import StartOrder
 from trainmedic_server.ports.actions import Call

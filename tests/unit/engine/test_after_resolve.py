@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.world import Scripted, World
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, Status, StepStatus, UndoStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import StartOrder
 from trainmedic_server.ports.actions import Call, Inverse

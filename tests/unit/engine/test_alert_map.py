@@ -9,9 +9,9 @@ from tests.unit.catalog.test_alert_map import map_of
 from tests.unit.engine.books import CAP
 from tests.unit.engine.test_reactions import heard, unmatched
 from tests.unit.engine.world import World
+from trainmedic_core.target import Target
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import Decision, Status
-from trainmedic_server.domain.target import Target
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import StartOrder
 from trainmedic_server.ports.alert_map import NO_ALERT_MAP

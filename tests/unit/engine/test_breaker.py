@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from tests.unit.engine.test_placed import Gather, Somewhere, Spread
 from tests.unit.engine.world import Amount, Scripted, World
+from trainmedic_core.target import Target
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepStatus, UndoStatus
-from trainmedic_server.domain.target import Target
 from trainmedic_server.ports.actions import Call
 
 MakeWorld = Callable[..., World]

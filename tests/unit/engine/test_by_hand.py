@@ -10,9 +10,9 @@ import pytest
 
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import Source, World
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Status
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import Started, StartOrder
 from trainmedic_server.ports.heard_alerts import HeardAlertFilter

@@ -13,12 +13,12 @@ from tests.unit.engine.books import CAP
 from tests.unit.engine.held_commits import hold_next
 from tests.unit.engine.world import World
 from trainmedic_server import errors
+from trainmedic_server.api import effect_view
 from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
 from trainmedic_server.engine.event_teller import EventTeller
 from trainmedic_server.ports.metric_history import AlertRule, MetricSeries
-from trainmedic_server.server import effect_view
 
 MakeWorld = Callable[..., World]
 

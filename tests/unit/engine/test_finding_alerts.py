@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from tests.support.findings import GPU, RULES, of_kernel, of_training, told
 from tests.unit.engine.finding_world import FindingWorld
 from trainmedic.wire import envelope
+from trainmedic_logs.domain.finding import Role
+from trainmedic_logs.domain.known_finding import FindingEnd
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
-from trainmedic_server.domain.finding import Role
 from trainmedic_server.domain.job_life import JobLife, LifeState
-from trainmedic_server.domain.known_finding import FindingEnd
 from trainmedic_server.errors import TemporaryFailure
 
 

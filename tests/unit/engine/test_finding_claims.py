@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from tests.support.findings import GPU, of_kernel, of_training, told
 from tests.unit.engine.finding_world import FindingWorld
-from trainmedic_server.domain.finding import CLAIMED_JOB, Finding
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import CLAIMED_JOB, Finding
+from trainmedic_logs.domain.known_finding import FindingEnd, KnownFinding
 from trainmedic_server.domain.identity import Unresolved
-from trainmedic_server.domain.known_finding import FindingEnd, KnownFinding
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.target_resolution import resolve
 from trainmedic_server.domain.topology import JobTopology, Topology
 from trainmedic_server.engine import finding_claims

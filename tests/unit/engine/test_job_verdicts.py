@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 from tests.support.clocks import START, ManualClock
 from tests.unit.diagnosis.test_job_diagnoses import World
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import Alert, AlertStatus
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine import scope, verdict_alert
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.engine.job_verdicts import JobVerdicts

@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 from tests.unit.engine.world import World
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import OrderKind, Run, Status
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import StartOrder
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.run import Decision, Status
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.admission_changes import ByHand
 from trainmedic_server.engine.by_hand import StartOrder
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.claim import Claim
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine.locks import TargetLocks
 from trainmedic_server.simulation import virtual_time
 

@@ -15,7 +15,7 @@ from tests.unit.engine.world import World as EngineWorld
 from trainmedic_server.domain.agent_life import AgentLife
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.run import OrderKind
-from trainmedic_server.server.now import NEVER_GIVEN_BACK_FOR, NowApi, NowView
+from trainmedic_server.live.now import NEVER_GIVEN_BACK_FOR, NowApi, NowView
 from trainmedic_server.settings.server import load
 from trainmedic_server.wiring.telling import missing_channels
 

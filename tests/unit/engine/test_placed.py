@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from tests.unit.engine.world import Amount, Scripted, World
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Status, StepStatus, UndoStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.actions import Call, Inverse
 
 MakeWorld = Callable[..., World]

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, OrderKind, Status, StepStatus, UndoStatus
-from trainmedic_server.domain.target import Target, TargetKind
 
 MakeWorld = Callable[..., World]
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.clocks import ManualClock
 from tests.unit.diagnosis.test_job_diagnoses import World
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
-from trainmedic_server.domain.finding import CauseClass, Role
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
-from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.slow_jobs import SlowJobs
 from trainmedic_server.errors import MetricsUnavailable

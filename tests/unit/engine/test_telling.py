@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.engine.world import World
+from trainmedic_core.problems import FileProblem
 from trainmedic_server import errors
 from trainmedic_server.adapters import apprise_notifier
 from trainmedic_server.domain.message import DEFAULT_RULES, Severity, parse_rules
 from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.domain.pause import PauseOrder, Scope
-from trainmedic_server.domain.problems import FileProblem
 from trainmedic_server.domain.run import Event, OrderKind
 from trainmedic_server.engine import telling
 from trainmedic_server.engine.telling import MessageTeller

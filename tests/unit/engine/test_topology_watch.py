@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
 
+from trainmedic_core import gpu_names
 from trainmedic_server import telemetry
-from trainmedic_server.domain import gpu_names, inventory
+from trainmedic_server.domain import inventory
 from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.domain.topology import ClusterNode, ClusterTopology, Pod
 from trainmedic_server.engine.topology_watch import (

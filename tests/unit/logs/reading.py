@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from trainmedic_server.domain.finding import Origin
-from trainmedic_server.logs.assembly import LineAssembler
-from trainmedic_server.logs.line import Line
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.lines.assembly import LineAssembler
+from trainmedic_logs.lines.line import Line
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.unit.logs.reading import NOW, line, lines, origin
-from trainmedic_server.domain.finding import TimeSource
-from trainmedic_server.logs.assembly import PATIENCE, LineAssembler
-from trainmedic_server.logs.line import LONGEST
+from trainmedic_logs.domain.finding import TimeSource
+from trainmedic_logs.lines.assembly import PATIENCE, LineAssembler
+from trainmedic_logs.lines.line import LONGEST
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in <module>

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainmedic_server.domain.finding import CauseClass
-from trainmedic_server.logs import exception_causes
-from trainmedic_server.logs.exception_causes import ExceptionReading
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.lines import exception_causes
+from trainmedic_logs.lines.exception_causes import ExceptionReading
 
 OWN = 'Traceback (most recent call last):\n  File "/app/train.py", line 12, in main\n    step()\n'
 LIBRARY = OWN + '  File "/opt/venv/lib/python3.11/site-packages/x/y.py", line 7, in call\n    raise\n'

@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from trainmedic_server.logs.line_times import moment, stated
-from trainmedic_server.logs.told_line import told
+from trainmedic_logs.lines.line_times import moment, stated
+from trainmedic_logs.lines.told_line import told
 
 AT = datetime(2026, 3, 9, 7, 8, 9, tzinfo=UTC)
 LATEST = AT + timedelta(minutes=3)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from trainmedic_server.logs.masks import masked
-from trainmedic_server.logs.shapes import hash_of, shape_of
+from trainmedic_logs.lines.masks import masked
+from trainmedic_logs.lines.shapes import hash_of, shape_of
 
 A = "a1B2c3D4e5" * 4
 

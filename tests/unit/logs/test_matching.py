@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.unit.logs.reading import line
-from trainmedic_server.domain.finding import CauseClass, Role
-from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.logs.blocks import TRACEBACK
-from trainmedic_server.logs.line import LONGEST
-from trainmedic_server.logs.matcher import LineMatcher
-from trainmedic_server.logs.rule import Confirmation, LinePattern, LogRule, RequiredCount, RuleAlert, RuleSet
+from trainmedic_core.target import TargetKind
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.lines.blocks import TRACEBACK
+from trainmedic_logs.lines.line import LONGEST
+from trainmedic_logs.lines.matcher import LineMatcher
+from trainmedic_logs.lines.rule import Confirmation, LinePattern, LogRule, RequiredCount, RuleAlert, RuleSet
 
 
 def rule(name: str = "oom", pattern: str = "CUDA out of memory", **members: Any) -> LogRule:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.unit.logs.reading import lines
-from trainmedic_server.logs.progress import ProgressReader
+from trainmedic_logs.lines.progress import ProgressReader
 
 TRAINERS: list[Mapping[str, str]] = yaml.safe_load(
     Path(__file__).with_name("trainers.yaml").read_text(encoding="utf-8")

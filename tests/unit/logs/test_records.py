@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.logs import records
-from trainmedic_server.logs.records import record_of
+from trainmedic_logs.lines import records
+from trainmedic_logs.lines.records import record_of
 
 
 @pytest.mark.parametrize(

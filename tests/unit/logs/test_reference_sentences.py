@@ -9,10 +9,10 @@ import pytest
 
 from tests.unit.logs.reading import lines
 from tests.unit.logs.test_shipped_rules import MATCHER
-from trainmedic_server.logs import step_lines
-from trainmedic_server.logs.matcher import LineMatch
-from trainmedic_server.logs.rule import RuleSet
-from trainmedic_server.logs.tracker import FindingTracker
+from trainmedic_logs.lines import step_lines
+from trainmedic_logs.lines.matcher import LineMatch
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.lines.tracker import FindingTracker
 
 PREFIXES = {
     "nothing": "",

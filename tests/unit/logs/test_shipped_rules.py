@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from tests.unit.logs.reading import lines
-from trainmedic_server.catalog.log_rule_library import LogRuleLibrary
-from trainmedic_server.domain.log_sources import KERNEL_SOURCES, SOURCES
-from trainmedic_server.logs.matcher import LineMatch, LineMatcher
-from trainmedic_server.logs.rule import RuleSet
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES, SOURCES
+from trainmedic_logs.lines.matcher import LineMatch, LineMatcher
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 
-FOLDER = Path(__file__).parents[3] / "logrules"
+FOLDER = Path(__file__).parents[3] / "logs/trainmedic_logs/logrules"
 CORPUS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "lines_fixture.yaml").read_text(encoding="utf-8"))
 
 

@@ -13,11 +13,11 @@ import pytest
 from tests.unit.logs.reading import NOW, lines, origin
 from tests.unit.logs.test_progress import NAMES, TRAINERS, step_line
 from tests.unit.logs.test_shipped_rules import MATCHER, RULES
-from trainmedic_server.domain.finding import Finding
-from trainmedic_server.logs.assembly import LineAssembler
-from trainmedic_server.logs.rule import RuleSet
-from trainmedic_server.logs.step_trends import StepTrends
-from trainmedic_server.logs.tracker import FindingTracker
+from trainmedic_logs.domain.finding import Finding
+from trainmedic_logs.lines.assembly import LineAssembler
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.lines.step_trends import StepTrends
+from trainmedic_logs.lines.tracker import FindingTracker
 
 LOADING = {
     "the ImageNet example": "Epoch: [1][{0}/5005]\tTime  {1:.3f} ( 8.19)\tData  {2:.3f} ( 8.04)"

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from tests.unit.logs.reading import NOW, line, lines
 from tests.unit.logs.test_matching import rule
-from trainmedic_server.domain.finding import CauseClass, Finding, Role
-from trainmedic_server.domain.target import TargetKind
-from trainmedic_server.logs import tracker
-from trainmedic_server.logs.line import Line
-from trainmedic_server.logs.rule import LinePattern, LogRule, RequiredCount, RuleAlert, RuleSet
-from trainmedic_server.logs.tracker import FindingTracker
+from trainmedic_core.target import TargetKind
+from trainmedic_logs.domain.finding import CauseClass, Finding, Role
+from trainmedic_logs.lines import tracker
+from trainmedic_logs.lines.line import Line
+from trainmedic_logs.lines.rule import LinePattern, LogRule, RequiredCount, RuleAlert, RuleSet
+from trainmedic_logs.lines.tracker import FindingTracker
 
 SECOND = timedelta(seconds=1)
 UUID = "GPU-509665ad-b600-ac93-3616-d754b23d636d"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from trainmedic_core.command import main
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import alert_map_compiler
 from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_library import AlertMapLibrary
 from trainmedic_server.catalog.library import Library
-from trainmedic_server.command import main
 from trainmedic_server.simulation import rule_outcomes
 from trainmedic_server.simulation.rule_outcomes import RuleOutcome
 

@@ -19,10 +19,12 @@ import pytest
 import yaml
 
 from tests.unit.playbooks.site import Site, SiteBus, SiteCluster, SiteMetrics, SiteNotifier
+from trainmedic_core import yaml_files
+from trainmedic_core.target import TargetKind
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.catalog import loader, yaml_files
+from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.library import StaticCatalog
 from trainmedic_server.domain import changes, inventory
@@ -31,7 +33,6 @@ from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.playbook import ActionStep, Mode, WaitStep
 from trainmedic_server.domain.run import OrderKind, Run, StepStatus
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.domain.topology import Topology
 from trainmedic_server.engine import after_resolve
 from trainmedic_server.engine.service import Engine

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from trainmedic_core import yaml_files
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.actions import registry
-from trainmedic_server.catalog import loader, yaml_files
+from trainmedic_server.catalog import loader
 from trainmedic_server.domain.claim import Claim
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import ActionStep
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.engine import claims
 from trainmedic_server.simulation import suite
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from trainmedic_core import words
 from trainmedic_server.cli import story
-from trainmedic_server.presentation import questions, rows, runs, times, words
-from trainmedic_server.server.console import formats
+from trainmedic_server.console import formats
+from trainmedic_server.presentation import questions, rows, runs, times
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 RUN = "01a2067f-0e28-7007-b926-e046f06b8a6f"

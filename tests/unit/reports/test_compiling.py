@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.clocks import START
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.alert import Identity
 from trainmedic_server.domain.effect import EffectVerdict
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Decision, Event, Run, Status, StepState, StepStatus
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.ports.verdicts import VerdictRecord

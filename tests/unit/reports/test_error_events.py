@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from tests.support.clocks import START
 from tests.support.findings import of_kernel, of_training
-from trainmedic_server.domain.finding import CauseClass, Finding, Role
-from trainmedic_server.domain.known_finding import EpisodeKey, KnownFinding, begun, taken
+from trainmedic_logs.domain.finding import CauseClass, Finding, Role
+from trainmedic_logs.domain.known_finding import EpisodeKey, KnownFinding, begun, taken
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.error_events import NETWORK, OUT_OF_MEMORY, error_count
 from trainmedic_server.reports.failures import FailureRecord

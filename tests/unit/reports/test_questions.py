@@ -10,11 +10,11 @@ import pytest
 
 from tests.driver.driver import Driver
 from trainmedic.job.metrics import HELP
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.exporter import AgentCollector
+from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.exporter import AgentCollector
-from trainmedic_server.agent.gpu_record import GpuRecord
 from trainmedic_server.errors import MetricsUnavailable
 from trainmedic_server.ports.metric_history import MetricSeries
 from trainmedic_server.reports.job_questions import INTERVALS, JobQuestions

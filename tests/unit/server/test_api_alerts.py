@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.contract.test_heard_alerts import MISSED, STARTED, alert
 from tests.support.api_world import World
 from trainmedic_server.domain.reaction import NoReaction, Reaction
-from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.http.limits import ServerLimits
 
 
 async def with_alerts(**options: ServerLimits) -> World:

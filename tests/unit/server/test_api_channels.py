@@ -9,11 +9,11 @@ from tests.support.clocks import StoppedClock
 from tests.unit.server.test_console_access import TOKENS
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.api.channels import ChannelsApi
+from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.domain.message import DEFAULT_RULES, Severity
 from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.ports.store import ActFilter
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.channels import ChannelsApi
 from trainmedic_server.settings.server import load
 from trainmedic_server.wiring.telling import channels_of
 

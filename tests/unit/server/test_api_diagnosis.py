@@ -8,8 +8,8 @@ import pytest
 
 from tests.contract.test_verdicts import NOW, made
 from tests.support.api_world import World
-from trainmedic_server.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
-from trainmedic_server.domain.finding import CauseClass
+from trainmedic_logs.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Presence
 

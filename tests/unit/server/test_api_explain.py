@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.api_world import World
 from tests.support.clocks import START
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.tokens import parse
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import parse
 
 WEBHOOK_ONLY = parse("- {name: am, sha256: '" + "0" * 64 + "', roles: [webhook]}", "tokens")
 

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from tests.contract.run_store_values import at, closed, heard
 from tests.contract.test_findings import EVERYTHING, finding
 from tests.support.api_world import World
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import CLAIMED_JOB, Excerpt
+from trainmedic_logs.domain.known_finding import EpisodeKey, FindingAlert, KnownExcerpt
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus
-from trainmedic_server.domain.finding import CLAIMED_JOB, Excerpt
-from trainmedic_server.domain.known_finding import EpisodeKey, FindingAlert, KnownExcerpt
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import RunRecord
 
 

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_server.api.payload import delivery
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Attempt, Decision, Run, Status, StepState, StepStatus, Undo
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.server.payload import delivery
 
 ITEM = ["run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "mode", "status", "decision"]
 ITEM += ["action_taken", "success", "message", "duration_ms", "touched"]

@@ -11,13 +11,13 @@ import pytest
 
 from tests.support.api_world import World
 from tests.support.clocks import START
+from trainmedic_logs.domain.known_finding import JobPlace
+from trainmedic_logs.domain.log_search import FoundLine, LogLevel, LogQuery
 from trainmedic_server import errors
-from trainmedic_server.domain.known_finding import JobPlace
-from trainmedic_server.domain.log_search import FoundLine, LogLevel, LogQuery
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Presence
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.tokens import Token, TokenRole
 
 LINE = FoundLine(START, "CUDA out of memory \u2028", "gpu-07", "training", LogLevel.ERROR, "llm-1", 3, 7)
 TOLD = {

@@ -15,13 +15,13 @@ from tests.support.clocks import START, StoppedClock
 from tests.support.memory_api import Problem
 from trainmedic_server import __version__, errors
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.api.channels import ChannelsApi
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Controls
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.channels import ChannelsApi
-from trainmedic_server.server.tokens import Token, TokenRole
 
 OPERATOR = {"authorization": "Bearer op"}
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from tests.support.api_world import World
 from tests.support.clocks import START
 from tests.unit.server.test_console_access import TOKENS
+from trainmedic_core.problems import FileProblem
 from trainmedic_server import errors
-from trainmedic_server.domain.problems import FileProblem
+from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.ports.playbook_tests import PlayedTest, PlayedTests
-from trainmedic_server.server.auth import Authenticator
 
 
 @dataclass

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from tests.support.api_world import World, payload
 from tests.support.clocks import START
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import parse
 from trainmedic_server.domain.run import Event, Status
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.tokens import parse
 
 
 def job_event(kind: str, minutes: float, job: str = "llm-1", **data: Any) -> Event:

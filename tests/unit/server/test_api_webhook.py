@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.api_world import World, alert, logged, payload
 from trainmedic_server import errors
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.limits import ServerLimits
-from trainmedic_server.server.schemas import WebhookReply
-from trainmedic_server.server.tokens import Token, TokenRole
+from trainmedic_server.api.schemas import WebhookReply
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import Token, TokenRole
+from trainmedic_server.http.limits import ServerLimits
 
 
 async def post(world: World, body: Any, **headers: str) -> Any:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from tests.support.api_world import World, payload
 from tests.support.clocks import START
+from trainmedic_server.auth.audit import line_hash
 from trainmedic_server.domain.run import Event
-from trainmedic_server.server.audit import line_hash
 
 HTML = {"accept": "text/html"}
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
+from trainmedic_server.auth import auth as authentication
+from trainmedic_server.auth.auth import Authenticator, check_exposure
+from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.server import auth as authentication
-from trainmedic_server.server.auth import Authenticator, check_exposure
-from trainmedic_server.server.problems import HttpProblem
-from trainmedic_server.server.tokens import Token, TokenRole
+from trainmedic_server.http.problems import HttpProblem
 
 
 def token(name: str, secret: str, *roles: TokenRole) -> Token:

@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.api_world import World, alert, payload
 from tests.unit.server.test_standby import asked
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.base_path import OWN_NAMES, BasePath
-from trainmedic_server.server.browser_sessions import Sessions
-from trainmedic_server.server.console.routes import OPEN_ROUTES, ROUTES
-from trainmedic_server.server.tokens import Token, TokenRole
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.browser_sessions import Sessions
+from trainmedic_server.auth.tokens import Token, TokenRole
+from trainmedic_server.console.routes import OPEN_ROUTES, ROUTES
+from trainmedic_server.http.base_path import OWN_NAMES, BasePath
 
 URL = "https://ops.example.org/tools/medic"
 BASE = "/tools/medic"

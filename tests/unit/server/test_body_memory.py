@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from trainmedic_server.errors import PayloadError
-from trainmedic_server.server.body import BodyReader, parse_json
-from trainmedic_server.server.body_memory import Turns
-from trainmedic_server.server.limits import ServerLimits
-from trainmedic_server.server.problems import HttpProblem
+from trainmedic_server.http.body import BodyReader, parse_json
+from trainmedic_server.http.body_memory import Turns
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.problems import HttpProblem
 
 LIMITS = ServerLimits(body_bytes=1000, small_body_bytes=100, small_bytes=150, large_bytes=1000, parsed_bytes=200)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.api_world import World
-from trainmedic_server.server.query_types import MOST_VALUES
+from trainmedic_server.api.query_types import MOST_VALUES
 
 SEVERAL = [
     (path, parameter["name"])

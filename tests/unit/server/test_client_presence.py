@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.server import client_presence
-from trainmedic_server.server.client_presence import while_client_waits
+from trainmedic_server.http import client_presence
+from trainmedic_server.http.client_presence import while_client_waits
 
 Message = dict[str, Any]
 WHOLE = {"type": "http.request", "body": b"", "more_body": False}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trainmedic_server.server.connection_table import ConnectionTable, Standing
-from trainmedic_server.server.limits import ConnectionLimits
+from trainmedic_server.http.connection_table import ConnectionTable, Standing
+from trainmedic_server.http.limits import ConnectionLimits
 
 
 @dataclass(eq=False)

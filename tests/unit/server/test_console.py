@@ -17,18 +17,18 @@ from msgspec.structs import replace
 
 from tests.support.api_world import World, alert, payload
 from tests.support.clocks import START
+from trainmedic_server.console.assets import Assets
+from trainmedic_server.console.formats import coded, linked_runs
 from trainmedic_server.domain.run import StepState, StepStatus
+from trainmedic_server.http.negotiation import preferred
 from trainmedic_server.ports.outside import Presence
-from trainmedic_server.server.console.assets import Assets
-from trainmedic_server.server.console.formats import coded, linked_runs
-from trainmedic_server.server.negotiation import preferred
 
 HTML = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-STATIC = Path(__file__).parents[3] / "app/trainmedic_server/server/console/static"
+STATIC = Path(__file__).parents[3] / "app/trainmedic_server/console/static"
 
 
 async def test_a_browser_gets_the_page_and_everything_else_the_answer() -> None:

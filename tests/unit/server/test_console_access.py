@@ -14,10 +14,10 @@ from starlette.requests import HTTPConnection
 from tests.support.api_world import World, payload
 from tests.support.clocks import ManualClock
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.browser_sessions import COOKIE, LASTS, Sessions
-from trainmedic_server.server.identity import TrustedProxies
-from trainmedic_server.server.tokens import Token, TokenRole
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.browser_sessions import COOKIE, LASTS, Sessions
+from trainmedic_server.auth.identity import TrustedProxies
+from trainmedic_server.auth.tokens import Token, TokenRole
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 FORM = {"origin": "http://trainmedic", **HTML}

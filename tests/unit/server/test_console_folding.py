@@ -11,9 +11,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from tests.support.api_world import World, payload
+from trainmedic_server.console import folding
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.presentation import rows as rows_of
-from trainmedic_server.server.console import folding
 
 START = datetime(2026, 1, 31, 3, tzinfo=UTC)
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.api_world import World, alert, payload
 from tests.support.memory_api import MemoryHistory
+from trainmedic_server.console.live import LiveBoard
 from trainmedic_server.errors import Saturated
-from trainmedic_server.server.console.live import LiveBoard
-from trainmedic_server.server.event_feed import EventFeed
-from trainmedic_server.server.limits import ServerLimits
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.live.event_feed import EventFeed
 from trainmedic_server.telemetry import Metrics
 
 LIMITS = ServerLimits(poll_seconds=0.01, viewers=3, heartbeat_seconds=5)

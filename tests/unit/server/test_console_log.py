@@ -21,15 +21,15 @@ from tests.support.clocks import START
 from tests.support.filed_logs import FiledLogs
 from tests.support.job_log_scene import FAILED_AT, JOB, OOM, arrange, line, moment, presence
 from trainmedic.job.loss_spread import loss_spread
+from trainmedic_core.expressions.regexes import SearchPattern
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery, read_time
 from trainmedic_server import errors
-from trainmedic_server.domain.log_search import FoundLine, LogQuery, read_time
-from trainmedic_server.expressions.regexes import SearchPattern
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import Token, TokenRole
+from trainmedic_server.console import log_excerpt
+from trainmedic_server.console.log_line import LONGEST_SHOWN, ShownLine, line_body
+from trainmedic_server.console.log_view import LogPlace, LogView, around
 from trainmedic_server.ports.logs import LogBatch
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.console import log_excerpt
-from trainmedic_server.server.console.log_line import LONGEST_SHOWN, ShownLine, line_body
-from trainmedic_server.server.console.log_view import LogPlace, LogView, around
-from trainmedic_server.server.tokens import Token, TokenRole
 
 HTML = {"accept": "text/html"}
 LOG = f"/jobs/{JOB}/logs"

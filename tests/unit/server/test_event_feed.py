@@ -9,8 +9,8 @@ import pytest
 from tests.support.memory_api import MemoryHistory
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import Saturated, StoreUnavailable
-from trainmedic_server.server import event_feed as feeds
-from trainmedic_server.server.event_feed import EventFeed
+from trainmedic_server.live import event_feed as feeds
+from trainmedic_server.live.event_feed import EventFeed
 from trainmedic_server.telemetry import Metrics
 
 

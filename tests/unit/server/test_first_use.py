@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 from pydantic import create_model
 
-from trainmedic_server.server.view import View
+from trainmedic_server.api.view import View
 
 THREADS = 8
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.clocks import START
 from trainmedic_server import errors
+from trainmedic_server.api import given_alerts
 from trainmedic_server.domain.alert import AlertStatus
-from trainmedic_server.server import given_alerts
 
 BEGAN = "2020-01-01T10:00:00Z"
 LABELS = {"alertname": "GPUTemperatureHigh", "node": "n1"}

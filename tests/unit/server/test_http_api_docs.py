@@ -9,8 +9,8 @@ from pathlib import Path
 from starlette.routing import Route
 
 from tests.support.api_world import World
-from trainmedic_server.server.schemas import WebhookReply
-from trainmedic_server.server.tokens import parse
+from trainmedic_server.api.schemas import WebhookReply
+from trainmedic_server.auth.tokens import parse
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/http-api.md").read_text()
 

@@ -10,7 +10,8 @@ import pytest
 from tests.support.api_world import World
 from tests.support.clocks import START
 from tests.unit.server.test_api_operations import OPERATOR, world_with_tokens
-from trainmedic_server.cli import exits, log_cuts
+from trainmedic_core.cli import exits
+from trainmedic_server.cli import log_cuts
 from trainmedic_server.ports.outside import Presence
 
 SINCE = 1_700_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.server.negotiation import preferred
+from trainmedic_server.http.negotiation import preferred
 
 OFFERED = ("application/json", "application/x-ndjson", "text/csv")
 

@@ -12,11 +12,11 @@ from tests.support.api_world import World
 from tests.support.clocks import START
 from tests.support.findings import of_training
 from tests.unit.engine.finding_world import FindingWorld
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
+from trainmedic_server.api.own_alerts import OwnAlerts
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
-from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.engine import verdict_alert
-from trainmedic_server.server.own_alerts import OwnAlerts
 
 PLAIN = {"cause": "gpu", "confidence": "high", "node": "node-2", "ranks": [9], "advice": "isolate_node"}
 LABELS = verdict_alert.labels_of("llm-1", PLAIN)

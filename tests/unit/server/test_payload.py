@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from tests.support.api_world import alert, payload
 from tests.support.clocks import START
+from trainmedic_server.api.payload import PROBLEMS_REPORTED, delivery
+from trainmedic_server.api.schemas import PAYLOAD_EXAMPLE, AlertmanagerPayload
 from trainmedic_server.domain.alert import AlertStatus, Delivery, fingerprint
 from trainmedic_server.errors import PayloadError
-from trainmedic_server.server.payload import PROBLEMS_REPORTED, delivery
-from trainmedic_server.server.schemas import PAYLOAD_EXAMPLE, AlertmanagerPayload
 
 
 def read(document: Any) -> Delivery:

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.clocks import START
 from trainmedic_server.engine.shared_presences import SharedPresences
+from trainmedic_server.http.problems import HttpProblem
+from trainmedic_server.live.presence_lists import PresenceLists, page
 from trainmedic_server.ports.outside import Presence
-from trainmedic_server.server.presence_lists import PresenceLists, page
-from trainmedic_server.server.problems import HttpProblem
 
 NAMES = ["a", "b", "gpu-10", "gpu-9", "Ünit"]
 

@@ -9,9 +9,9 @@ import pytest
 from tests.support.api_world import World, alert, payload
 from tests.support.memory_api import MemoryHistory
 from trainmedic_server.errors import Saturated
-from trainmedic_server.server.events import WrittenEvents
-from trainmedic_server.server.limits import ServerLimits
-from trainmedic_server.server.read_turns import MOST_PASSED_OVER, ReadTurns, note_reader
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.read_turns import MOST_PASSED_OVER, ReadTurns, note_reader
+from trainmedic_server.live.events import WrittenEvents
 
 
 async def test_a_few_are_served_some_wait_and_the_rest_come_back_later() -> None:

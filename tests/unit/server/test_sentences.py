@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainmedic_server.server.problems import sentence
+from trainmedic_server.http.problems import sentence
 
 
 class Body(BaseModel):

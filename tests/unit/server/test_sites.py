@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 from tests.support.api_world import World, payload
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.tokens import Token, TokenRole
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import Token, TokenRole
 
 TOKENS = (Token("op", hashlib.sha256(b"push").digest(), frozenset({TokenRole.OPERATOR})),)
 CALLS = [

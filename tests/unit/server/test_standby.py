@@ -9,8 +9,8 @@ from tests.support.api_world import World
 from tests.support.clocks import StoppedClock
 from trainmedic_server import telemetry
 from trainmedic_server.domain.modes import Mode
-from trainmedic_server.server.base_path import BasePath
-from trainmedic_server.server.standby import Standby
+from trainmedic_server.http.base_path import BasePath
+from trainmedic_server.http.standby import Standby
 
 
 class Waiting:

@@ -12,13 +12,13 @@ from tests.contract.run_store_values import at
 from tests.contract.test_findings import finding
 from tests.support.api_world import World
 from tests.unit.server.test_api_history import run
-from trainmedic_server.domain.finding import CLAIMED_JOB, Excerpt
-from trainmedic_server.domain.known_finding import EpisodeKey, KnownExcerpt
-from trainmedic_server.domain.known_verdict import KnownVerdict
-from trainmedic_server.domain.target import Target, TargetKind
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import CLAIMED_JOB, Excerpt
+from trainmedic_logs.domain.known_finding import EpisodeKey, KnownExcerpt
+from trainmedic_logs.domain.known_verdict import KnownVerdict
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.ports.store import RunRecord
-from trainmedic_server.server.auth import Authenticator
-from trainmedic_server.server.tokens import Token, TokenRole
 
 SECRET = "the line of beta"
 _BETAS = "0002"

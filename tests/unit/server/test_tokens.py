@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trainmedic_server.auth.tokens import TokenRole, parse, read
 from trainmedic_server.errors import ConfigurationError
-from trainmedic_server.server.tokens import TokenRole, parse, read
 
 HASH = hashlib.sha256(b"secret").hexdigest()
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from trainmedic_core.target import TargetKind
 from trainmedic_server import errors
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.ports.actions import Action, Call, Inverse, Services
 
 PLAYBOOK = """\

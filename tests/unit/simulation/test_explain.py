@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.unit.simulation.actions import PLAYBOOK, SimulatedActions
+from trainmedic_logs.simulation import log_check
+from trainmedic_server.api import explanations, given_alerts, test_text
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import explained as text
 from trainmedic_server.domain.playbook import Mode
@@ -19,8 +21,7 @@ from trainmedic_server.engine import explanation
 from trainmedic_server.engine.explanation import Explanation
 from trainmedic_server.engine.forecast import StepForecast
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.server import explanations, given_alerts, test_text
-from trainmedic_server.simulation import check, explain, log_check, suite, suite_format
+from trainmedic_server.simulation import check, explain, suite, suite_format
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -6,8 +6,8 @@ import io
 import tracemalloc
 from datetime import UTC, datetime
 
-from trainmedic_server.logs.rule import RuleSet
-from trainmedic_server.simulation.log_lines import explain
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.simulation.log_lines import explain
 
 
 class Endless(io.BufferedIOBase):

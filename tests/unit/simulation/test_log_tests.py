@@ -11,7 +11,7 @@ import pytest
 from trainmedic_server.actions import registry
 from trainmedic_server.simulation import suite
 
-SHIPPED = sorted((Path(__file__).parents[3] / "logrules").glob("*_test.yaml"))
+SHIPPED = sorted((Path(__file__).parents[3] / "logs/trainmedic_logs/logrules").glob("*_test.yaml"))
 RULE = """
 log_rule: oom
 source: training

@@ -17,6 +17,8 @@ from msgspec import Struct, field
 from pydantic import BaseModel, Field
 
 from trainmedic.wire.backoff import Backoff
+from trainmedic_core.fields import Duration
+from trainmedic_core.target import TargetKind
 from trainmedic_server.actions import node_checkpoints
 from trainmedic_server.actions.base import ActionParams, check_wanted, clearance_of
 from trainmedic_server.actions.kubernetes import nodes
@@ -31,8 +33,6 @@ from trainmedic_server.actions.kubernetes.base import (
     node_of,
     node_ref,
 )
-from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field, model_validator
 
+from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams
 from trainmedic_server.actions.kubernetes import field_changes
 from trainmedic_server.actions.kubernetes.base import (
@@ -19,7 +20,6 @@ from trainmedic_server.actions.kubernetes.base import (
     because,
     node_ref,
 )
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryFailure
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import Object, Ref

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field, model_validator
 
+from trainmedic_core.fields import Duration
+from trainmedic_core.target import TargetKind
 from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.kubernetes.base import EVENTS, ClusterAction, Permission, RestorableAction, because
 from trainmedic_server.actions.kubernetes.kinds import KNOWN, WorkloadParams, field_at
-from trainmedic_server.domain.fields import Duration
-from trainmedic_server.domain.target import TargetKind
 from trainmedic_server.errors import ObjectMissing, PermanentFailure
 from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import PODS, Object, Ref

@@ -12,11 +12,11 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
 from trainmedic_server.adapters.log_stores.stored_fields import level_names, stored_line
-from trainmedic_server.domain.log_search import LogQuery
 from trainmedic_server.errors import LogsUnavailable
 
 PATH = "/loki/api/v1/query_range"

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from trainmedic_server.domain.log_search import FoundLine, LogQuery, left_out
+from trainmedic_core.expressions.regexes import SearchPattern
+from trainmedic_logs.domain.log_search import FoundLine, LogQuery, left_out
 from trainmedic_server.errors import LogsUnavailable
-from trainmedic_server.expressions.regexes import SearchPattern
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Clock
 

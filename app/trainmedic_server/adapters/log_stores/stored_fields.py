@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainmedic_logs.domain.log_search import FoundLine, LogLevel, TimeKnownBy
+from trainmedic_logs.lines.masks import masked
 from trainmedic_server.adapters.log_stores.paging import StoredLine, moment
-from trainmedic_server.domain.log_search import FoundLine, LogLevel, TimeKnownBy
 from trainmedic_server.errors import LogsUnavailable
-from trainmedic_server.logs.masks import masked
 
 _LEVELS = {
     "trace": LogLevel.DEBUG,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from trainmedic_server.catalog import yaml_text
+from trainmedic_core import yaml_text
 from trainmedic_server.errors import ConfigurationError
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@+-]{0,127}$"

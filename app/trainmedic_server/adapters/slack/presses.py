@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from trainmedic_core.plain_text import visible
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.slack import question_blocks
 from trainmedic_server.adapters.slack.people import Person, SlackFile
 from trainmedic_server.adapters.slack.questions import SlackQuestions
 from trainmedic_server.adapters.slack.web_api import SlackApi
 from trainmedic_server.domain.approval import AskedQuestion
-from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.run import OrderKind, Run
 
 log = telemetry.logger(__name__)

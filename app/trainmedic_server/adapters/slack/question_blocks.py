@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from trainmedic_core.plain_text import visible
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.approval import AskedQuestion, Terms, Unanswered
 from trainmedic_server.domain.event_kinds import QuestionEvent
 from trainmedic_server.domain.links import run_link, short_id
-from trainmedic_server.domain.plain_text import visible
 from trainmedic_server.domain.run import OperatorOrder, OrderKind, Run, StepState, StepStatus
 from trainmedic_server.presentation import questions
 from trainmedic_server.presentation.runs import title_of

@@ -17,8 +17,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc, pool
 
+from trainmedic_core.machine_locks import FileLock, NameLock
 from trainmedic_server import errors
-from trainmedic_server.machine_locks import FileLock, NameLock
 
 READERS = 4
 """Connections, and threads, that read the history at a time."""

@@ -1,6 +1,6 @@
 """Waiting for the leader lock, where several servers share a database: one works, the others stand by.
 
-Who calls it: ``wiring.server``; ``server.standby`` shows its state.
+Who calls it: ``wiring.server``; ``http.standby`` shows its state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = telemetry.logger(__name__)
 
 
 class Election:
-    """A server's candidacy for the lock. ``server.standby`` shows it to people.
+    """A server's candidacy for the lock. ``http.standby`` shows it to people.
 
     ``why`` says what it waits for; ``holder`` is the leader's address, or empty if that is unknown.
     """

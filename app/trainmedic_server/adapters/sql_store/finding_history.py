@@ -9,14 +9,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from trainmedic_logs.domain.finding import CLAIMED_JOB
+from trainmedic_logs.domain.known_finding import KeptJob, KnownFinding
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.adapters.sql_store import finding_rows, history_cursor, verdicts
 from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, encode_json
 from trainmedic_server.adapters.sql_store.finding_tables import finding_episodes, finding_excerpts, findings
 from trainmedic_server.adapters.sql_store.findings import KEPT_JOBS
 from trainmedic_server.adapters.sql_store.present import SqlPresent
-from trainmedic_server.domain.finding import CLAIMED_JOB
-from trainmedic_server.domain.known_finding import KeptJob, KnownFinding
-from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory, FindingRecord
 from trainmedic_server.ports.verdicts import VerdictHistory, VerdictRecord
 

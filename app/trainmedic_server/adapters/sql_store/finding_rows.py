@@ -8,9 +8,10 @@ from typing import Any
 from msgspec.structs import asdict
 
 from trainmedic.wire.envelope import read_time, write_time
-from trainmedic_server.domain.finding import CauseClass, Excerpt, Origin, Role, TimeSource
-from trainmedic_server.domain.finding_codec import read_ranks, write_ranks
-from trainmedic_server.domain.known_finding import (
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import CauseClass, Excerpt, Origin, Role, TimeSource
+from trainmedic_logs.domain.finding_codec import read_ranks, write_ranks
+from trainmedic_logs.domain.known_finding import (
     Episode,
     EpisodeKey,
     FindingAlert,
@@ -19,7 +20,6 @@ from trainmedic_server.domain.known_finding import (
     KnownExcerpt,
     KnownFinding,
 )
-from trainmedic_server.domain.target import Target, TargetKind
 
 Row = Sequence[Any]
 

@@ -11,6 +11,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
+from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, JobPlace, KeptJob, KnownExcerpt, KnownFinding
 from trainmedic_server.adapters.sql_store import finding_rows
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.adapters.sql_store.columns import TimeColumn
@@ -22,7 +23,6 @@ from trainmedic_server.adapters.sql_store.finding_tables import (
     kept_jobs,
 )
 from trainmedic_server.adapters.sql_store.lookup import KEYS, Lookup
-from trainmedic_server.domain.known_finding import Episode, EpisodeKey, JobPlace, KeptJob, KnownExcerpt, KnownFinding
 from trainmedic_server.ports.findings import FindingRecords
 
 _BY_ID = Lookup(sa.select(findings).where(findings.c.id.in_(KEYS)))

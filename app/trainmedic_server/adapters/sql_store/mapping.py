@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of, time_of
 from trainmedic_server.domain.alert import Alert, AlertRecord, AlertStatus, Identity
 from trainmedic_server.domain.job_life import JobLife, LifeState
@@ -32,7 +33,6 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.domain.target import Target, TargetKind
 from trainmedic_server.domain.time_gaps import TimeGap
 
 Row = Sequence[Any]

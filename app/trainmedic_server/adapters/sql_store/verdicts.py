@@ -8,9 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.adapters.sql_store.bulk import BulkInsert
 from trainmedic_server.adapters.sql_store.columns import JsonColumn, Text, TimeColumn, metadata, partial_index
-from trainmedic_server.domain.known_verdict import KnownVerdict
 from trainmedic_server.ports.verdicts import StoredVerdicts, VerdictRecord
 
 _MOST_OF_NODE = 100

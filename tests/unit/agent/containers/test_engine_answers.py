@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.containers.engine_api import ContainerEngine, EngineAnswer
-from trainmedic_server.agent_errors import CommandFailed, CommandUnsupported
+from trainmedic_agent.containers.engine_api import ContainerEngine, EngineAnswer
+from trainmedic_agent.errors import CommandFailed, CommandUnsupported
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.containers.kubelet import is_of_kubelet, sign_of_kubelet
+from trainmedic_agent.containers.kubelet import is_of_kubelet, sign_of_kubelet
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from trainmedic_server.agent.containers.engine_api import ContainerEngine
-from trainmedic_server.agent.containers.leftovers import LeftoverRemover
-from trainmedic_server.agent.containers.policy import ContainersPolicy, Leftover
+from trainmedic_agent.containers.engine_api import ContainerEngine
+from trainmedic_agent.containers.leftovers import LeftoverRemover
+from trainmedic_agent.containers.policy import ContainersPolicy, Leftover
 
 
 class _Engine:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.disk.access_times import AccessTimes, access_times
+from trainmedic_agent.disk.access_times import AccessTimes, access_times
 
 DAY_NS = 86_400 * 10**9
 HOST = "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"

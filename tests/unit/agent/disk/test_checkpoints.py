@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tests.unit.agent.disk.trees import aged, checkpoint, clean, cleaner, filled_by, left, put
-from trainmedic_server.agent.disk import checkpoints
-from trainmedic_server.agent.disk.checkpoint_names import step_of
-from trainmedic_server.agent.disk.cleaner import Cleaner
-from trainmedic_server.agent.disk.filesystems import MeasureSpace
-from trainmedic_server.agent.disk.metadata_reader import MetadataReader
-from trainmedic_server.agent.disk.walk import DELETING
+from trainmedic_agent.disk import checkpoints
+from trainmedic_agent.disk.checkpoint_names import step_of
+from trainmedic_agent.disk.cleaner import Cleaner
+from trainmedic_agent.disk.filesystems import MeasureSpace
+from trainmedic_agent.disk.metadata_reader import MetadataReader
+from trainmedic_agent.disk.walk import DELETING
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_nothing_goes_where_the_parser_of_metadata_gives_no_answer(run: Path, mo
     for step in (100, 200, 300, 400):
         hugging_face(run, step, best=100)
         checkpoint(run.parent / "two" / f"step-{step}", days=100 - step / 100)
-    monkeypatch.setattr("trainmedic_server.agent.disk.metadata_child.__name__", "trainmedic_server.no_such_program")
+    monkeypatch.setattr("trainmedic_agent.disk.metadata_child.__name__", "trainmedic_server.no_such_program")
     output = clean(by(run))
     assert len(present(run)) == 4
     assert present(run.parent / "two") == ["step-300", "step-400"]
@@ -146,8 +146,8 @@ def test_nothing_goes_where_the_parser_of_metadata_gives_no_answer(run: Path, mo
 def test_the_agent_parses_no_metadata(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a job's user wrote is parsed by a process that has given up its rights, and can open nothing."""
     parsed: list[bytes] = []
-    monkeypatch.setattr("trainmedic_server.agent.disk.metadata_child.latest_step", parsed.append)
-    monkeypatch.setattr("trainmedic_server.agent.disk.metadata_child.best_name", parsed.append)
+    monkeypatch.setattr("trainmedic_agent.disk.metadata_child.latest_step", parsed.append)
+    monkeypatch.setattr("trainmedic_agent.disk.metadata_child.best_name", parsed.append)
     for step in (100, 200, 300, 400):
         hugging_face(run, step, best=100)
     clean(by(run))
@@ -158,7 +158,7 @@ def test_the_parser_of_metadata_has_no_rights() -> None:
     """It can open no file, and has no capability, whatever user starts it."""
     program = (
         "import builtins, sys\n"
-        "from trainmedic_server.agent.disk import metadata_child\n"
+        "from trainmedic_agent.disk import metadata_child\n"
         "status = open('/proc/self/status')\n"
         "def parsed(raw):\n"
         "    try:\n"
@@ -292,7 +292,7 @@ def test_the_step_is_read_from_the_name(name: str, step: int | None) -> None:
 
 def test_too_many_to_compare_are_all_left(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which are the newest is known only when all have been seen."""
-    monkeypatch.setattr("trainmedic_server.agent.disk.search.MAX_CHECKPOINTS", 3)
+    monkeypatch.setattr("trainmedic_agent.disk.search.MAX_CHECKPOINTS", 3)
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
     assert left(clean(by(run)), "old")["too_many_checkpoints"] == 4
@@ -303,7 +303,7 @@ def test_a_search_that_ends_early_deletes_nothing(run: Path, monkeypatch: pytest
     """It cannot know which are the newest."""
     for number in range(1, 5):
         checkpoint(run / f"step-{number}", days=100 - number)
-    monkeypatch.setattr("trainmedic_server.agent.disk.walk._ENTRIES_PER_CHECK", 1)
+    monkeypatch.setattr("trainmedic_agent.disk.walk._ENTRIES_PER_CHECK", 1)
     asked = iter(range(1000))
     output: Mapping[str, Any] = clean(by(run), stopping=lambda: next(asked) >= 6)
     assert (output["stopped"], output["files"], len(present(run))) == ("agent_stopping", 0, 4)

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.agent.disk.trees import DAY, NEVER, aged, checkpoint, clean, cleaner, filled_by, left, names, put
-from trainmedic_server.agent.disk.filesystems import DiskSpace
-from trainmedic_server.agent.disk.throttle import Clocks
+from trainmedic_agent.disk.filesystems import DiskSpace
+from trainmedic_agent.disk.throttle import Clocks
 
 
 @pytest.fixture

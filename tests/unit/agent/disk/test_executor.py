@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from tests.unit.agent.disk.trees import cleaner, names, put
 from trainmedic.wire import envelope
-from trainmedic_server.agent.disk import throttle
-from trainmedic_server.agent.disk.executor import DiskCleanExecutor
-from trainmedic_server.agent.disk.filesystems import mount_of
-from trainmedic_server.agent.disk.mounts import mounts_of
-from trainmedic_server.agent.disk.throttle import Clocks
-from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.agent_errors import CommandRejected
+from trainmedic_agent.disk import throttle
+from trainmedic_agent.disk.executor import DiskCleanExecutor
+from trainmedic_agent.disk.filesystems import mount_of
+from trainmedic_agent.disk.mounts import mounts_of
+from trainmedic_agent.disk.throttle import Clocks
+from trainmedic_agent.errors import CommandRejected
+from trainmedic_agent.executors import AcceptedCommand
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.agent.disk.globs import Glob, GlobState
+from trainmedic_agent.disk.globs import Glob, GlobState
 
 
 def matches(pattern: str, path: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.disk.mounts import FilesystemSearch, NamedFilesystem
+from trainmedic_agent.disk.mounts import FilesystemSearch, NamedFilesystem
 
 ROOT, DATA, TMP, BOOT = 21, 40, 42, 43
 """Mounts of the agent's process, by number."""

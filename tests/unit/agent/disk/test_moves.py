@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.disk.trees import checkpoint, clean, cleaner, left, names, put
-from trainmedic_server.agent.disk import checkpoint_removal
-from trainmedic_server.agent.disk.walk import DELETING
+from trainmedic_agent.disk import checkpoint_removal
+from trainmedic_agent.disk.walk import DELETING
 
 FILES = 60
 

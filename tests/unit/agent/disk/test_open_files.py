@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.disk.trees import NEVER, clean, cleaner, left, put
-from trainmedic_server.agent.disk import open_files
-from trainmedic_server.agent.disk.open_files import FileUsage
-from trainmedic_server.agent.disk.report import Reason
-from trainmedic_server.agent.disk.throttle import Clocks, Throttle
+from trainmedic_agent.disk import open_files
+from trainmedic_agent.disk.open_files import FileUsage
+from trainmedic_agent.disk.report import Reason
+from trainmedic_agent.disk.throttle import Clocks, Throttle
 
 FIRST = 0xEFFFFFFC
 

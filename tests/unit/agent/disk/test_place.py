@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.disk import place
-from trainmedic_server.agent.disk.place import is_in_place
+from trainmedic_agent.disk import place
+from trainmedic_agent.disk.place import is_in_place
 
 
 @pytest.fixture(params=["openat2", "ENOSYS", "EPERM"])

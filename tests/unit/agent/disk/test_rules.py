@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.agent.disk import rules
+from trainmedic_agent.disk import rules
 
 LEAST = {"roots": ["/scratch"], "globs": ["**"], "min_age": "7d"}
 

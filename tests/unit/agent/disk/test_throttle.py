@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from trainmedic_server.agent.disk import throttle
-from trainmedic_server.agent.disk.report import Reason
-from trainmedic_server.agent.disk.throttle import Clocks, Throttle, seconds_stalled_for_disk
+from trainmedic_agent.disk import throttle
+from trainmedic_agent.disk.report import Reason
+from trainmedic_agent.disk.throttle import Clocks, Throttle, seconds_stalled_for_disk
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.disk.trees import clean, cleaner, left, put, stored_below
-from trainmedic_server.agent.disk.open_files import FileUsage
+from trainmedic_agent.disk.open_files import FileUsage
 
 RULE = {"globs": "*.log", "do": "truncate", "min_age": "0s"}
 SHRINK = {"globs": "*.log", "do": "shrink", "min_age": "0s", "keep_tail": 5000}

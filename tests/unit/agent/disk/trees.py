@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainmedic_server.agent.disk.cleaner import Cleaner, CleaningRequest
-from trainmedic_server.agent.disk.filesystems import DiskSpace, MeasureSpace
-from trainmedic_server.agent.disk.rules import read_cleaning
-from trainmedic_server.agent.disk.throttle import Clocks
+from trainmedic_agent.disk.cleaner import Cleaner, CleaningRequest
+from trainmedic_agent.disk.filesystems import DiskSpace, MeasureSpace
+from trainmedic_agent.disk.rules import read_cleaning
+from trainmedic_agent.disk.throttle import Clocks
 
 DAY = 86_400
 NEVER = 1e11

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.facts import host
+from trainmedic_agent.facts import host
 
 STAT = "cpu  100 0 50 800 40 5 5 0 7 0\ncpu0 50 0 25 400 20 2 3 0 0 0\ncpu1 50 0 25 400 20 3 2 0 0 0\nintr 5\n"
 MEMINFO = "MemTotal:  1000 kB\nMemFree: 100 kB\nMemAvailable:  250 kB\nSwapTotal: 400 kB\nSwapFree: 100 kB\n"

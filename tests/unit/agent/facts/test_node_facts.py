@@ -14,11 +14,11 @@ import pytest
 from tests.driver import driver as standin
 from tests.driver.driver import Driver, cards
 from trainmedic.wire.envelope import Command
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent.executors import AcceptedCommand
-from trainmedic_server.agent.facts.executor import NodeFactsExecutor
-from trainmedic_server.agent.facts.gpu import presence
-from trainmedic_server.agent.gpu_record import GpuRecord
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.facts.executor import NodeFactsExecutor
+from trainmedic_agent.facts.gpu import presence
+from trainmedic_agent.gpu_record import GpuRecord
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks import real_gpu
 from tests.driver.driver import Driver, cards
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent.facts.gpu import all_facts
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.facts.gpu import all_facts
 
 PRINTED = f"""
 <gpu id="00000000:18:00.0">

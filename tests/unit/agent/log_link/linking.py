@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from tests.support.programs import eventually
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.log_link import link_socket
-from trainmedic_server.agent.log_link.frames import FrameStream
-from trainmedic_server.agent.log_link.link_socket import LinkSocket
-from trainmedic_server.agent.log_link.messages import (
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.log_link import link_socket
+from trainmedic_agent.log_link.frames import FrameStream
+from trainmedic_agent.log_link.link_socket import LinkSocket
+from trainmedic_agent.log_link.messages import (
     LARGEST_OF_AGENT,
     AgentMessage,
     FindingBatch,
@@ -21,7 +21,7 @@ from trainmedic_server.agent.log_link.messages import (
     agent_message,
     encoded,
 )
-from trainmedic_server.agent.log_link.reader_link import ReaderLink
+from trainmedic_agent.log_link.reader_link import ReaderLink
 
 Message = TypeVar("Message", bound=AgentMessage)
 LONG = 60.0

@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.findings import of_training
 from trainmedic.wire.signing import Signer
-from trainmedic_server.agent.log_link.finding_relay import FindingRelay
-from trainmedic_server.agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding
-from trainmedic_server.agent.log_link.rule_news import RuleNews
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding_codec import FindingUpdate
+from trainmedic_agent.log_link.finding_relay import FindingRelay
+from trainmedic_agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding
+from trainmedic_agent.log_link.rule_news import RuleNews
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding_codec import FindingUpdate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

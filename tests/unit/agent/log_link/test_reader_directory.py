@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.findings import of_training
-from trainmedic_server.agent.database import AgentDatabase
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.log_link import reader_directory
-from trainmedic_server.agent.log_link.reader_process import ReaderUser
-from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_server.agent.log_reading.log_counters import LogCounters
-from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
-from trainmedic_server.agent.log_shipping.ship_positions import ShipPositions
-from trainmedic_server.logs.tracker import TrackerChanges
+from trainmedic_agent.database import AgentDatabase
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.log_link import reader_directory
+from trainmedic_agent.log_link.reader_process import ReaderUser
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
+from trainmedic_agent.log_shipping.ship_positions import ShipPositions
+from trainmedic_logs.lines.tracker import TrackerChanges
 
 OWN = ReaderUser(os.geteuid(), os.getegid())
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,9 +13,10 @@ import pytest
 
 from tests.support.programs import eventually
 from tests.unit.agent.log_link.linking import LONG, AgentEnd, PlayedReader
-from trainmedic_server.agent.log_link import metric_families, reader_link
-from trainmedic_server.agent.log_link.link_socket import Peer
-from trainmedic_server.agent.log_link.messages import (
+from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected
+from trainmedic_agent.log_link import metric_families, reader_link
+from trainmedic_agent.log_link.link_socket import Peer
+from trainmedic_agent.log_link.messages import (
     LARGEST_OF_READER,
     FailureKind,
     FindingBatch,
@@ -32,7 +33,6 @@ from trainmedic_server.agent.log_link.messages import (
     SearchWithdrawn,
     encoded,
 )
-from trainmedic_server.agent_errors import CommandFailed, CommandInterrupted, CommandRejected
 
 METRIC = LogMetric("trainmedic_agent_log_lines", MetricKind.COUNTER, "Lines.", [LogSample(3.0, {"source": "training"})])
 

@@ -14,14 +14,14 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.programs import PYTHON_PATH, eventually
-from trainmedic_server import confined_child
-from trainmedic_server.agent.log_link import reader_process
-from trainmedic_server.agent.log_link.reader_process import ReaderChild, ReaderUser
+from trainmedic_agent.log_link import reader_process
+from trainmedic_agent.log_link.reader_process import ReaderChild, ReaderUser
+from trainmedic_core import confined_child
 from trainmedic_server.errors import ConfigurationError
 
 _CONFINED = """
 import os, sys
-from trainmedic_server.agent.log_link import reader_process
+from trainmedic_agent.log_link import reader_process
 reader_process.confine(reader_process.own_user(), 96 * 1024**2)
 def outcome(act):
     try:
@@ -37,7 +37,7 @@ print(next(line.split()[1] for line in status.splitlines() if line.startswith("N
 
 _KILLS_A_READER = """
 import os, signal, sys
-from trainmedic_server.agent.log_link.reader_process import ReaderChild
+from trainmedic_agent.log_link.reader_process import ReaderChild
 script = '''
 import os, signal
 child = os.fork()
@@ -63,7 +63,7 @@ print("ended")
 _KILLS_A_PARSER = """
 import os, signal, sys
 from trainmedic_server import confined_child, confined_process
-process = confined_process.ConfinedProcess("trainmedic_server.agent.disk.metadata_child", (), 100)
+process = confined_process.ConfinedProcess("trainmedic_agent.disk.metadata_child", (), 100)
 assert process.ask(b"latest 3\\n100", 60.0) == b'{"step": 100}\\n'
 child = process._process.process
 assert os.stat(f"/proc/{child.pid}").st_uid in (0, *confined_child.PARSER_IDS)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.log_link.reader_supervisor import CONNECT_SECONDS, ReaderSupervisor
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.log_link.reader_supervisor import CONNECT_SECONDS, ReaderSupervisor
 
 
 class Child:

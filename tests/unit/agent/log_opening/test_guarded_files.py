@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.two_users import ANN, BOB, MAY_GIVE, MAY_TAKE, TEAM, WAYS, directory, file, open_place, switch_of
-from trainmedic_server.agent.log_opening import guarded_files
-from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
-from trainmedic_server.agent.log_opening.node_files import LogRefused, NamedBy, UnreadReason
-from trainmedic_server.agent.log_opening.rights import Rights, UserDatabase, has_acl
-from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
+from trainmedic_agent.log_opening import guarded_files
+from trainmedic_agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, UnreadReason
+from trainmedic_agent.log_opening.rights import Rights, UserDatabase, has_acl
+from trainmedic_agent.log_opening.thread_rights import ThreadRights
 
 SECRET = "the-secret-of-bob\n"
 OTHER_UID = 4_000_000
@@ -138,7 +138,7 @@ def test_root_of_a_user_namespace_does_not_take_rights() -> None:
     had, the child says what this process says."""
     code = (
         "import ctypes, os; from pathlib import Path\n"
-        "from trainmedic_server.agent.log_opening.thread_rights import ThreadRights\n"
+        "from trainmedic_agent.log_opening.thread_rights import ThreadRights\n"
         "libc, uid = ctypes.CDLL(None, use_errno=True), os.geteuid()\n"
         "is_apart = libc.unshare(0x10000000) == 0\n"
         "try: Path('/proc/self/uid_map').write_text(f'0 {uid} 1') if is_apart else None\n"

@@ -20,16 +20,16 @@ from tests.support.two_users import ANN, BOB, MAY_GIVE, WAYS, directory, file, o
 from tests.unit.agent.log_reading.reading import NODE, Reading, policy_of
 from tests.unit.agent.log_shipping.shipping import Agent
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
-from trainmedic_server.agent.log_opening.node_files import LogRefused
-from trainmedic_server.agent.log_reading.budgets import BudgetOwner
-from trainmedic_server.agent.log_reading.discovery import Discovery
-from trainmedic_server.agent.log_reading.dumps import DumpReading
-from trainmedic_server.agent.log_search.searcher import LogSearcher
-from trainmedic_server.diagnosis.flight_recorder.dump import Dump
-from trainmedic_server.domain.finding import Excerpt, Finding
-from trainmedic_server.domain.log_search import LogQuery
-from trainmedic_server.wiring.agent_files import node_files
+from trainmedic_agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_agent.log_opening.node_files import LogRefused
+from trainmedic_agent.log_reading.budgets import BudgetOwner
+from trainmedic_agent.log_reading.discovery import Discovery
+from trainmedic_agent.log_reading.dumps import DumpReading
+from trainmedic_agent.log_search.searcher import LogSearcher
+from trainmedic_agent.wiring.agent_files import node_files
+from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
+from trainmedic_logs.domain.finding import Excerpt, Finding
+from trainmedic_logs.domain.log_search import LogQuery
 
 SECRET = "MARK 666 the-secret-of-bob"
 ANN_MODE, ANN_IS, BOB_IS = (0o700, ANN, BOB) if MAY_GIVE else (0o777, None, None)

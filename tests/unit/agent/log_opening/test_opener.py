@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.two_users import ANN, BOB, MAY_GIVE, WAYS, directory, file, open_place, switch_of
-from trainmedic_server.agent.log_opening import opener_frames
-from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
-from trainmedic_server.agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles, UnreadReason
-from trainmedic_server.agent.log_opening.opener import MOST_NAMES, FileOpener
-from trainmedic_server.agent.log_opening.opener_client import OpenerClient
-from trainmedic_server.agent.log_opening.opener_frames import FrameReader, Opened, OpenFile
-from trainmedic_server.agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_opening import opener_frames
+from trainmedic_agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles, UnreadReason
+from trainmedic_agent.log_opening.opener import MOST_NAMES, FileOpener
+from trainmedic_agent.log_opening.opener_client import OpenerClient
+from trainmedic_agent.log_opening.opener_frames import FrameReader, Opened, OpenFile
+from trainmedic_agent.log_opening.own_files import OwnFiles
 
 WAIT_SECONDS = 60.0
 
@@ -166,9 +166,9 @@ def test_descriptors_of_the_asker_are_closed(place: Path, served: Served) -> Non
 OPENER = """
 import socket, sys
 from pathlib import Path
-from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
-from trainmedic_server.agent.log_opening.opener import FileOpener
-from trainmedic_server.agent.log_opening.thread_rights import ThreadRights
+from trainmedic_agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_agent.log_opening.opener import FileOpener
+from trainmedic_agent.log_opening.thread_rights import ThreadRights
 rights = ThreadRights()
 rights.keep_only_these()
 status = dict(line.split(":\\t") for line in Path("/proc/self/status").read_text().splitlines())

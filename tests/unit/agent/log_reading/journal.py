@@ -7,7 +7,7 @@ import stat
 import time
 from pathlib import Path
 
-from trainmedic_server.agent.log_reading.kernel_log import JournalReader
+from trainmedic_agent.log_reading.kernel_log import JournalReader
 
 JOURNALCTL = """#!/bin/sh
 echo "$@" >> {calls}

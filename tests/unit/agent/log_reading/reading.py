@@ -11,21 +11,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.log_opening.node_files import NodeFiles
-from trainmedic_server.agent.log_opening.own_files import OwnFiles
-from trainmedic_server.agent.log_reading.discovery import Discovery
-from trainmedic_server.agent.log_reading.files import FileFollowing
-from trainmedic_server.agent.log_reading.finding_budget import FindingsOfJobs
-from trainmedic_server.agent.log_reading.followed_file import followed_by
-from trainmedic_server.agent.log_reading.log_counters import LogCounters
-from trainmedic_server.agent.log_reading.log_policy import LogsPolicy, read_logs
-from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot
-from trainmedic_server.agent.log_reading.rule_runner import RuleRunner
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding import CauseClass, Role
-from trainmedic_server.domain.finding_codec import FindingUpdate
-from trainmedic_server.logs.rule import LinePattern, LogRule, RuleAlert, RuleSet
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.log_opening.node_files import NodeFiles
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading.discovery import Discovery
+from trainmedic_agent.log_reading.files import FileFollowing
+from trainmedic_agent.log_reading.finding_budget import FindingsOfJobs
+from trainmedic_agent.log_reading.followed_file import followed_by
+from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_agent.log_reading.log_policy import LogsPolicy, read_logs
+from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot
+from trainmedic_agent.log_reading.rule_runner import RuleRunner
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.lines.rule import LinePattern, LogRule, RuleAlert, RuleSet
 
 NODE = "n1"
 SOURCES = ("training", "launcher", "kernel", "slurm", "fabric-manager")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.unit.agent.log_reading.reading import Reading, policy_of
-from trainmedic_server.agent.log_reading.line_cutter import MOST_KEPT
+from trainmedic_agent.log_reading.line_cutter import MOST_KEPT
 
 FILLING = st.sampled_from([0, 0, 0, 10, 300, MOST_KEPT + 7, 300_000])
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.log_reading import arrivals
-from trainmedic_server.agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_server.agent.log_reading.discovery import FoundFile
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.log_reading import arrivals
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_reading.discovery import FoundFile
 
 BEGAN = datetime(2026, 3, 9, 7, tzinfo=UTC)
 KEY = (1, 2)

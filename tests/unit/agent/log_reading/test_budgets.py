@@ -13,20 +13,14 @@ from tests.unit.agent.log_reading.reading import NODE, Reading, policy_of
 from tests.unit.agent.log_reading.test_discovery import say, touch
 from tests.unit.agent.log_reading.test_dumps import Node, write_dump
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.log_reading import scan_units
-from trainmedic_server.agent.log_reading.budgets import (
-    NODE_ITSELF,
-    BudgetOwner,
-    FairTurns,
-    HourlyBudget,
-    SharedLines,
-)
-from trainmedic_server.agent.log_reading.cut_record import FORGOTTEN_AFTER, CutRecord
-from trainmedic_server.agent.log_reading.discovery import Discovery
-from trainmedic_server.agent.log_reading.file_shares import shares
-from trainmedic_server.agent.log_reading.scan_units import FoundFile
-from trainmedic_server.diagnosis.flight_recorder import digest
-from trainmedic_server.domain.log_cuts import MOST_REPORTED, CutKind, LogCut, cuts_in
+from trainmedic_agent.log_reading import scan_units
+from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner, FairTurns, HourlyBudget, SharedLines
+from trainmedic_agent.log_reading.cut_record import FORGOTTEN_AFTER, CutRecord
+from trainmedic_agent.log_reading.discovery import Discovery
+from trainmedic_agent.log_reading.file_shares import shares
+from trainmedic_agent.log_reading.scan_units import FoundFile
+from trainmedic_logs.diagnosis.flight_recorder import digest
+from trainmedic_logs.domain.log_cuts import MOST_REPORTED, CutKind, LogCut, cuts_in
 
 HOSTILE, OTHER, NORMAL = BudgetOwner(1000, "hostile"), BudgetOwner(1000, "other"), BudgetOwner(2000, "normal")
 
@@ -162,7 +156,7 @@ def test_files_that_a_job_names_are_listed_once_for_each_directory(
 
 def test_what_is_remembered_of_a_users_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest job forgets its oldest files, a small one none."""
-    monkeypatch.setattr("trainmedic_server.agent.log_reading.discovery.MOST_OF_USER", 20)
+    monkeypatch.setattr("trainmedic_agent.log_reading.discovery.MOST_OF_USER", 20)
     for number in range(50):
         touch(AttemptLogs.of(tmp_path, "many", 1 + number).launcher(NODE))
     for number in range(5):

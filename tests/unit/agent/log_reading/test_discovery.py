@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.agent.log_reading.reading import NODE, policy_of
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.log_opening.node_files import Listing, NamedBy
-from trainmedic_server.agent.log_opening.own_files import OwnFiles
-from trainmedic_server.agent.log_reading import discovery as discovering
-from trainmedic_server.agent.log_reading.discovery import Discovery, Scan, is_rotated
-from trainmedic_server.domain.finding import Origin
+from trainmedic_agent.log_opening.node_files import Listing, NamedBy
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading import discovery as discovering
+from trainmedic_agent.log_reading.discovery import Discovery, Scan, is_rotated
+from trainmedic_logs.domain.finding import Origin
 
 
 def touch(path: Path, text: str = "x\n") -> Path:

@@ -12,12 +12,12 @@ import pytest
 from tests.unit.agent.log_reading.reading import NODE, policy_of
 from tests.unit.agent.log_reading.test_discovery import say, scan, touch
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.adapters import dump_reader
-from trainmedic_server.agent.log_reading.budgets import BudgetOwner
-from trainmedic_server.agent.log_reading.discovery import Discovery
-from trainmedic_server.agent.log_reading.dumps import MOST_BYTES, DumpReading
-from trainmedic_server.diagnosis.flight_recorder import digest
-from trainmedic_server.domain.finding import Excerpt, Finding
+from trainmedic_agent.log_reading.budgets import BudgetOwner
+from trainmedic_agent.log_reading.discovery import Discovery
+from trainmedic_agent.log_reading.dumps import MOST_BYTES, DumpReading
+from trainmedic_logs.diagnosis.flight_recorder import digest
+from trainmedic_logs.domain.finding import Excerpt, Finding
+from trainmedic_logs.files import dump_reader
 
 PUBLISHED = Path(__file__).parents[2] / "diagnosis" / "nvidia_dumps" / "lock_gil_1st"
 

@@ -16,15 +16,15 @@ import pytest
 from tests.unit.agent.log_reading.reading import NODE
 from tests.unit.agent.log_reading.test_dumps import Node, write_dump
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.log_opening.guarded_files import GuardedFiles
-from trainmedic_server.agent.log_opening.node_files import FileFacts
-from trainmedic_server.agent.log_opening.opener import FileOpener
-from trainmedic_server.agent.log_opening.opener_client import OpenerClient
-from trainmedic_server.agent.log_reading.discovery import Discovery
-from trainmedic_server.agent.log_reading.log_policy import LogsPolicy
-from trainmedic_server.agent.log_search.searcher import LogSearcher
-from trainmedic_server.domain import file_times
-from trainmedic_server.domain.log_search import LogQuery
+from trainmedic_agent.log_opening.guarded_files import GuardedFiles
+from trainmedic_agent.log_opening.node_files import FileFacts
+from trainmedic_agent.log_opening.opener import FileOpener
+from trainmedic_agent.log_opening.opener_client import OpenerClient
+from trainmedic_agent.log_reading.discovery import Discovery
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
+from trainmedic_agent.log_search.searcher import LogSearcher
+from trainmedic_logs.domain import file_times
+from trainmedic_logs.domain.log_search import LogQuery
 
 FAR = 2**61
 """Seconds since 1970. In nanoseconds they have more than 64 bits."""

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.findings import of_training
-from trainmedic_server.agent.database import AgentDatabase
-from trainmedic_server.agent.log_reading import log_store
-from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
-from trainmedic_server.agent.log_reading.finding_queue import FindingQueue
-from trainmedic_server.agent.log_reading.log_counters import LogCounters
-from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
-from trainmedic_server.domain import finding_codec
-from trainmedic_server.domain.finding import Excerpt
-from trainmedic_server.logs.tracker import TrackerChanges
+from trainmedic_agent.database import AgentDatabase
+from trainmedic_agent.log_reading import log_store
+from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
+from trainmedic_agent.log_reading.finding_queue import FindingQueue
+from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding import Excerpt
+from trainmedic_logs.lines.tracker import TrackerChanges
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BOOT = NodeBoot("n1", "boot-1", NOW)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.log_reading.reading import Reading, policy_of
-from trainmedic_server.agent.disk import removal
-from trainmedic_server.agent.log_reading import files, followed_file, log_files, log_store, rule_runner
-from trainmedic_server.agent.log_reading.streams import BYTES_AROUND
-from trainmedic_server.agent_errors import JournalUnavailable
+from trainmedic_agent.disk import removal
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.log_reading import files, followed_file, log_files, log_store, rule_runner
+from trainmedic_agent.log_reading.streams import BYTES_AROUND
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import pytest
 
 from tests.support.programs import eventually
 from tests.unit.agent.log_reading.reading import NODE, policy_of
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.database import AgentDatabase
-from trainmedic_server.agent.log_opening.node_files import Listing, NamedBy
-from trainmedic_server.agent.log_opening.own_files import OwnFiles
-from trainmedic_server.agent.log_reading import log_reader
-from trainmedic_server.agent.log_reading.log_reader import LogReader
-from trainmedic_server.agent.log_reading.log_store import NodeBoot
-from trainmedic_server.agent.log_reading.reading_context import ReadingContext
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.database import AgentDatabase
+from trainmedic_agent.log_opening.node_files import Listing, NamedBy
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading import log_reader
+from trainmedic_agent.log_reading.log_reader import LogReader
+from trainmedic_agent.log_reading.log_store import NodeBoot
+from trainmedic_agent.log_reading.reading_context import ReadingContext
 
 
 class HangingFiles(OwnFiles):

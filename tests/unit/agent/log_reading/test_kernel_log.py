@@ -11,10 +11,10 @@ import pytest
 
 from tests.unit.agent.log_reading.journal import Journal
 from tests.unit.agent.log_reading.reading import Reading, policy_of
-from trainmedic_server.agent.log_reading import kernel_log, pstore
-from trainmedic_server.agent.log_reading.kernel_log import JournalReader, KernelStream, KmsgReader
-from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading
-from trainmedic_server.domain.finding import Origin, TimeSource
+from trainmedic_agent.log_reading import kernel_log, pstore
+from trainmedic_agent.log_reading.kernel_log import JournalReader, KernelStream, KmsgReader
+from trainmedic_agent.log_reading.log_policy import KernelLog, KernelReading
+from trainmedic_logs.domain.finding import Origin, TimeSource
 
 ORIGIN = Origin("kernel", "n1", stream="/dev/kmsg", generation="boot-1")
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.agent.log_reading.reading import RULES, Reading, policy_of
-from trainmedic_server.logs.rule import RuleSet
+from trainmedic_logs.lines.rule import RuleSet
 
 LASTING = RuleSet(tuple(replace(rule, lasting=timedelta(minutes=1)) for rule in RULES.rules))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmedic_server.agent.log_reading.line_cutter import MOST_KEPT, LineCutter
+from trainmedic_agent.log_reading.line_cutter import MOST_KEPT, LineCutter
 
 CONTENT = st.lists(
     st.one_of(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.agent.log_reading.log_policy import KernelLog, KernelReading
-from trainmedic_server.agent.policy import parse
+from trainmedic_agent.log_reading.log_policy import KernelLog, KernelReading
+from trainmedic_agent.policy import parse
 from trainmedic_server.errors import ConfigurationError
 
 WHOLE = """\

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from tests.unit.logs.reading import NOW, origin
 from tests.unit.logs.test_shipped_rules import CORPUS, RULES
-from trainmedic_server.agent.log_reading.line_cutter import LineCutter
-from trainmedic_server.agent.log_reading.streams import LineStream
-from trainmedic_server.logs.blocks import kind_of
-from trainmedic_server.logs.matcher import LineMatcher
-from trainmedic_server.logs.prefilter import Prefilter
-from trainmedic_server.logs.rule import RuleSet
-from trainmedic_server.logs.tracker import FindingTracker
+from trainmedic_agent.log_reading.line_cutter import LineCutter
+from trainmedic_agent.log_reading.streams import LineStream
+from trainmedic_logs.lines.blocks import kind_of
+from trainmedic_logs.lines.matcher import LineMatcher
+from trainmedic_logs.lines.prefilter import Prefilter
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.lines.tracker import FindingTracker
 
 SCENES: dict[str, str] = yaml.safe_load(
     (Path(__file__).parents[2] / "diagnosis" / "scenes.yaml").read_text(encoding="utf-8")

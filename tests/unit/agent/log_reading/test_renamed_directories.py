@@ -10,10 +10,10 @@ import pytest
 
 from tests.unit.agent.log_reading.reading import NODE, policy_of
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.log_opening.own_files import OwnFiles
-from trainmedic_server.agent.log_reading.directory_names import DirectoryNames
-from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
-from trainmedic_server.agent.log_reading.scan_units import FoundFile
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading.directory_names import DirectoryNames
+from trainmedic_agent.log_reading.discovery import Discovery, Scan
+from trainmedic_agent.log_reading.scan_units import FoundFile
 
 _TENANT = 20_003
 """A user that no machine has."""

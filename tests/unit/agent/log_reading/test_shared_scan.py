@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.agent.log_reading.reading import NODE, policy_of
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.agent.log_opening.node_files import FileFacts, NamedBy
-from trainmedic_server.agent.log_opening.own_files import OwnFiles
-from trainmedic_server.agent.log_reading import scan_units
-from trainmedic_server.agent.log_reading.discovery import Discovery, Scan
-from trainmedic_server.agent.log_reading.shared_scan import SharedScan
+from trainmedic_agent.log_opening.node_files import FileFacts, NamedBy
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading import scan_units
+from trainmedic_agent.log_reading.discovery import Discovery, Scan
+from trainmedic_agent.log_reading.shared_scan import SharedScan
 
 
 def log_of(root: Path, job: str) -> Path:

@@ -13,13 +13,13 @@ import pytest
 from tests.driver.driver import Driver
 from tests.unit.agent.log_reading.reading import NODE, Reading, policy_of
 from trainmedic.wire.log_layout import AttemptLogs
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent.gpu_record import GpuRecord
-from trainmedic_server.domain import gpu_names
-from trainmedic_server.domain.finding import TimeSource
-from trainmedic_server.settings import agent
-from trainmedic_server.wiring.agent_check_logs import check_logs
-from trainmedic_server.wiring.agent_link import GpusByAddress
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.settings import agent
+from trainmedic_agent.wiring.agent_check_logs import check_logs
+from trainmedic_agent.wiring.agent_link import GpusByAddress
+from trainmedic_core import gpu_names
+from trainmedic_logs.domain.finding import TimeSource
 
 
 def write(path: Path, text: str) -> None:

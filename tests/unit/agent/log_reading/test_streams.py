@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmedic_server.agent.log_reading.line_budget import LineBudget
-from trainmedic_server.agent.log_reading.line_cutter import PlacedLine
-from trainmedic_server.agent.log_reading.streams import LineStream, excerpt_of
-from trainmedic_server.domain.finding import Origin
+from trainmedic_agent.log_reading.line_budget import LineBudget
+from trainmedic_agent.log_reading.line_cutter import PlacedLine
+from trainmedic_agent.log_reading.streams import LineStream, excerpt_of
+from trainmedic_logs.domain.finding import Origin
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ORIGIN = Origin("launcher", "n1", job="llm-1", stream="/x")

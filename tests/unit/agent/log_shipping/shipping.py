@@ -16,16 +16,16 @@ from starlette.testclient import TestClient
 
 from tests.support.log_stores.loki_stand_in import LokiStandIn
 from tests.unit.agent.log_reading.reading import NODE, policy_of
-from trainmedic_server.agent.counters import AgentCounters
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.log_opening.node_files import NodeFiles
-from trainmedic_server.agent.log_opening.own_files import OwnFiles
-from trainmedic_server.agent.log_reading.discovery import Discovery
-from trainmedic_server.agent.log_reading.log_store import NodeBoot
-from trainmedic_server.agent.log_reading.reading_context import ReadingContext
-from trainmedic_server.agent.log_shipping.entries import StoreEntry
-from trainmedic_server.agent.log_shipping.shipper import LogShipping
-from trainmedic_server.agent.log_shipping.store_push import Answer, Outcome, answer_of, body_of
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.log_opening.node_files import NodeFiles
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading.discovery import Discovery
+from trainmedic_agent.log_reading.log_store import NodeBoot
+from trainmedic_agent.log_reading.reading_context import ReadingContext
+from trainmedic_agent.log_shipping.entries import StoreEntry
+from trainmedic_agent.log_shipping.shipper import LogShipping
+from trainmedic_agent.log_shipping.store_push import Answer, Outcome, answer_of, body_of
 
 HEADERS = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
 

@@ -16,11 +16,11 @@ import pytest
 
 from tests.unit.agent.log_shipping.shipping import Agent
 from trainmedic.wire import log_layout
+from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.log_stores.loki import Loki
 from trainmedic_server.adapters.log_stores.paging import StoredLogs
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.domain.log_search import LogQuery
 
 
 @pytest.fixture(autouse=True)
@@ -265,7 +265,7 @@ def test_a_file_of_one_large_hole_delays_no_other(tmp_path: Path, logs: Path) ->
 
 def test_name_lookup_needs_no_file_of_the_program_later() -> None:
     """A confined reader may be unable to open the program's files when it first resolves a name."""
-    code = "import sys, trainmedic_server.agent.log_shipping.store_push; print('encodings.idna' in sys.modules)"
+    code = "import sys, trainmedic_agent.log_shipping.store_push; print('encodings.idna' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert shown.stdout == "True\n"

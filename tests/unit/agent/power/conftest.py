@@ -12,14 +12,14 @@ import pytest
 
 from tests.driver.driver import Driver
 from trainmedic.wire import envelope
-from trainmedic_server.adapters.nvml_gpus import NvmlGpus
-from trainmedic_server.agent import executors
-from trainmedic_server.agent.journal import Journal
-from trainmedic_server.agent.policy import PowerBounds
-from trainmedic_server.agent.power.control import PowerControl
-from trainmedic_server.agent.power.executors import PowerLimitExecutor, RenewLeaseExecutor
-from trainmedic_server.agent.power.lease_expiry import LeaseExpiry
-from trainmedic_server.agent.power.ledger import PowerLedger
+from trainmedic_agent import executors
+from trainmedic_agent.adapters.nvml_gpus import NvmlGpus
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.policy import PowerBounds
+from trainmedic_agent.power.control import PowerControl
+from trainmedic_agent.power.executors import PowerLimitExecutor, RenewLeaseExecutor
+from trainmedic_agent.power.lease_expiry import LeaseExpiry
+from trainmedic_agent.power.ledger import PowerLedger
 
 START = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 

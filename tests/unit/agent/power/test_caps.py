@@ -11,8 +11,8 @@ import pytest
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, Card, cards
 from tests.unit.agent.power.conftest import Node
-from trainmedic_server.agent.policy import PowerBounds
-from trainmedic_server.agent_errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
+from trainmedic_agent.errors import CommandFailed, CommandRejected, CommandUnsupported, JournalUnavailable
+from trainmedic_agent.policy import PowerBounds
 
 FIRST, SECOND = (card.uuid for card in cards(2))
 

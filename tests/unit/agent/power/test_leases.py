@@ -11,10 +11,10 @@ import pytest
 from tests.driver import driver as standin
 from tests.driver.driver import SET_LIMIT, cards
 from tests.unit.agent.power.conftest import Node
-from trainmedic_server.agent.policy import PowerBounds
-from trainmedic_server.agent.power.caps import GpuPowerState
-from trainmedic_server.agent.power.executors import RenewLeaseExecutor
-from trainmedic_server.agent_errors import CommandRejected
+from trainmedic_agent.errors import CommandRejected
+from trainmedic_agent.policy import PowerBounds
+from trainmedic_agent.power.caps import GpuPowerState
+from trainmedic_agent.power.executors import RenewLeaseExecutor
 
 FIRST = cards(1)[0].uuid
 

@@ -1,0 +1,6 @@
+"""``python -m trainmedic_agent`` is ``trainmedic``."""
+
+from trainmedic_core.command import main
+
+if __name__ == "__main__":
+    main(prog_name="trainmedic")

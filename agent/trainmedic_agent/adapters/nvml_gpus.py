@@ -1,0 +1,157 @@
+"""NVIDIA's GPUs through NVML, by the binding that NVIDIA publishes (``pynvml`` of nvidia-ml-py).
+
+Here: the methods of the port. ``nvml_session`` opens and closes NVML, ``nvml_readings`` says what a card is asked,
+``nvml_errors`` translates NVML's errors. No lock is held while NVML works, so a slow reading never delays a power
+limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pynvml
+
+from trainmedic_agent.adapters.nvml_errors import CARD_GONE, STALE
+from trainmedic_agent.adapters.nvml_readings import FIXED, READINGS, collect
+from trainmedic_agent.adapters.nvml_session import CallRunner, DirectCalls, NvmlSession, NvmlSessions, offered
+from trainmedic_agent.errors import GpuAbsent, GpuError, GpuFailure, GpuLost, NotSupported
+from trainmedic_agent.ports import gpus
+from trainmedic_core.gpu_names import normal_pci, normal_uuid
+
+_ENDS_READING = (*STALE, *CARD_GONE)
+
+
+class NvmlGpus:
+    """Implements `trainmedic_agent.ports.gpus.Gpus`. `calls` limits how long opening NVML waits for a card."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, calls: CallRunner | None = None) -> None:
+        self._nvml = NvmlSessions(monotonic, calls or DirectCalls())
+        self._draining = threading.Lock()
+        self._xids: dict[str, Counter[int]] = {}
+        self._last_xid: dict[str, int] = {}
+
+    def inventory(self) -> gpus.Inventory:
+        try:
+            return self._nvml.retried(self._inventory)
+        except GpuError as error:
+            return gpus.Inventory(problems=(str(error),))
+
+    def find(self, name: str) -> gpus.GpuInfo:
+        text = name.strip()
+        if text.lower().startswith("mig-"):
+            raise NotSupported(
+                f"{name} is a MIG instance, which has no limit of its own: name the GPU that it is part of"
+            )
+        infos = self._nvml.retried(self._infos)
+        if re.fullmatch("[0-9]{1,4}", text):
+            matches = [info for info in infos if info.index == int(text)]
+        elif ":" in text:
+            address = normal_pci(text)
+            matches = [info for info in infos if normal_pci(info.pci_address) == address] if address else []
+        else:
+            matches = [info for info in infos if normal_uuid(info.uuid) == normal_uuid(text)]
+        if matches:
+            return matches[0]
+        if self._nvml.has_seen(name):
+            raise GpuLost(f"{name} was here and does not answer any more")
+        there = ", ".join(f"{info.index} ({info.uuid})" for info in infos) or "none"
+        raise GpuAbsent(f"there is no GPU {name!r} on this node; there are: {there}")
+
+    def power(self, uuid: str) -> gpus.PowerLimits:
+        return self._nvml.retried(lambda: self._power(uuid))
+
+    def set_power_limit(self, uuid: str, milliwatts: int) -> None:
+        with self._nvml.card(uuid) as (_, handle):
+            # Checked just before setting: whatever NVML makes of its handles, no other card may be capped.
+            if pynvml.nvmlDeviceGetUUID(handle) != uuid:
+                raise GpuFailure(f"the driver takes another GPU for {uuid}; nothing was set")
+            pynvml.nvmlDeviceSetPowerManagementLimit(handle, milliwatts)
+
+    def read(self, uuid: str) -> gpus.GpuReading:
+        return self._nvml.retried(lambda: self._read(uuid))
+
+    def processes(self, uuid: str) -> tuple[int, ...]:
+        return self._nvml.retried(lambda: self._processes(uuid))
+
+    def xids(self) -> Mapping[str, Mapping[int, int]]:
+        with contextlib.suppress(GpuError), self._nvml.open() as session:  # without a driver: those from before
+            self._drain_xids(session)
+        return {uuid: dict(counts) for uuid, counts in self._xids.copy().items()}
+
+    def close(self) -> None:
+        self._nvml.close()
+
+    def _inventory(self) -> gpus.Inventory:
+        with self._nvml.open() as session:
+            pynvml.nvmlDeviceGetCount()  # fails where the driver was reloaded
+            there = tuple(info for info in session.infos if info.uuid not in session.lost)
+            return gpus.Inventory(there, (*session.problems, *session.lost.values()), session.driver)
+
+    def _infos(self) -> tuple[gpus.GpuInfo, ...]:
+        with self._nvml.open() as session:
+            pynvml.nvmlDeviceGetCount()
+            return session.infos
+
+    def _power(self, uuid: str) -> gpus.PowerLimits:
+        with self._nvml.card(uuid) as (session, handle):
+            limit = pynvml.nvmlDeviceGetPowerManagementLimit(handle)
+            enforced = offered(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+            draw = offered(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+            fixed, unread = _fixed(session, uuid, handle)
+            for name in ("power_default", "power_constraints"):
+                if name in unread:
+                    raise GpuFailure(f"{uuid} does not tell its {name.replace('_', ' ')}: {unread[name]}")
+            return gpus.PowerLimits(
+                limit_mw=limit,
+                enforced_mw=enforced if enforced is not None else limit,
+                session=self._nvml.name_for(session, uuid),
+                default_mw=fixed.get("power_default_mw"),
+                min_mw=fixed.get("power_min_mw"),
+                max_mw=fixed.get("power_max_mw"),
+                draw_mw=draw,
+            )
+
+    def _read(self, uuid: str) -> gpus.GpuReading:
+        with self._nvml.card(uuid) as (session, handle):
+            values, unread = collect(READINGS, handle, _ENDS_READING)
+            fixed, unread_fixed = _fixed(session, uuid, handle)
+            self._drain_xids(session)
+            return gpus.GpuReading(**values, **fixed, last_xid=self._last_xid.get(uuid), unread=unread | unread_fixed)
+
+    def _processes(self, uuid: str) -> tuple[int, ...]:
+        with self._nvml.card(uuid) as (_, handle):
+            return tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+
+    def _drain_xids(self, session: NvmlSession) -> None:
+        """Take the XIDs that have come in. One thread does; the others go on with those taken before."""
+        if session.events is None or not self._draining.acquire(blocking=False):
+            return
+        try:
+            while True:  # until NVML says, by an error, that no event waits
+                event = pynvml.nvmlEventSetWait_v2(session.events, 0)
+                uuid = session.uuid_of(event.device)  # a lost GPU would not tell it any more
+                if event.eventType == pynvml.nvmlEventTypeXidCriticalError and uuid is not None:
+                    # A new Counter instead of a change: another thread may be copying the old one.
+                    self._xids[uuid] = self._xids.get(uuid, Counter()) + Counter({int(event.eventData): 1})
+                    self._last_xid[uuid] = int(event.eventData)
+        except pynvml.NVMLError as error:
+            if error.value in STALE:
+                raise
+        finally:
+            self._draining.release()
+
+
+def _fixed(session: NvmlSession, uuid: str, handle: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read what does not change while the driver is loaded, until the card has once answered in full."""
+    if uuid in session.fixed:
+        return session.fixed[uuid], {}
+    values, unread = collect(FIXED, handle, _ENDS_READING)
+    if not unread:
+        session.fixed[uuid] = values
+    return values, unread

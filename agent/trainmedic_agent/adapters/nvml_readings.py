@@ -1,0 +1,142 @@
+"""What NVML is asked about one GPU, and how its answers become the fields of a `GpuReading`
+(``trainmedic_agent.ports.gpus``).
+
+Each query is made on its own, so that a failing one does not affect the others. Called by ``nvml_gpus``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pynvml
+
+from trainmedic_agent.adapters.nvml_errors import UNAVAILABLE
+from trainmedic_agent.ports import gpus
+
+_MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
+_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_UNSIGNED_INT = 1  # NVML_VALUE_TYPE_UNSIGNED_INT
+
+Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
+
+
+def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the answers, and by the name of the query why there is none. What the card does not offer is in neither.
+
+    An error with a code of `ends` is raised: there is no point in asking on.
+    """
+    values: dict[str, Any] = {}
+    unread: dict[str, str] = {}
+    for name, ask in queries.items():
+        try:
+            values.update(ask(handle))
+        except pynvml.NVMLError as error:
+            if error.value in ends:
+                raise
+            if error.value not in UNAVAILABLE:
+                unread[name] = str(error)
+    return values, unread
+
+
+def _first(*asks: Callable[[], Any]) -> Any:
+    """The answer of the first function that this driver has: NVML renames them from release to release."""
+    for ask in asks[:-1]:
+        try:
+            return ask()
+        except pynvml.NVMLError as error:
+            if error.value not in (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH):
+                raise
+    return asks[-1]()
+
+
+def _utilization(handle: Any) -> dict[str, Any]:
+    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    return {"utilization_percent": rates.gpu, "memory_utilization_percent": rates.memory}
+
+
+def _memory(handle: Any) -> dict[str, Any]:
+    """The second version of the call does not count what the driver keeps for itself as used; nvidia-smi neither."""
+    memory = _first(
+        lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2),
+        lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
+    )
+    return {"memory_total_bytes": memory.total, "memory_used_bytes": memory.used}
+
+
+def _temperature(handle: Any) -> dict[str, Any]:
+    sensor = pynvml.NVML_TEMPERATURE_GPU
+    celsius = _first(
+        lambda: pynvml.nvmlDeviceGetTemperatureV(handle, sensor),
+        lambda: pynvml.nvmlDeviceGetTemperature(handle, sensor),
+    )
+    return {"temperature_celsius": celsius}
+
+
+def _memory_temperature(handle: Any) -> dict[str, Any]:
+    celsius = _field(handle, _MEMORY_TEMPERATURE)
+    return {"memory_temperature_celsius": celsius} if celsius else {}  # 0: the card has no such sensor
+
+
+def _recovery_action(handle: Any) -> dict[str, Any]:
+    return {"recovery_action": gpus.RECOVERY_ACTIONS.get(_field(handle, _RECOVERY_ACTION), "unknown")}
+
+
+def _field(handle: Any, number: int) -> int:
+    """The value of one of NVML's fields, those of which are asked here."""
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
+    if value.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(value.nvmlReturn)
+    return int(value.value.uiVal if value.valueType == _UNSIGNED_INT else value.value.ullVal)
+
+
+def _throttle_reasons(handle: Any) -> dict[str, Any]:
+    bits = _first(
+        lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+        lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    )
+    return {"throttle_reasons": tuple(name for bit, name in gpus.THROTTLE_REASONS.items() if bits & bit)}
+
+
+def _ecc(handle: Any) -> dict[str, Any]:
+    counts = (
+        pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter)
+        for counter in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC)
+        for kind in (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+    )
+    return {"ecc": gpus.EccErrors(*counts)}
+
+
+def _remapped_rows(handle: Any) -> dict[str, Any]:
+    corrected, uncorrected, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
+    return {"remapped_rows": gpus.RemappedRows(corrected, uncorrected, bool(pending), bool(failed))}
+
+
+READINGS: Queries = {
+    "utilization": _utilization,
+    "memory": _memory,
+    "temperature": _temperature,
+    "memory_temperature": _memory_temperature,
+    "power_draw": lambda handle: {"power_draw_mw": pynvml.nvmlDeviceGetPowerUsage(handle)},
+    "power_limit": lambda handle: {"power_limit_mw": pynvml.nvmlDeviceGetPowerManagementLimit(handle)},
+    "power_enforced": lambda handle: {"power_enforced_mw": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)},
+    "sm_clock": lambda handle: {"sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)},
+    "memory_clock": lambda handle: {"memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)},
+    "throttle_reasons": _throttle_reasons,
+    "ecc": _ecc,
+    "remapped_rows": _remapped_rows,
+    "energy": lambda handle: {"energy_mj": pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)},
+    "recovery_action": _recovery_action,
+    "mig": lambda handle: {"is_mig": pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE},
+}
+
+FIXED: Queries = {
+    "power_default": lambda handle: {"power_default_mw": pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)},
+    "power_constraints": lambda handle: dict(
+        zip(("power_min_mw", "power_max_mw"), pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle), strict=True)
+    ),
+    "slowdown": lambda handle: {
+        "slowdown_celsius": pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    },
+}
+"""Queries whose answers do not change while the driver is loaded."""

@@ -1,0 +1,264 @@
+"""NVML from its opening to its closing: which cards it lists, and when it has to be reopened.
+
+NVML is opened at the first call and stays open: with no client left, a driver without persistence mode would
+forget the power limits. It is reopened when the driver was reloaded, and at most once a minute while a
+GPU is lost. Both wait until no other call is under way, for closing it under a running call may crash.
+
+Only opening blocks all calls, so each card is then asked through a `CallRunner`, which gives up a card that does
+not answer. Called by ``nvml_gpus``, which asks the cards everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import threading
+import uuid as uuids
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import pynvml
+from msgspec import Struct, field
+
+from trainmedic_agent.adapters.nvml_errors import CARD_GONE, STALE, UNAVAILABLE, call_error, driver_error
+from trainmedic_agent.errors import DriverAbsent, GpuAbsent, GpuLost, GpuStuck
+from trainmedic_agent.ports import gpus
+from trainmedic_core.gpu_names import normal_pci, normal_uuid
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_REOPEN_SECONDS = 60.0
+"""Seconds for which a lost GPU is left alone before NVML is reopened to look for it."""
+
+
+class CallRunner(Protocol):
+    """Makes calls such that one which never returns blocks no other (``time_limited_gpus``)."""
+
+    def run(self, key: str, function: Callable[[], T]) -> T:
+        """Return or raise what `function` does; raises GpuStuck where it does not come back."""
+        ...
+
+    def stuck(self) -> Collection[str]:
+        """Return the keys of calls that have not come back."""
+        ...
+
+
+class DirectCalls:
+    """The `CallRunner` of a caller that can wait for ever."""
+
+    def run(self, key: str, function: Callable[[], T]) -> T:
+        return function()
+
+    def stuck(self) -> Collection[str]:
+        return ()
+
+
+class NvmlSession(Struct):
+    """NVML while it is open.
+
+    ``name``: another one after the driver was reloaded, or this process started again.
+    ``opened_at``: monotonic seconds; counted from the last loss of a card where that was later.
+    ``infos`` and ``handles``: the cards that answered when it was opened; handles by UUID.
+    ``fixed``: readings that do not change, by UUID, once a card has given them all.
+    ``events``: NVML's event set, which collects XIDs; None where no card reports any.
+    ``lost``: the cards that stopped answering since, by UUID, each with a sentence for people.
+    ``problems``: a sentence for each card that did not answer when it was opened.
+    ``driver``: the driver's version.
+    """
+
+    name: str
+    opened_at: float
+    infos: tuple[gpus.GpuInfo, ...] = ()
+    handles: dict[str, Any] = field(default_factory=dict)
+    fixed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    events: Any = None
+    lost: dict[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    driver: str | None = None
+
+    def uuid_of(self, handle: Any) -> str | None:
+        """The UUID of the card with this handle, without asking the card; None where there is none."""
+        address = _address(handle)
+        return next((uuid for uuid, known in self.handles.items() if _address(known) == address), None)
+
+
+class NvmlSessions:
+    """Opens NVML for each call that needs it, and keeps it open. Any thread may call it."""
+
+    def __init__(self, monotonic: Callable[[], float], calls: CallRunner) -> None:
+        self._monotonic = monotonic
+        self._calls = calls
+        self._process = uuids.uuid4().hex[:12]
+        self._lock = threading.Lock()
+        self._session: NvmlSession | None = None
+        self._is_stale = False
+        self._in_flight = 0
+        self._driver_reloads = 0
+        self._times_lost: Counter[str] = Counter()
+        self._seen: dict[str, str] = {}  # of all GPUs since the process started: the UUID by its normal form
+
+    def has_seen(self, uuid: str) -> bool:
+        """Whether a GPU of this UUID, written in any way, was here since this process started."""
+        return normal_uuid(uuid) in self._seen
+
+    def name_for(self, session: NvmlSession, uuid: str) -> str:
+        """A name that changes whenever this card's driver may have forgotten what was set."""
+        return f"{session.name}/{self._times_lost[uuid]}"
+
+    def retried(self, ask: Callable[[], T]) -> T:
+        """Ask, and ask once more where the driver turned out to have been reloaded.
+
+        For questions only: what sets something may have taken its effect the first time.
+        """
+        try:
+            return ask()
+        except DriverAbsent:
+            if not self._is_stale:
+                raise
+            return ask()
+
+    @contextlib.contextmanager
+    def card(self, uuid: str) -> Iterator[tuple[NvmlSession, Any]]:
+        """Do what `open` does, and yield NVML's handle of one card too. A block that ends well shows that the card is
+        not lost."""
+        with self.open(uuid) as session:
+            handle = session.handles.get(uuid)
+            if handle is None:
+                error = GpuLost if self.has_seen(uuid) else GpuAbsent
+                raise error(f"{uuid} is not there; {'; '.join(session.problems) or 'the driver does not list it'}")
+            yield session, handle
+            session.lost.pop(uuid, None)
+
+    @contextlib.contextmanager
+    def open(self, uuid: str | None = None) -> Iterator[NvmlSession]:
+        """Open NVML where it is not open, and yield it. Its errors within the block are translated, as errors of the
+        card `uuid` where one is named."""
+        with self._lock:
+            session = self._current()
+            self._in_flight += 1
+        try:
+            yield session
+        except pynvml.NVMLError as error:
+            self._record_failure(error, session, uuid)
+            raise call_error(error, uuid or "the driver") from error
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+
+    def close(self) -> None:
+        with self._lock:
+            self._shut_down()
+
+    def _current(self) -> NvmlSession:
+        """Return the open session, or a new one. Called within the lock."""
+        session = self._session
+        if session is not None and self._in_flight == 0 and not self._calls.stuck():
+            has_waited = self._monotonic() - session.opened_at >= _REOPEN_SECONDS
+            if self._is_stale or ((session.problems or session.lost) and has_waited):
+                self._shut_down()
+                session = None
+        if session is None:
+            if self._in_flight:
+                raise DriverAbsent("the driver is being loaded anew; try again in a moment")
+            session = self._session = self._opened()
+        return session
+
+    def _opened(self) -> NvmlSession:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise driver_error(error) from error
+        try:
+            # A driver that was reloaded has forgotten; NVML reopened to look for a lost GPU has not. So the name
+            # counts reloads of the driver, not openings.
+            session = NvmlSession(f"{self._process}/{self._driver_reloads}", self._monotonic())
+            session.driver = offered(pynvml.nvmlSystemGetDriverVersion)
+            self._enumerate(session)
+            session.events = self._listen(session)
+        except pynvml.NVMLError as error:
+            pynvml.nvmlShutdown()
+            raise driver_error(error) from error
+        return session
+
+    def _enumerate(self, session: NvmlSession) -> None:
+        infos, problems = [], []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                info, handle = self._calls.run(f"GPU {index}", partial(_identified, index))
+            except GpuStuck as error:
+                problems.append(str(error))
+                continue
+            except pynvml.NVMLError as error:
+                if error.value in STALE:
+                    raise
+                problems.append(f"GPU {index} does not answer: {error}")
+                continue
+            infos.append(info)
+            session.handles[info.uuid] = handle
+            self._seen[normal_uuid(info.uuid)] = info.uuid
+        for uuid in set(self._seen.values()) - set(session.handles):
+            self._times_lost[uuid] += 1
+            problems.append(f"{uuid} was here before")
+        session.infos, session.problems = tuple(infos), tuple(problems)
+
+    def _listen(self, session: NvmlSession) -> Any:
+        """An event set that collects the XIDs of every GPU that reports them; None where none does."""
+        try:
+            events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError:
+            return None
+        for uuid, handle in session.handles.items():
+            register = partial(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
+            with contextlib.suppress(pynvml.NVMLError, GpuStuck):
+                self._calls.run(uuid, register)
+        return events
+
+    def _shut_down(self) -> None:
+        session, self._session, self._is_stale = self._session, None, False
+        if session is None:
+            return
+        for let_go in (lambda: session.events and pynvml.nvmlEventSetFree(session.events), pynvml.nvmlShutdown):
+            try:
+                let_go()
+            except pynvml.NVMLError as error:
+                log.warning("NVML was not closed properly", extra={"reason": str(error)})
+
+    def _record_failure(self, error: Any, session: NvmlSession, uuid: str | None) -> None:
+        """Remember that the driver was reloaded, or that a card is lost."""
+        with self._lock:
+            if error.value in STALE:
+                if self._session is session and not self._is_stale:
+                    self._is_stale = True
+                    self._driver_reloads += 1
+            elif error.value in CARD_GONE and uuid and uuid not in session.lost:
+                self._times_lost[uuid] += 1
+                session.lost[uuid] = f"{uuid} is lost: {error}"
+                session.opened_at = self._monotonic()
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def offered(ask: Callable[[], Any]) -> Any:
+    """Return the answer; None where the card or the driver has no such thing."""
+    try:
+        return ask()
+    except pynvml.NVMLError as error:
+        if error.value in UNAVAILABLE:
+            return None
+        raise
+
+
+def _identified(index: int) -> tuple[gpus.GpuInfo, Any]:
+    """Who the GPU at this index is, and NVML's handle of it."""
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    address = pynvml.nvmlDeviceGetPciInfo(handle).busId
+    address = address.decode() if isinstance(address, bytes) else address
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    return gpus.GpuInfo(index, uuid, name, normal_pci(address) or address.lower()), handle

@@ -1,0 +1,214 @@
+"""GPUs of a driver whose calls may never return: no caller waits for long, and one card blocks no other.
+
+A call to a failing card can block for ever, and so can the thread that made it. So every call is made in a thread of
+its own. The caller waits for some seconds; then the card counts as stuck: this caller, and every later caller for that
+card, gets `GpuStuck` until the call returns. Calls to the other cards go on meanwhile. Calls about no card in
+particular (which GPUs are there?) are limited in the same way, by a key of their own.
+
+Threads are created when needed and kept for the next call; usually there are one or two. A card takes
+`_MOST_CALLS` of them at most.
+
+Not here: what is asked (``nvml_gpus``). Who uses it: the agent's wiring.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from trainmedic_agent.errors import GpuStuck
+from trainmedic_agent.ports import gpus
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CARD_SECONDS = 4.0
+"""A call to a card takes milliseconds; under a load that starves the agent, tenths of a second."""
+DRIVER_SECONDS = 20.0
+"""Opening the driver wakes every card, which takes a second or two each where persistence mode is off; a node has
+eight as a rule."""
+_MOST_CALLS = 4
+"""Concurrent calls to one card: as many as there are callers (two worker queues, the presence and the exporter)."""
+_KEPT_IDLE = 2
+_DRIVER = "NVIDIA's driver"
+
+
+class _Call(Generic[T]):
+    """One call, and its result or error once it has come back."""
+
+    def __init__(self, key: str, function: Callable[[], T], began: float, timeout: float) -> None:
+        self.key = key
+        self.began = began
+        self.timeout = timeout
+        self.is_given_up = False
+        self._function = function
+        self._ended = threading.Event()
+        self._result: T
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:  # the caller gets it from `result`; this thread goes on with the next call
+            self._error = error
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def wait(self) -> bool:
+        return self._ended.wait(self.timeout)
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class TimeLimitedCalls:
+    """Makes calls in threads of their own."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._under_way: list[_Call[object]] = []
+        self._idle: list[_CallQueue] = []
+
+    def run(self, key: str, function: Callable[[], T], timeout: float = CARD_SECONDS) -> T:
+        """Return or raise what `function` does.
+
+        Raises GpuStuck where it has not come back after `timeout` seconds, and at once where an earlier call with this
+        key has not. It may then still take its effect.
+        """
+        with self._lock:
+            self._refuse_if_stuck(key)
+            call = _Call(key, function, self._monotonic(), timeout)
+            self._under_way.append(call)  # type: ignore[arg-type]
+            calls = self._idle.pop() if self._idle else None
+        if calls is None:
+            calls = _CallQueue()
+            threading.Thread(target=self._serve, args=(calls,), name="gpu-call", daemon=True).start()
+        calls.put(call)  # type: ignore[arg-type]
+        if call.wait():
+            return call.result()
+        with self._lock:
+            call.is_given_up = any(other is call for other in self._under_way)
+        if not call.is_given_up:  # it came back at the last moment
+            return call.result()
+        log.error("a call to the driver has not come back", extra={"stuck": key, "seconds": timeout})
+        raise _stuck(key, timeout)
+
+    def stuck(self) -> frozenset[str]:
+        """Return the keys of calls that their caller has given up, and that have not come back."""
+        with self._lock:
+            return frozenset(call.key for call in self._under_way if call.is_given_up)
+
+    def is_free(self) -> bool:
+        """Whether no call at all is under way."""
+        with self._lock:
+            return not self._under_way
+
+    def _refuse_if_stuck(self, key: str) -> None:
+        calls = [call for call in self._under_way if call.key == key]
+        given_up = [call for call in calls if call.is_given_up]
+        if given_up or len(calls) >= _MOST_CALLS:
+            raise _stuck(key, self._monotonic() - min(call.began for call in given_up or calls))
+
+    def dismiss(self) -> None:
+        """End the threads that wait for work; new ones are made for the next calls."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for calls in idle:
+            calls.put(None)
+
+    def _serve(self, calls: _CallQueue) -> None:
+        """A thread's life: run its calls, one after the other."""
+        while (call := calls.get()) is not None:
+            call.run()
+            with self._lock:
+                self._under_way.remove(call)
+                stays = len(self._idle) < _KEPT_IDLE
+                if stays:
+                    self._idle.append(calls)
+            if call.is_given_up:
+                seconds = round(self._monotonic() - call.began)
+                log.warning("a call to the driver has come back", extra={"stuck": call.key, "seconds": seconds})
+            call.end()
+            if not stays:
+                return
+            del call  # and its result, which would otherwise stay until the next call comes
+
+
+_CallQueue = queue.SimpleQueue[_Call[object] | None]
+"""The queue from which one thread takes its calls; None ends the thread."""
+
+
+def _stuck(key: str, seconds: float) -> GpuStuck:
+    return GpuStuck(
+        f"{key} is stuck: a call to the driver has not come back for {seconds:.0f} s. Look into the driver's log "
+        "(dmesg, Xid); often only a restart of the node helps"
+    )
+
+
+class TimeLimitedGpus:
+    """Wraps another `trainmedic_agent.ports.gpus.Gpus` and limits how long its callers wait."""
+
+    def __init__(self, inner: gpus.Gpus, calls: TimeLimitedCalls) -> None:
+        self._inner = inner
+        self._calls = calls
+        self._last = gpus.Inventory()
+        self._xids: Mapping[str, Mapping[int, int]] = {}
+        self._is_open = False
+
+    def inventory(self) -> gpus.Inventory:
+        """See the port. While the driver does not answer, the GPUs are those that were there when it last did."""
+        try:
+            self._last = self._calls.run(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
+        except GpuStuck as error:
+            return gpus.Inventory(self._last.gpus, (*self._last.problems, str(error)), self._last.driver)
+        self._is_open = True
+        return self._last
+
+    def find(self, name: str) -> gpus.GpuInfo:
+        return self._calls.run(_DRIVER, lambda: self._inner.find(name), DRIVER_SECONDS)
+
+    def power(self, uuid: str) -> gpus.PowerLimits:
+        return self._call_card(uuid, lambda: self._inner.power(uuid))
+
+    def set_power_limit(self, uuid: str, milliwatts: int) -> None:
+        self._call_card(uuid, lambda: self._inner.set_power_limit(uuid, milliwatts))
+
+    def processes(self, uuid: str) -> tuple[int, ...]:
+        return self._call_card(uuid, lambda: self._inner.processes(uuid))
+
+    def read(self, uuid: str) -> gpus.GpuReading:
+        return self._call_card(uuid, lambda: self._inner.read(uuid))
+
+    def xids(self) -> Mapping[str, Mapping[int, int]]:
+        try:
+            self._xids = self._calls.run(_DRIVER, self._inner.xids, DRIVER_SECONDS)
+        except GpuStuck:
+            log.debug("the driver does not tell its XIDs, since a call has not come back")
+        return self._xids
+
+    def close(self) -> None:
+        """Close the driver, unless a call is under way: closing it then may crash."""
+        if not self._calls.is_free():
+            stuck = sorted(self._calls.stuck())
+            log.warning("NVML is left open, since a call has not come back", extra={"stuck": stuck})
+            return
+        try:
+            self._calls.run(_DRIVER, self._inner.close, DRIVER_SECONDS)
+        except GpuStuck as error:
+            log.warning("NVML was not closed", extra={"reason": str(error)})
+        self._calls.dismiss()
+
+    def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
+        """Call a card. The very first call opens the driver, which may take longer, so that is done separately."""
+        if not self._is_open:
+            self.inventory()
+        return self._calls.run(uuid, function)

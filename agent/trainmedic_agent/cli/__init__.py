@@ -1,0 +1,1 @@
+"""The commands ``agent`` and ``agent-reader``."""

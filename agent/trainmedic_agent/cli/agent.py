@@ -1,0 +1,218 @@
+"""``trainmedic agent``: the node agent as a process, its checks, and giving everything back.
+
+Here are the flags, and how results are shown; what the commands do is in ``wiring``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import click
+
+from trainmedic.errors import ConfigurationError, TrainmedicError
+from trainmedic_agent import own_log
+from trainmedic_agent.errors import GpuError
+from trainmedic_agent.settings import agent as settings
+from trainmedic_agent.settings.agent import AgentSettings
+from trainmedic_agent.wiring import agent as wiring
+from trainmedic_agent.wiring import agent_check, agent_forget, agent_release, gpu_health
+from trainmedic_core.cli import exits
+from trainmedic_core.cli.setting_flags import setting_flag
+from trainmedic_core.plain_text import json_text
+from trainmedic_core.words import plain
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
+    for name, setting in reversed(list(settings.SETTINGS.items())):
+        command = setting_flag(name, setting.source, setting.description, str(setting.source.shown_default))(command)
+    return command
+
+
+@click.group(invoke_without_command=True)
+@_flags
+@click.pass_context
+def agent(ctx: click.Context, /, **flags: Any) -> None:
+    """Run the agent of this node; or check what it would do, or give back what it holds.
+
+    Every flag is an environment variable too, which the flag wins over. Log lines, JSON, go to standard error.
+    SIGTERM and SIGINT stop it cleanly: what runs has some seconds to end, and what does not is resumed at the
+    next start. A second signal ends it at once, which loses nothing either.
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = flags
+        return
+    try:
+        loaded = settings.load(flags, os.environ)
+        own_log.configure(loaded.log_level)
+        for variable, nearest in settings.misspelt(os.environ):
+            log.warning("an environment variable is unknown", extra={"variable": variable, "nearest": nearest})
+        # Waited for instead of handled: no handler then ever meets a lock that the code under it holds.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        wiring.run(loaded, _wait_for_a_signal)
+    except ConfigurationError as error:
+        raise exits.InvalidInput(str(error)) from error
+    except TrainmedicError as error:
+        raise exits.Unreachable(f"The agent cannot start: {error}") from error
+
+
+def _wait_for_a_signal() -> None:
+    """Return at SIGTERM or SIGINT; a second signal then does what it does by default, and ends the process."""
+    signal.sigwait(_SIGNALS)
+    log.info("stopping")
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+@agent.command()
+@_flags
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
+@click.pass_context
+def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
+    """Check the policy, and show what this node offers.
+
+    Nothing is changed, and an agent that is running is not disturbed. Run it as the agent's user. Ends with 1
+    where something keeps the agent from what its policy allows, with 3 where that is Redis alone.
+    """
+    report = agent_check.check(_settings(ctx, flags))
+    if as_json:
+        click.echo(json_text(report.values, indent=2))
+    else:
+        for line in _shown(report.values):
+            click.echo(plain(line))
+        for warning in report.warnings:
+            click.echo(f"Warning: {plain(warning)}")
+    for error in report.errors:
+        click.echo(f"Wrong: {plain(error)}", err=True)
+    if report.is_cut_off and len(report.errors) == 1:
+        raise exits.Unreachable("Redis cannot be reached")
+    if report.errors:
+        raise exits.Failure(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to be put right")
+
+
+@agent.command()
+@click.option(
+    "--gpus", type=click.IntRange(0), default=1, show_default=True, metavar="NUMBER", help="How many must answer."
+)
+def health(gpus: int) -> None:
+    """Say whether every GPU of this node can be worked on.
+
+    Asks the driver alone, needs no Redis and no policy, and changes nothing. Ends with 1 where a GPU does not
+    answer or has broken memory, and where fewer answer than --gpus. Playbooks run it before a node takes pods
+    again.
+    """
+    own_log.configure("error")
+    result = gpu_health.check(gpus)
+    for line in result.gpus:
+        click.echo(plain(line))
+    for fault in result.faults:
+        click.echo(f"Fault: {plain(fault)}", err=True)
+    if result.faults:
+        raise exits.Failure("this node is not healthy")
+
+
+@agent.command()
+@click.argument("uuid")
+@_flags
+@click.pass_context
+def forget(ctx: click.Context, /, uuid: str, **flags: Any) -> None:
+    """Forget the GPU with this UUID: that the node had it, and its errors.
+
+    For a GPU that was taken out for good, so that it is not missed any more, and for errors that are mended without a
+    reset that the agent can see. The agent must be stopped first. Ends with 2 where no such GPU is on record.
+    """
+    try:
+        info = agent_forget.forget(_settings(ctx, flags), uuid)
+    except ConfigurationError as error:
+        raise exits.InvalidInput(str(error)) from error
+    except TrainmedicError as error:
+        raise exits.Failure(str(error)) from error
+    click.echo(plain(f"forgotten: GPU {info.index} {info.uuid} {info.name}"))
+
+
+@agent.command()
+@_flags
+@click.pass_context
+def release(ctx: click.Context, /, **flags: Any) -> None:
+    """End every power cap of this node now.
+
+    Run this before removing the agent: caps outlive it until an agent starts again. The agent must be stopped first.
+    Ends with 1 where a GPU could not be given its power back.
+    """
+    try:
+        results = agent_release.release(_settings(ctx, flags))
+    except ConfigurationError as error:
+        raise exits.InvalidInput(str(error)) from error
+    except TrainmedicError as error:
+        raise exits.Unreachable(str(error)) from error
+    for uuid, result in results.items():
+        click.echo(plain(f"{uuid}: {result}"))
+    if not results:
+        click.echo("No GPU of this node is capped.")
+    failed = sum(isinstance(result, GpuError) for result in results.values())
+    if failed:
+        raise exits.Failure(f"{failed} of {len(results)} GPUs not given back; run this again")
+
+
+def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
+    """Flags may stand on either side of the subcommand."""
+    own_log.configure("error")
+    outer: Mapping[str, Any] = ctx.obj or {}
+    try:
+        return settings.load(
+            {**outer, **{name: value for name, value in flags.items() if value is not None}}, os.environ
+        )
+    except ConfigurationError as error:
+        raise exits.InvalidInput(str(error)) from error
+
+
+def _shown(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that show the check's values to a person."""
+    policy, power, redis = values["policy"], values["power"], values["redis"]
+    yield f"Node          {values['node']}, trainmedic {values['version']}, user {values['user']}"
+    yield f"Policy        {policy['file'] or 'none'}{' (' + policy['digest'] + ')' if policy['digest'] else ''}"
+    yield f"Actions       {', '.join(values['actions'])}"
+    yield f"Capabilities  {', '.join(values['capabilities']) or 'none'}"
+    yield f"State         {values['state_dir']}"
+    running = redis["agent"]
+    agent_text = (
+        f"an agent runs here: process {running['pid']}, {running['version']}" if running else "no agent runs here"
+    )
+    yield f"Redis         {'reachable; ' + agent_text if redis['is_reachable'] else 'not reachable'}"
+    yield f"Signing key   {'set' if values['signing_key'] else 'none'}"
+    yield f"Driver        {values['driver'] or 'none'}"
+    for gpu in values["gpus"]:
+        yield f"GPU {gpu['index']:<9} {gpu['uuid']}  {gpu['name']}  {_limits(gpu)}"
+    if power["is_allowed"]:
+        yield f"Power         {power['floor_percent']:g} % of the default or more; leases up to {power['max_lease']}"
+    if values["logs"] is not None:
+        yield _logs(values["logs"])
+    for name, rule in values["rules"].items():
+        yield f"Rule          {name}: {rule['do']} {rule['kind']} unused for {rule['min_age']}"
+        for path, refusal in rule["roots"].items():
+            yield f"              {path}: {'usable' if refusal is None else 'not usable'}"
+
+
+def _logs(logs: Mapping[str, Any]) -> str:
+    """What is read, on one line."""
+    usable = [path for path, refusal in logs["directories"].items() if refusal is None]
+    parts = [f"{', '.join(usable) or 'no directory'}: {logs['files']} files now"]
+    if logs["kernel"] is not None:
+        parts.append(f"the kernel's by {logs['kernel']}")
+    return f"Logs          {'; '.join(parts)}"
+
+
+def _limits(gpu: Mapping[str, Any]) -> str:
+    if "power_limit_watts" not in gpu:
+        return "no power limit"
+    least, most, default = (gpu.get(f"{name}_limit_watts", "?") for name in ("min", "max", "default"))
+    return f"{gpu['power_limit_watts']:g} W of {least} to {most} W, default {default} W"

@@ -1,0 +1,16 @@
+"""The commands that trainmedic-agent brings: a table under the entry point group ``trainmedic.commands``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainmedic_core.command import CommandEntry
+
+COMMANDS: Mapping[str, CommandEntry] = {
+    "agent": CommandEntry(
+        "trainmedic_agent.cli.agent", "Run the agent of a node, check what it would do, or give back what it holds."
+    ),
+    "agent-reader": CommandEntry(
+        "trainmedic_agent.cli.agent_reader", "Read logs for the agent of a node, in a process of its own."
+    ),
+}

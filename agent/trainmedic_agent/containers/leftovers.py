@@ -1,0 +1,201 @@
+"""Selection of unused containers and images, and their removal one at a time.
+
+**Containers** that have stopped, or were created and never started. A container with a restart policy stays, because
+its engine or a user will start it again. Volumes stay.
+
+**Images** that no container uses, running or not. Their age counts from when they were last pulled, built or named
+(``LastTagTime``), not from when their content was built: a job that is about to start may just have pulled an old
+image. An engine that does not report that time (Podman) keeps its named images. The age of an unnamed image counts from
+its build.
+
+Nothing is forced. The engine refuses to remove what is in use at that time, and the answer counts it as left.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from msgspec import Struct, field
+
+from trainmedic_agent.containers.engine_api import ContainerEngine, EngineAnswer
+from trainmedic_agent.containers.policy import ContainersPolicy, Leftover
+from trainmedic_agent.disk.report import printable
+
+_STOPPED = frozenset({"exited", "dead", "created"})
+_MAX_EXAMPLES = 3
+_CONFLICT, _NOT_FOUND = 409, 404
+_NO_NAME = "<none>"
+_NEVER_YEAR = 1970
+"""Engines write an unset time as one in the year 1, or as the epoch's first second."""
+
+
+class Pruning(Struct):
+    """Result of one command."""
+
+    removed: Counter[Leftover] = field(default_factory=Counter)
+    cache_bytes: int = 0
+    left: dict[str, list[str]] = field(default_factory=dict)
+    """Names by reason."""
+
+    def leave(self, reason: str, name: str) -> None:
+        self.left.setdefault(reason, []).append(name)
+
+    def output(self) -> Mapping[str, Any]:
+        return {
+            "removed": {str(kind): count for kind, count in sorted(self.removed.items())},
+            "build_cache_bytes": self.cache_bytes,
+            "left": {
+                reason: {"count": len(names), "examples": [printable(name) for name in names[:_MAX_EXAMPLES]]}
+                for reason, names in sorted(self.left.items())
+            },
+        }
+
+
+class LeftoverRemover(Struct):
+    """Remover of one engine's leftovers, in the order of their kinds. It calls `may_continue` before each removal."""
+
+    engine: ContainerEngine
+    policy: ContainersPolicy
+    now: datetime
+    dry_run: bool
+    seconds_left: Callable[[], float]
+    may_continue: Callable[[], bool]
+    pruning: Pruning = field(default_factory=Pruning)
+
+    def remove(self) -> None:
+        """Remove what the policy names. Raises CommandFailed if the engine stops answering."""
+        work: Mapping[Leftover, Callable[[], None]] = {
+            Leftover.BUILD_CACHE: self._build_cache,
+            Leftover.DANGLING_IMAGES: lambda: self._images(named=False),
+            Leftover.STOPPED_CONTAINERS: self._containers,
+            Leftover.UNUSED_IMAGES: lambda: self._images(named=True),
+        }
+        for kind in Leftover:
+            if kind in self.policy.remove and self.may_continue():
+                work[kind]()
+
+    def _build_cache(self) -> None:
+        if self.dry_run:
+            self.pruning.leave("not_known_in_advance", "build cache")
+            return
+        hours = math.ceil(self.policy.min_age / timedelta(hours=1))  # so that nothing younger goes
+        try:
+            self.pruning.cache_bytes = self.engine.prune_build_cache(hours, self.seconds_left())
+        except EngineAnswer as answer:
+            self.pruning.leave("not_supported" if answer.status == _NOT_FOUND else str(answer), "build cache")
+
+    def _containers(self) -> None:
+        for listed in self.engine.containers(self.seconds_left()):
+            if listed.get("State") not in _STOPPED:
+                continue
+            if not self.may_continue():
+                return
+            self._container(str(listed.get("Id")), _container_names(listed))
+
+    def _container(self, ident: str, names: list[str]) -> None:
+        name = names[0] if names else ident[:12]
+        if self._is_kept(names):
+            self.pruning.leave("kept_by_policy", name)
+            return
+        try:
+            full = self.engine.container(ident, self.seconds_left())
+            reason = self._reason_to_keep(full)
+            if reason is None and not self.dry_run:
+                self.engine.remove_container(ident, self.seconds_left())
+        except EngineAnswer as answer:
+            reason = _reason(answer)
+        self._note(Leftover.STOPPED_CONTAINERS, reason, name)
+
+    def _reason_to_keep(self, container: Mapping[str, Any]) -> str | None:
+        state = container.get("State")
+        host = container.get("HostConfig")
+        restart = host.get("RestartPolicy") if isinstance(host, Mapping) else None
+        if not isinstance(state, Mapping) or state.get("Status") not in _STOPPED:
+            return "in_use"
+        if isinstance(restart, Mapping) and restart.get("Name") not in ("", "no", None):
+            return "has_restart_policy"
+        never_ran = state.get("Status") == "created"
+        return self._young(container.get("Created") if never_ran else state.get("FinishedAt"))
+
+    def _images(self, *, named: bool) -> None:
+        kind = Leftover.UNUSED_IMAGES if named else Leftover.DANGLING_IMAGES
+        used = {str(container.get("ImageID")) for container in self.engine.containers(self.seconds_left())}
+        for listed in self.engine.images(self.seconds_left()):
+            ident, names = str(listed.get("Id")), _image_names(listed)
+            if bool(names) is not named or ident in used:
+                continue
+            if not self.may_continue():
+                return
+            name = names[0] if names else ident.removeprefix("sha256:")[:12]
+            self._note(kind, self._image(ident, names), name)
+
+    def _image(self, ident: str, names: list[str]) -> str | None:
+        """Remove an image. Return why it was left, if it was."""
+        if self._is_kept(names):
+            return "kept_by_policy"
+        try:
+            full = self.engine.image(ident, self.seconds_left())
+            metadata = full.get("Metadata")
+            since = metadata.get("LastTagTime") if isinstance(metadata, Mapping) else None
+            if (reason := self._young(since if names else _known(since) or full.get("Created"))) is not None:
+                return reason
+            if not self.dry_run:
+                # With several names the image is removed with the last of them.
+                for name in names or [ident]:
+                    self.engine.remove_image(name, self.seconds_left())
+        except EngineAnswer as answer:
+            return _reason(answer)
+        return None
+
+    def _young(self, written: object) -> str | None:
+        at = _known(written)
+        if at is None:
+            return "age_unknown"
+        return "young" if self.now - at < self.policy.min_age else None
+
+    def _is_kept(self, names: list[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.policy.keep)
+
+    def _note(self, kind: Leftover, reason: str | None, name: str) -> None:
+        if reason is None:
+            self.pruning.removed[kind] += 1
+        else:
+            self.pruning.leave(reason, name)
+
+
+def _reason(answer: EngineAnswer) -> str:
+    return {_CONFLICT: "in_use", _NOT_FOUND: "vanished_meanwhile"}.get(answer.status, str(answer))
+
+
+def _known(written: object) -> datetime | None:
+    """Parse a time as engines write it (RFC 3339, nanoseconds). None if it is unset."""
+    if isinstance(written, datetime):
+        return written
+    if not isinstance(written, str):
+        return None
+    try:
+        # Python parses microseconds at most.
+        head, _, rest = written.partition(".")
+        zone = rest.lstrip("0123456789") or ("Z" if rest else "")
+        at = datetime.fromisoformat(head + zone if rest else written)
+    except ValueError:
+        return None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return at if at.year > _NEVER_YEAR else None
+
+
+def _container_names(listed: Mapping[str, Any]) -> list[str]:
+    names = listed.get("Names")
+    return [str(name).lstrip("/") for name in names] if isinstance(names, list) else []
+
+
+def _image_names(listed: Mapping[str, Any]) -> list[str]:
+    """Return an image's names. The name of an image that was pulled only by digest is that digest."""
+    tags, digests = listed.get("RepoTags"), listed.get("RepoDigests")
+    named = [[str(name) for name in names or () if _NO_NAME not in str(name)] for names in (tags, digests)]
+    return named[0] or named[1]

@@ -1,0 +1,39 @@
+"""What all parts of one node's agent share. ``trainmedic_agent.wiring.agent`` makes it; ``service`` hands it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from trainmedic.wire.connection import OutageLog, RedisConnection
+from trainmedic.wire.signing import Signer
+from trainmedic.wire.steady_time import utc_now
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """Who the agent is, what it may do, and what it remembers and counts.
+
+    ``node``: the name to which commands are addressed.
+    ``find_redis``: returns the URL of Redis, None while no server has left one.
+    ``redis``: the agent's one connection, of which each thread has a share.
+    ``signer``: checks commands, and signs replies and presence; None where no signing key is set.
+    """
+
+    node: str
+    find_redis: Callable[[], str | None] = field(repr=False)
+    signer: Signer | None = field(repr=False)
+    policy: Policy
+    journal: Journal
+    counters: AgentCounters
+    now: Callable[[], datetime] = utc_now
+    redis: RedisConnection = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # All threads lose Redis at the same time, so they share the log of the outage as well.
+        outage = OutageLog(f"node {self.node}", "what is begun goes on")
+        object.__setattr__(self, "redis", RedisConnection(self.find_redis, outage))

@@ -1,0 +1,260 @@
+"""The agent's SQLite file, ``<state-dir>/agent.db``: opening, locking, transactions, versions of its tables.
+
+Every write is synced to the disk before the call returns. On a full disk it goes into the space that is kept back for
+it (``reserved_space``), so that the command that is to free the disk can be accepted.
+
+Who calls it: ``journal``, which is this file with the agent's commands in it. Other parts of the agent keep tables of
+their own in the same file, through `AgentDatabase.install` and `AgentDatabase.write`. Every failure of the file is
+`JournalUnavailable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from trainmedic.errors import ConfigurationError
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.reserved_space import ReservedSpace
+from trainmedic_core.machine_locks import FileLock, NameLock
+
+T = TypeVar("T")
+
+_LOG_PAGES = 64
+"""Pages of 4 KiB at which the write-ahead log is written back: a quarter of the reserved space."""
+
+_IDENTITY = (
+    "CREATE TABLE identity (id TEXT PRIMARY KEY)",
+    "INSERT INTO identity VALUES (lower(hex(randomblob(16))))",
+)
+
+_NO_SPACE = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,  # a quota that is used up
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+    sqlite3.SQLITE_CANTOPEN,  # no space for a new file's name
+)
+"""Error codes by which SQLite says, among other things, that there is no space; a second try costs little."""
+
+
+class AgentDatabase:
+    """The open file. Every method may be called from any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the file in `directory`, which is made where it is missing.
+
+        Raises ConfigurationError where another agent uses it, JournalUnavailable where it cannot be written.
+        """
+        self._lock = threading.RLock()  # a transaction may look up what it is about to change
+        self._name: NameLock | None = None
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._path = (directory / "agent.db").resolve()
+            self._lock_file = _locked_file(directory)
+            try:
+                self._file = _locked_database(self._path)
+            except BaseException:
+                self._lock_file.close()
+                raise
+        except OSError as error:
+            raise JournalUnavailable(
+                f"the state directory {directory} cannot be used: {error.strerror}; make it writable for the agent's "
+                "user, or name another with --state-dir"
+            ) from error
+        self._reserved = ReservedSpace(directory / "agent.reserve")
+        try:
+            self._connection = self._with_reserved_space(self._connect)
+        except BaseException:
+            self._unlock()
+            raise
+        try:
+            self._take_identity()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._unlock()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection within one transaction: committed and synced when the block ends, rolled back when it
+        raises.
+
+        Not to be nested, and nothing slow belongs in the block: the whole agent waits for it. Raises
+        JournalUnavailable for every error of SQLite. What must be written on a full disk too goes through `write`.
+        """
+        with self._lock, self._translated():
+            if not self._file.is_in_place():  # SQLite goes on with a file that has no name any more, and it is lost
+                raise JournalUnavailable(
+                    f"the agent's journal {self._path} was moved or removed while the agent runs: put it back, or "
+                    "restart the agent"
+                )
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself after some errors
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
+        """Make `change` in one transaction, and on a full disk again in the reserved space; return what it returns.
+
+        Raises JournalUnavailable; then nothing of the change is written.
+        """
+
+        def attempt() -> T:
+            with self.transaction() as connection:
+                return change(connection)
+
+        with self._lock:
+            result = self._with_reserved_space(attempt)
+            self._reserved.fill_up()
+        return result
+
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return what a query selects. Raises JournalUnavailable."""
+        with self._lock, self._translated():
+            return self._connection.execute(query, parameters).fetchall()
+
+    def install(self, part: str, versions: Sequence[Sequence[str]]) -> None:
+        """Bring the tables of a part of the agent up to date: ``versions[n]`` leads from version n to n + 1.
+
+        Raises ConfigurationError where a newer agent has written the file.
+        """
+        if self._installed_version(part) == len(versions):
+            return  # nothing is written, so that an agent starts, and gives power back, also on a disk that is full
+
+        def bring_up_to_date(connection: sqlite3.Connection) -> None:
+            connection.execute("CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
+            version = self._installed_version(part)
+            if version > len(versions):
+                raise ConfigurationError(
+                    f"{self._path} was written by a newer agent ({part}: version {version}, this one knows "
+                    f"{len(versions)}); install that one again, or move the file away"
+                )
+            for statements in versions[version:]:
+                for statement in statements:
+                    connection.execute(statement)
+            connection.execute("INSERT OR REPLACE INTO parts VALUES (?, ?)", (part, len(versions)))
+
+        self.write(bring_up_to_date)
+
+    def _take_identity(self) -> None:
+        """Keep out agents with copies of the file. Raises ConfigurationError where one is running."""
+        self.install("identity", [_IDENTITY])
+        ((identity,),) = self.rows("SELECT id FROM identity")
+        lock = NameLock.take(f"agent:{identity}")
+        if isinstance(lock, NameLock):
+            self._name = lock
+        elif lock.user in {0, os.geteuid(), self._file.owner}:  # others could not read the file
+            raise ConfigurationError(
+                f"{self._path} is a copy: the agent with process id {lock.pid} works from the same journal, and both "
+                "would answer for the same commands and caps. Stop that agent, or give this one an empty state "
+                "directory"
+            )
+
+    def _unlock(self) -> None:
+        if self._name is not None:
+            self._name.release()
+        self._file.release()
+        self._lock_file.close()
+
+    def _installed_version(self, part: str) -> int:
+        """0 where the part has no tables yet."""
+        if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'parts'"):
+            return 0
+        rows = self.rows("SELECT version FROM parts WHERE name = ?", (part,))
+        return int(rows[0][0]) if rows else 0
+
+    def _connect(self) -> sqlite3.Connection:
+        """Open SQLite in autocommit mode, so that transactions begin where the code says so."""
+        with self._translated():
+            connection = sqlite3.connect(self._path, timeout=5.0, isolation_level=None, check_same_thread=False)
+            try:
+                with contextlib.suppress(OSError):  # somebody else's file: whether it can be written is seen below
+                    self._path.chmod(0o600)
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")  # WAL alone would sync at checkpoints only
+                # The log is written back early, so that it is used again from its beginning instead of growing: on a
+                # full disk all that it may grow by is the reserved space.
+                connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+                connection.execute("PRAGMA cache_size = -256")
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+    def _with_reserved_space(self, attempt: Callable[[], T]) -> T:
+        """Return what `attempt` does. Where it finds no space it is made again with a piece of the reserved space, and
+        another."""
+        while True:
+            try:
+                return attempt()
+            except JournalUnavailable as error:
+                cause = error.__cause__
+                if not isinstance(cause, sqlite3.Error) or getattr(cause, "sqlite_errorcode", None) not in _NO_SPACE:
+                    raise
+                if not self._reserved.give_up():
+                    raise
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalUnavailable(
+                f"the agent's journal {self._path} cannot be used: {error}. Is the disk full, or the directory "
+                "read-only?"
+            ) from error
+
+
+def _locked_file(directory: Path) -> IO[bytes]:
+    """Lock a file for as long as the process lives, so that two agents never work from one journal.
+
+    No other user may open the file: whoever can open it can lock it too, and so keep the agent from starting.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.fdopen(os.open(directory / "agent.lock", flags, 0o600), "r+b")
+    try:
+        with contextlib.suppress(OSError):  # somebody else's file: that it can be opened is enough
+            os.fchmod(file.fileno(), 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise ConfigurationError(
+            f"another agent is running with the state directory {directory}; stop it, or give this one a directory "
+            "of its own with --state-dir"
+        ) from error
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _locked_database(path: Path) -> FileLock:
+    """Lock the database itself, by whatever name another agent comes to it."""
+    lock = FileLock.take(path)
+    if lock is None:
+        raise ConfigurationError(
+            f"another agent is running with {path} under another name; stop it, or give this one a directory of its "
+            "own with --state-dir"
+        )
+    if lock.names > 1:
+        lock.release()
+        raise ConfigurationError(
+            f"{path} has {lock.names} names (hard links), and under each of them SQLite would keep a journal of its "
+            f"own, which damages the database: find the others (find / -xdev -samefile {path}) and remove them"
+        )
+    return lock

@@ -1,0 +1,222 @@
+"""Deleting one checkpoint, whole, after a last check that it is still allowed.
+
+A partly deleted checkpoint must never be taken for a whole one. So it is checked once more (nothing young, nothing
+open, not pinned, still in its place), then its directory is renamed to a name that no framework reads
+(`walk.DELETING` before its own), and is checked again: from here on no process opens it by the old name, and if one
+had opened it before, the second check finds that, and the old name is put back. Only then its files are deleted,
+first those that mark it as complete, so that what is left is no whole checkpoint under any name.
+
+Before each file it is looked up again whether the directory is in its place (``place``). Where it is not, because
+somebody moved the checkpoint away, or a directory above it, what is left of it stays; if that is all of it, under its
+old name. What an interruption leaves, a later cleaning by a rule that matches the old name deletes.
+
+A trial run makes the same checks, and those of the permissions besides. Who calls it: ``cleaner``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from contextlib import closing
+
+from msgspec import Struct
+
+from trainmedic_agent.disk import checkpoints, search
+from trainmedic_agent.disk.filesystems import Root, freed_bytes, inode_of, open_directory
+from trainmedic_agent.disk.open_files import FileUsage
+from trainmedic_agent.disk.place import is_in_place
+from trainmedic_agent.disk.removal import keeps_no_access_time, open_for_reading, refusal
+from trainmedic_agent.disk.report import Reason
+from trainmedic_agent.disk.rules import AgeBy
+from trainmedic_agent.disk.search import MatchedCheckpoint
+from trainmedic_agent.disk.throttle import Throttle
+from trainmedic_agent.disk.walk import DELETING, WalkedDirectory
+
+
+class CheckpointRemoval(Struct, frozen=True):
+    """The result for one checkpoint: files and bytes deleted, and why not all of it, if so."""
+
+    files: int = 0
+    bytes: int = 0
+    reason: Reason | None = None
+
+
+class CheckpointRemover(Struct, frozen=True):
+    """Deletes checkpoints, or, in a trial run, says what would happen."""
+
+    usage: FileUsage
+    throttle: Throttle
+    age_by: AgeBy
+    cutoff_ns: int
+    """As for the search."""
+    dry_run: bool
+
+    def delete(self, checkpoint: MatchedCheckpoint) -> CheckpointRemoval:
+        directory = checkpoint.directory
+        assert directory.parent is not None, "a root is no checkpoint"
+        parent = fd = -1
+        try:
+            parent = directory.parent.reopen()
+            fd = open_directory(parent, directory.name)
+            status = os.fstat(fd)
+            if inode_of(status) != checkpoint.inode:
+                return CheckpointRemoval(reason=Reason.CHANGED)
+            reason = self._obstacle(directory, fd)
+            if reason is None and not is_in_place(fd, directory.path()):
+                reason = Reason.MOVED
+            if reason is not None:
+                return CheckpointRemoval(reason=reason)
+            if self.dry_run:
+                reason = refusal(parent, status, fd) or refusal(fd, status, None)
+                return (
+                    CheckpointRemoval(reason=reason)
+                    if reason
+                    else CheckpointRemoval(checkpoint.contents.files, checkpoint.contents.bytes)
+                )
+            return self._delete(directory, parent, fd)
+        except OSError as error:
+            return CheckpointRemoval(reason=Reason.of(error))
+        finally:
+            for descriptor in (parent, fd):
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    def _delete(self, directory: WalkedDirectory, parent: int, fd: int) -> CheckpointRemoval:
+        assert directory.parent is not None, "a root is no checkpoint"
+        name = hidden_name = directory.name
+        is_begun = name.startswith(DELETING)
+        if not is_begun:
+            hidden_name = f"{DELETING}{name}"
+            os.rename(name, hidden_name, src_dir_fd=parent, dst_dir_fd=parent)
+            # What was renamed may be another directory that came under the name meanwhile.
+            is_same = os.path.samestat(os.stat(hidden_name, dir_fd=parent, follow_symlinks=False), os.fstat(fd))
+            reason = self._obstacle(directory, fd) if is_same else Reason.CHANGED
+            if reason is not None:
+                os.rename(hidden_name, name, src_dir_fd=parent, dst_dir_fd=parent)
+                return CheckpointRemoval(reason=reason)
+        contents = _ContentsRemoval(self.throttle, directory.root, self.cutoff_ns)
+        reason = contents.run(fd, directory.parent.path(hidden_name))
+        if reason is None:
+            try:
+                os.rmdir(hidden_name, dir_fd=parent)
+            except OSError as error:
+                reason = Reason.of(error)
+        elif not contents.files and not is_begun:
+            with contextlib.suppress(OSError):
+                os.rename(hidden_name, name, src_dir_fd=parent, dst_dir_fd=parent)
+        return CheckpointRemoval(contents.files, contents.bytes, reason)
+
+    def _obstacle(self, directory: WalkedDirectory, fd: int) -> Reason | None:
+        """Why the open checkpoint must not be deleted now."""
+        opened = WalkedDirectory(directory.root, directory.parent, directory.name, directory.depth, fd)
+        contents = search.survey(opened, self.age_by, self.throttle)
+        if contents.obstacle is not None:
+            return contents.obstacle
+        if checkpoints.is_pinned(fd):
+            return Reason.PINNED
+        # Last, since looking for users of each file costs most.
+        return Reason.YOUNG if contents.last_used_ns > self.cutoff_ns else self._used(opened)
+
+    def _used(self, directory: WalkedDirectory) -> Reason | None:
+        """Whether any file in it is in use."""
+        with closing(directory.walk_all(self.throttle, lambda *_: None, lambda *_: True)) as entries:
+            for inner, entry in entries:
+                if entry is not None and entry.is_file(follow_symlinks=False):
+                    reason = self._file_used(inner.fd, entry.name)
+                    if reason is not None:
+                        return reason
+        return self.throttle.stop_reason
+
+    def _file_used(self, parent: int, name: str) -> Reason | None:
+        fd = open_for_reading(parent, name)
+        if fd is None:
+            return self.usage.obstacle(None, inode_of(os.stat(name, dir_fd=parent, follow_symlinks=False)))
+        try:
+            if self.age_by is AgeBy.USED and keeps_no_access_time(fd):
+                return Reason.OPEN_UNKNOWN
+            return self.usage.obstacle(fd, inode_of(os.fstat(fd)))
+        finally:
+            os.close(fd)
+
+
+class _ContentsRemoval(Struct):
+    """Deletes what is in a directory, from the leaves up; the first thing that cannot be deleted ends it.
+
+    So does something that was written, or mounted, after the checkpoint was looked through, and a move of it.
+    """
+
+    throttle: Throttle
+    root: Root
+    cutoff_ns: int
+    files: int = 0
+    bytes: int = 0
+
+    def run(self, fd: int, path: str) -> Reason | None:
+        """Empty the open directory, which is at `path`; why it could not be emptied, if so."""
+        levels = [(fd, path)]
+        try:
+            reason = self._unlink_marks(fd, path)
+            while reason is None:
+                fd, path = levels[-1]
+                child = self._unlink_files(fd, path)
+                if isinstance(child, Reason):
+                    reason = child
+                elif child is not None:
+                    levels.append((open_directory(fd, child), f"{path}/{child}"))
+                    if not self.root.contains(levels[-1][0]):
+                        reason = Reason.MOUNT_POINT
+                elif len(levels) == 1:
+                    return None
+                else:
+                    reason = self._remove_emptied(levels)
+            return reason
+        except OSError as error:
+            return Reason.of(error)
+        finally:
+            for descriptor, _ in levels[1:]:
+                os.close(descriptor)
+
+    def _remove_emptied(self, levels: list[tuple[int, str]]) -> Reason | None:
+        """Delete the innermost directory, which is empty."""
+        emptied, path = levels.pop()
+        os.close(emptied)
+        parent, parents_path = levels[-1]
+        if not is_in_place(parent, parents_path):
+            return Reason.MOVED
+        os.rmdir(path.rpartition("/")[2], dir_fd=parent)
+        return None
+
+    def _unlink_marks(self, fd: int, path: str) -> Reason | None:
+        """Delete first what says that the checkpoint is complete."""
+        for name in checkpoints.MARKS_OF_COMPLETENESS:
+            with contextlib.suppress(FileNotFoundError):
+                reason = self._unlink(fd, path, name)
+                if isinstance(reason, Reason):
+                    return reason
+        return None
+
+    def _unlink_files(self, fd: int, path: str) -> str | Reason | None:
+        """Delete the files of a directory; stops at a directory in it, whose name it returns, or for a reason."""
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    return entry.name
+                ended_by = self._unlink(fd, path, entry.name)
+                if ended_by is not None:
+                    return ended_by
+        return None
+
+    def _unlink(self, fd: int, path: str, name: str) -> str | Reason | None:
+        """Delete a file; returns the name if it is a directory, or a reason to end. Raises OSError."""
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            return name
+        if stat.S_ISREG(status.st_mode) and status.st_mtime_ns > self.cutoff_ns:
+            return Reason.YOUNG
+        if not is_in_place(fd, path):
+            return Reason.MOVED
+        os.unlink(name, dir_fd=fd)
+        self.files += 1
+        self.bytes += freed_bytes(status)
+        return None if self.throttle.may_continue() else self.throttle.stop_reason

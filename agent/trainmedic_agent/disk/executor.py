@@ -1,0 +1,110 @@
+"""The agent's executor for ``disk.clean``: it checks what a command asks for, and hands it to the cleaner.
+
+A command that comes again, ``resumed`` after the agent ended in the middle of it, is simply carried out: the
+rules name what may go and the target says when to end, so what is gone already is not deleted twice. Its
+output then counts only the second part, and says so. An agent that is told to end stops between two files
+and answers with what it did; the rest is left for the next alert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from trainmedic_agent.disk import throttle
+from trainmedic_agent.disk.cleaner import Cleaner, CleaningRequest
+from trainmedic_agent.disk.mounts import NamedFilesystem
+from trainmedic_agent.errors import CommandRejected
+from trainmedic_agent.executors import AcceptedCommand
+
+_REPLY_MARGIN = timedelta(seconds=5)
+"""Before a command expires its reply must be back at the server; of a short command the margin is a tenth."""
+_PARAMETERS = ("rules", "until_free_percent", "dry_run", "filesystems")
+_MAX_RULES = 100
+
+
+class DiskCleanExecutor:
+    """Frees disk space by the rules of the policy."""
+
+    action = "disk.clean"
+    queue = "disk"
+
+    def __init__(self, cleaner: Cleaner) -> None:
+        self._cleaner = cleaner
+        self._has_low_priority = False
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        """The output is that of `Cleaner.clean`, with ``resumed``. Raises CommandRejected."""
+        request = self._request(accepted)
+        if not self._has_low_priority:
+            # The worker queue has one thread, and cleaning is all that it does.
+            throttle.take_low_priority()
+            self._has_low_priority = True
+        output = self._cleaner.clean(request, accepted.is_stopping)
+        if not output["filesystems"] and output["stopped"] is None:
+            reasons = [reason for rule in output["rules"].values() for reason in rule.get("refused_roots", {}).values()]
+            raise CommandRejected(
+                f"no root of {_listed(request.rules)} can be cleaned: {'; '.join(dict.fromkeys(reasons))}"
+            )
+        return {**output, "resumed": accepted.resumed}
+
+    def _request(self, accepted: AcceptedCommand) -> CleaningRequest:
+        command = accepted.command
+        if command.undo_of is not None:
+            raise CommandRejected("what disk.clean has deleted cannot be brought back, so it has no undo")
+        params = command.params
+        unknown = [name for name in params if name not in _PARAMETERS]
+        if unknown:
+            raise CommandRejected(f"disk.clean does not know {_listed(unknown)}; it takes {_listed(_PARAMETERS)}")
+        lifetime = command.expires_at - command.issued_at
+        return CleaningRequest(
+            rules=self._rules(params.get("rules")),
+            deadline=(command.expires_at - min(_REPLY_MARGIN, lifetime / 10)).timestamp(),
+            until_free=_percent(params.get("until_free_percent")),
+            dry_run=_flag(params.get("dry_run", False)),
+            filesystems=named_filesystems(params.get("filesystems", ())),
+        )
+
+    def _rules(self, raw: object) -> tuple[str, ...]:
+        if not isinstance(raw, list | tuple) or not 0 < len(raw) <= _MAX_RULES:
+            raise CommandRejected(f"rules must be a list of 1 to {_MAX_RULES} names of rules")
+        names = tuple(str(name) for name in raw)
+        rules = self._cleaner.cleaning.rules
+        missing = [name for name in names if name not in rules]
+        if missing:
+            existing = f"it has {_listed(sorted(rules))}" if rules else "it has none"
+            raise CommandRejected(f"the agent's policy has no cleaning rule {_listed(missing)}; {existing}")
+        return names
+
+
+def named_filesystems(raw: object) -> tuple[NamedFilesystem, ...]:
+    """Return the file systems that a command names. Raises CommandRejected."""
+    wrong = CommandRejected(f"filesystems must be a list of at most {_MAX_RULES} with a mountpoint and a device each")
+    if not isinstance(raw, list | tuple) or len(raw) > _MAX_RULES:
+        raise wrong
+    filesystems = []
+    for entry in raw:
+        mountpoint, device = (entry.get("mountpoint"), entry.get("device", "")) if isinstance(entry, dict) else ("", "")
+        if not isinstance(mountpoint, str) or not mountpoint or not isinstance(device, str):
+            raise wrong
+        filesystems.append(NamedFilesystem(mountpoint, device))
+    return tuple(filesystems)
+
+
+def _percent(raw: object) -> float | None:
+    if raw is None:
+        return None
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and 0 < raw < 100:
+        return float(raw)
+    raise CommandRejected("until_free_percent must be a number above 0 and below 100")
+
+
+def _flag(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    raise CommandRejected("dry_run must be true or false")
+
+
+def _listed(names: Sequence[object]) -> str:
+    return ", ".join(repr(name)[:130] for name in names[:20])

@@ -1,0 +1,90 @@
+"""What files in a checkpoint's directory state, as a process without rights parses them (``metadata_child``).
+
+The agent takes the first bytes of such a file, and does not look at them. Who calls it: ``checkpoints``.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from trainmedic_agent.disk import metadata_child
+from trainmedic_agent.log_opening.own_files import ENTRY, READ, reopened
+from trainmedic_core.confined_process import START_SECONDS, ConfinedProcess
+
+_LATEST_BYTES, _STATE_BYTES = 256, 4096
+_LONGEST_ANSWER = 8192
+
+
+class MetadataUnread(Exception):
+    """A file is there, and what it states could not be found out."""
+
+
+class MetadataAnswer(Struct, frozen=True):
+    """One answer of the process."""
+
+    step: Annotated[int, Meta(ge=0, lt=10**18)] | None = None
+    best: Annotated[str, Meta(max_length=255)] | None = None
+
+
+_DECODER = msgspec.json.Decoder(MetadataAnswer)
+
+
+class MetadataReader:
+    """The files of one cleaning. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._process = ConfinedProcess(metadata_child.__name__, (), _LONGEST_ANSWER)
+
+    def latest_step(self, directory: int, name: str) -> int | None:
+        """Return the step that a file names as the latest. None if it names none. Raises MetadataUnread."""
+        return self._stated(metadata_child.LATEST, _beginning(directory, name, _LATEST_BYTES)).step
+
+    def best(self, directory: int, name: str) -> str | None:
+        """Return the checkpoint that a trainer's state calls its best. None if there is none. Raises MetadataUnread."""
+        return self._stated(metadata_child.TRAINER_STATE, _beginning(directory, name, _STATE_BYTES)).best
+
+    def close(self) -> None:
+        self._process.end()
+
+    def _stated(self, kind: str, raw: bytes) -> MetadataAnswer:
+        if not raw:
+            return MetadataAnswer()
+        request = b"%s %d\n%s" % (kind.encode(), len(raw), raw)
+        try:
+            return _DECODER.decode(self._process.ask(request, metadata_child.SECONDS + START_SECONDS))
+        except (msgspec.MsgspecError, OSError) as error:
+            self._process.end()
+            raise MetadataUnread("the process that parses metadata of checkpoints gave no answer") from error
+
+
+def _beginning(directory: int, name: str, size: int) -> bytes:
+    """Return the first bytes of a regular file. None are returned of what is no such file. Raises MetadataUnread.
+
+    A job writes these files. Opening a pipe or device can have an effect, so the type is known before anything is
+    opened, and the very file that was looked at is.
+    """
+    try:
+        entry = os.open(name, ENTRY, dir_fd=directory)
+        try:
+            if not stat.S_ISREG(os.fstat(entry).st_mode):
+                return b""
+            try:
+                # Reading it must not make it young. O_NOATIME is for the owner and for root alone.
+                fd = reopened(entry, READ | os.O_NOATIME)
+            except PermissionError:
+                fd = reopened(entry, READ)
+        finally:
+            os.close(entry)
+        try:
+            return os.read(fd, size)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise MetadataUnread(f"{name} cannot be read: {error.strerror}") from error

@@ -1,0 +1,171 @@
+"""Watching for reads oneself, where they leave no trace in the access times (``access_times``).
+
+Before anything is deleted there, its directory is watched for `WATCH_SECONDS` (or the rule's ``min_age``, if that is
+less), and further until its turn comes: by inotify(7), which tells each file that is opened below any mount of the
+filesystem on this machine, in whatever container. What is opened meanwhile is in use, and so is what lies beside it
+in the same directory and would be deleted too: a training reads one shard of its data now, and the next one in an
+hour. Of a checkpoint it is all of it.
+
+What cannot be watched, because the kernel's limit of watches is reached or its queue ran over, counts as possibly in
+use (`Reason.OPEN_UNKNOWN`). What another machine reads is not seen, nor is what nobody opens while it is watched:
+the output and the manual say so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import struct
+from collections.abc import Iterable
+from contextlib import closing
+
+from msgspec.structs import replace
+
+from trainmedic_agent.disk.report import Reason
+from trainmedic_agent.disk.search import MatchedCheckpoint, MatchedFile
+from trainmedic_agent.disk.throttle import Throttle
+from trainmedic_agent.disk.walk import WalkedDirectory
+
+WATCH_SECONDS = 60.0
+_STEP_SECONDS = 0.5
+"""Between two looks at the queue, which holds 16,384 events by default."""
+_MAX_OPENED = 100_000
+"""Names of opened files that are remembered."""
+_EVENT = struct.Struct("iIII")
+"""Watch, kind, cookie, and the length of the name that follows."""
+_BUFFER_BYTES = 64 * 1024
+# Of inotify(7).
+_OPEN, _OVERFLOW, _IS_DIRECTORY, _ONLY_DIRECTORY = 0x20, 0x4000, 0x40000000, 0x01000000
+_FAILED = -1
+"""What the kernel answers where it cannot watch."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ReadWatch:
+    """What is watched for a rule, and what was opened there. Where reads leave a trace it does nothing.
+
+    The caller closes it. `seconds` is the ``min_age`` of the rule.
+    """
+
+    def __init__(self, seconds: float, throttle: Throttle) -> None:
+        self._seconds = min(seconds, WATCH_SECONDS)
+        self._throttle = throttle
+        self._queue: int | None = None
+        self._is_blind = False
+        self._numbers: dict[WalkedDirectory, set[int]] = {}
+        """The kernel's numbers of the watches, which are the same for a directory that is met again."""
+        self._names: dict[WalkedDirectory, set[str]] = {}
+        """The files that are to go, by their directory."""
+        self._opened: dict[int, set[str]] = {}
+        """By the number of a watch, the names of the files that others have opened."""
+        self._opened_count = 0
+        self._own_opens: set[tuple[int, str]] = set()
+        """What this process has opened since the queue was last read."""
+
+    def close(self) -> None:
+        if self._queue is not None and self._queue >= 0:
+            os.close(self._queue)
+
+    def watch_files(self, files: Iterable[MatchedFile]) -> None:
+        """Watch the directories of these files, which are to go; wait if any is new."""
+        self._numbers.clear()
+        self._names.clear()
+        for file in files:
+            if file.directory.root.access_times.untraced:
+                self._names.setdefault(file.directory, set()).add(file.name)
+        self._watch(self._names, is_deep=False)
+
+    def watch_checkpoints(self, matched: Iterable[MatchedCheckpoint]) -> None:
+        """Watch these checkpoints, with all directories in them; wait if any is new."""
+        self._watch(
+            (each.directory for each in matched if each.directory.root.access_times.untraced),
+            is_deep=True,
+        )
+
+    def obstacle(self, directory: WalkedDirectory) -> Reason | None:
+        """Why nothing must be deleted in a directory, or why a checkpoint must stay; None if nobody reads there."""
+        if not directory.root.access_times.untraced or not self._seconds:
+            return None
+        self._read_queue()
+        numbers = self._numbers.get(directory, {_FAILED})
+        if self._is_blind or _FAILED in numbers:
+            return Reason.OPEN_UNKNOWN
+        names = self._names.get(directory)
+        opened = (name for number in numbers for name in self._opened[number])
+        return Reason.READ if any(names is None or name in names for name in opened) else None
+
+    def ignore(self, directory: WalkedDirectory, name: str) -> None:
+        """Leave out of account that this process has just opened a file."""
+        self._own_opens.update((number, name) for number in self._numbers.get(directory, ()))
+
+    def _watch(self, directories: Iterable[WalkedDirectory], *, is_deep: bool) -> None:
+        if not self._seconds:
+            return
+        before = len(self._opened)
+        for directory in directories:
+            if not self._throttle.may_continue():
+                return
+            self._numbers[directory] = self._add(directory, is_deep)
+        for _ in range(math.ceil(self._seconds / _STEP_SECONDS) if len(self._opened) > before else 0):
+            self._throttle.wait(_STEP_SECONDS)
+            self._read_queue()
+            if not self._throttle.may_continue():
+                return
+
+    def _add(self, directory: WalkedDirectory, is_deep: bool) -> set[int]:
+        """The numbers of the watches of a directory, and of those in it; among them `_FAILED`, if one failed."""
+        numbers: set[int] = set()
+
+        def add(inner: WalkedDirectory, _: bool = True) -> bool:
+            # By the descriptor, since the path may lead elsewhere by now.
+            number = self._add_watch(f"/proc/self/fd/{inner.fd}")
+            numbers.add(number)
+            if number != _FAILED:
+                self._opened.setdefault(number, set())
+            return True
+
+        try:
+            fd = directory.reopen()
+        except OSError:
+            return {_FAILED}
+        try:
+            opened = replace(directory, fd=fd)
+            if not is_deep:
+                add(opened)
+                return numbers
+            with closing(opened.walk_all(self._throttle, lambda *_: None, add)) as entries:
+                for _ in entries:
+                    pass
+            return numbers
+        finally:
+            os.close(fd)
+
+    def _add_watch(self, path: str) -> int:
+        if self._queue is None:
+            self._queue = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        return int(_libc.inotify_add_watch(self._queue, path.encode(), _OPEN | _ONLY_DIRECTORY))
+
+    def _read_queue(self) -> None:
+        while self._queue is not None and not self._is_blind:
+            try:
+                events = os.read(self._queue, _BUFFER_BYTES)
+            except BlockingIOError:
+                break
+            at = 0
+            while at < len(events):
+                number, kind, _, length = _EVENT.unpack_from(events, at)
+                at += _EVENT.size + length
+                if kind & _OVERFLOW:
+                    self._is_blind = True
+                elif kind & _OPEN and not kind & _IS_DIRECTORY and number in self._opened:
+                    self._add_opened(number, os.fsdecode(events[at - length : at].rstrip(b"\0")))
+        self._own_opens.clear()
+
+    def _add_opened(self, number: int, name: str) -> None:
+        if (number, name) in self._own_opens or name in self._opened[number]:
+            return
+        self._opened[number].add(name)
+        self._opened_count += 1
+        self._is_blind |= self._opened_count > _MAX_OPENED

@@ -1,0 +1,277 @@
+"""What a cleaning rule says, and reading the ``cleaning`` part of a policy. A command can only name rules.
+
+**Which entries.** Those below one of ``roots`` whose path from there is matched by one of ``globs`` and by
+none of ``exclude`` (`globs` has the syntax). Each root is walked on its own filesystem: mount points below
+it, symbolic links, devices, sockets and pipes are neither entered nor touched.
+
+- Kind ``files``: regular files. Directories stay, also when they have become empty. Never inside a
+  checkpoint directory, whatever the patterns say; see `checkpoints` for how one is known.
+- Kind ``checkpoints``: directories, each deleted with all that is in it or left whole. What is matched and
+  is not known to be a checkpoint is left.
+
+**Conditions**, all of which must hold:
+
+- ``min_age``: nobody used it for this long. ``age_by: used`` (the default) takes the latest of the times of
+  its last write, last change (of mode, owner, name or links) and last read, which is told by the access
+  time as far as the mounts keep it (``access_times``); ``changed`` leaves out reading, ``modified`` takes writing
+  alone, as ``find -mtime`` does: then what was unpacked or copied with its old
+  times is old at once. For a checkpoint it is the latest of all that is in it. At least a minute, except
+  for ``do: truncate`` and ``do: shrink``: a log that is being written is always young, so there it may be 0.
+- ``keep_newest``: the N most recently modified of the matched entries in each directory stay, whatever
+  their age and size. Of checkpoints never fewer than two complete ones stay.
+- ``min_size``, ``max_size``: bytes that it takes on the disk, both included, so a sparse file is as small
+  as what is stored of it.
+- ``when_free_below``: the rule works on a root only if less than this percentage of its filesystem is
+  available when the rule's turn comes.
+- It is not open in any process (``do: truncate`` and ``do: shrink`` excepted), has no other name by a hard link, and
+  is not pinned.
+
+**Order and end.** The rules of a command work in its order; each takes the oldest first, over all its roots
+together, and stops at a filesystem as soon as the free space that the command asks for is reached there.
+It also stops at the command's deadline, and when the policy's or its own ``max_files`` or ``max_bytes``
+are used up; something that is too large for the bytes that are left is left, and the next one is tried.
+
+**What is done.** ``delete`` takes the name away. ``truncate`` empties the file and keeps its name, for logs whose
+writer holds them open. ``shrink`` frees the space of all but the last ``keep_tail`` bytes; see `removal`.
+
+`read_cleaning` is called by the loader of the policy, which adds the lines to the faults. Nothing here looks at the
+disk: a root that is missing today may be mounted tomorrow, so roots are opened, and refused, when a command
+comes (``filesystems``).
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import pwd
+import re
+import stat
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct, field
+
+from trainmedic.errors import ConfigurationError
+from trainmedic_agent import mapping_reader, size
+from trainmedic_agent.disk.access_times import AccessTimes
+from trainmedic_agent.disk.globs import Glob
+from trainmedic_agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_core import duration
+
+MIN_AGE_TO_DELETE = timedelta(minutes=1)
+"""The least ``min_age`` of a rule that deletes."""
+MIN_KEPT_CHECKPOINTS = 2
+"""So many complete checkpoints of a directory stay, whatever a rule says."""
+MAX_KEEP_NEWEST = 1000
+DEFAULT_MAX_FILES = 100_000
+"""Files per command where the policy says nothing: some minutes' work."""
+_MAX_MAX_FILES = 10_000_000
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
+_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
+"""Neither they nor anything in them can be a root, except for `_MEMORY_BACKED`, which are meant for data."""
+_MEMORY_BACKED = ("/dev/shm", "/run/user")  # noqa: S108
+_TOO_HIGH = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/spool")
+"""Cannot be roots themselves; what is in them can."""
+_CLEANED_BY_OTHERS = {
+    "/var/lib/containerd": "the container runtime",
+    "/var/lib/containers": "the container runtime",
+    "/var/lib/docker": "the container runtime",
+    "/var/lib/kubelet": "the kubelet",
+}
+
+
+class EntryKind(StrEnum):
+    """Which entries a rule deletes."""
+
+    FILES = "files"
+    CHECKPOINTS = "checkpoints"
+
+
+class CleaningOperation(StrEnum):
+    """What a rule does with an entry."""
+
+    DELETE = "delete"
+    TRUNCATE = "truncate"
+    SHRINK = "shrink"
+
+
+_EARLIEST_NS = -(2**63)
+"""In the year 1677. The owner of a file can set an earlier time on tmpfs and btrfs; it counts as this one."""
+
+
+class AgeBy(StrEnum):
+    """From which of its times the age of an entry counts."""
+
+    USED = "used"
+    CHANGED = "changed"
+    MODIFIED = "modified"
+
+    def last_used_ns(self, facts: os.stat_result, access_times: AccessTimes) -> int:
+        """The time from which the age of an entry counts, in nanoseconds since the epoch.
+
+        Of a directory it is its last write, whatever the rule says: looking for files reads it, and changing its
+        name changes it.
+        """
+        if self is AgeBy.MODIFIED or stat.S_ISDIR(facts.st_mode):
+            used = facts.st_mtime_ns
+        elif self is AgeBy.CHANGED:
+            used = max(facts.st_mtime_ns, facts.st_ctime_ns)
+        else:
+            used = access_times.last_use_ns(facts)
+        return max(_EARLIEST_NS, min(used, -_EARLIEST_NS - 1))
+
+
+class CleaningRule(Struct, frozen=True):
+    """One rule; this module's docstring says what each field means."""
+
+    name: str
+    roots: tuple[str, ...]
+    globs: tuple[Glob, ...]
+    min_age: timedelta
+    exclude: tuple[Glob, ...] = ()
+    kind: EntryKind = EntryKind.FILES
+    do: CleaningOperation = CleaningOperation.DELETE
+    age_by: AgeBy = AgeBy.USED
+    keep_newest: int = 0
+    min_size: int | None = None
+    max_size: int | None = None
+    when_free_below: float | None = None
+    max_files: int | None = None
+    max_bytes: int | None = None
+    keep_tail: int | None = None
+    """Bytes at the end of a file that ``do: shrink`` keeps. None for every other rule."""
+
+    def allows_size(self, stored: int) -> bool:
+        """Whether an entry that takes so many bytes on the disk is neither too small nor too large."""
+        is_too_small = self.min_size is not None and stored < self.min_size
+        is_too_large = self.max_size is not None and stored > self.max_size
+        return not is_too_small and not is_too_large
+
+
+class CleaningPolicy(Struct, frozen=True):
+    """The ``cleaning`` part of a policy."""
+
+    rules: Mapping[str, CleaningRule] = field(default_factory=dict)
+    """By name."""
+    owners: frozenset[int] = frozenset()
+    """Numeric ids of the users to whom a root may belong, beside root and the agent's own user."""
+    max_files: int = DEFAULT_MAX_FILES
+    """For one command, all its rules together; a file in a checkpoint counts like any other."""
+    max_bytes: int | None = None
+    """As ``max_files``; None for no limit."""
+
+
+class CleaningInvalid(ConfigurationError):
+    """The ``cleaning`` part of a policy cannot be used; ``faults`` are all its mistakes."""
+
+    def __init__(self, faults: tuple[FieldFault, ...]) -> None:
+        super().__init__("; ".join(map(str, faults)))
+        self.faults = faults
+
+
+def read_cleaning(section: object) -> CleaningPolicy:
+    """The cleaning part of a policy, as YAML or JSON gave it; ``None`` is an empty one. Raises CleaningInvalid."""
+    reader = MappingReader(("cleaning",), section if section is not None else {})
+    reader.refuse_unknown_keys(CleaningPolicy.__struct_fields__)
+    sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
+    cleaning = CleaningPolicy(
+        rules={name: _rule(reader, name, raw) for name, raw in sections.items()},
+        owners=frozenset(reader.each("owners", _owner)),
+        max_files=reader.optional("max_files", mapping_reader.whole(1, _MAX_MAX_FILES), DEFAULT_MAX_FILES),
+        max_bytes=reader.optional("max_bytes", size.parse, None),
+    )
+    if reader.faults:
+        raise CleaningInvalid(tuple(reader.faults))
+    return cleaning
+
+
+def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
+    """The rule; its mistakes are added to the parent's faults, and then it is not used."""
+    faults_before = len(parent.faults)
+    reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        reader.fault(
+            (), "a rule's name has letters, digits, and '-', '_', '.' between them; at most 128; quote a number"
+        )
+    reader.refuse_unknown_keys(tuple(key for key in CleaningRule.__struct_fields__ if key != "name"))
+    rule = CleaningRule(
+        name=str(name),
+        roots=reader.each("roots", _root, required=True),
+        globs=reader.each("globs", _glob, required=True),
+        min_age=reader.required("min_age", mapping_reader.age, timedelta(0)),
+        exclude=reader.each("exclude", _glob),
+        kind=reader.optional("kind", mapping_reader.one_of(EntryKind), EntryKind.FILES),
+        do=reader.optional("do", mapping_reader.one_of(CleaningOperation), CleaningOperation.DELETE),
+        age_by=reader.optional("age_by", mapping_reader.one_of(AgeBy), AgeBy.USED),
+        keep_newest=reader.optional("keep_newest", mapping_reader.whole(0, MAX_KEEP_NEWEST), 0),
+        min_size=reader.optional("min_size", size.parse, None),
+        max_size=reader.optional("max_size", size.parse, None),
+        when_free_below=reader.optional("when_free_below", mapping_reader.percent, None),
+        max_files=reader.optional("max_files", mapping_reader.whole(1, _MAX_MAX_FILES), None),
+        max_bytes=reader.optional("max_bytes", size.parse, None),
+        keep_tail=reader.optional("keep_tail", size.parse, None),
+    )
+    if len(reader.faults) == faults_before:
+        _check_together(reader, rule)
+    return rule
+
+
+def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
+    """Find the mistakes that no field shows alone."""
+    if rule.do is CleaningOperation.DELETE and rule.min_age < MIN_AGE_TO_DELETE:
+        reader.fault(
+            ("min_age",),
+            f"must be at least {duration.write(MIN_AGE_TO_DELETE)}: what is deleted must be out of use. To empty a "
+            "log that is being written, say do: truncate or do: shrink, which may have 0s",
+        )
+    if rule.kind is EntryKind.CHECKPOINTS and rule.do is not CleaningOperation.DELETE:
+        done = "truncated" if rule.do is CleaningOperation.TRUNCATE else "shrunk"
+        reader.fault(("do",), f"a checkpoint cannot be {done}, only deleted whole")
+    if rule.do is CleaningOperation.SHRINK and rule.keep_tail is None:
+        reader.fault(("keep_tail",), "is missing; state how many bytes at the end of a file stay, such as 10MB")
+    if rule.do is not CleaningOperation.SHRINK and rule.keep_tail is not None:
+        reader.fault(("keep_tail",), f"is only for do: shrink; this rule's do is {rule.do}")
+    if rule.keep_tail is not None and rule.min_size is not None and rule.keep_tail >= rule.min_size:
+        reader.fault(
+            ("keep_tail",), "must be less than min_size, so that each file that is matched has something to free"
+        )
+    if rule.min_size is not None and rule.max_size is not None and rule.min_size > rule.max_size:
+        reader.fault(("max_size",), "is below min_size, so that nothing is ever matched")
+    for index, root in enumerate(rule.roots):
+        for other in rule.roots[:index]:
+            if _is_within(root, other) or _is_within(other, root):
+                reader.fault(("roots", index), f"{root} and {other} lie in each other; name the outer one alone")
+
+
+def _glob(raw: object) -> Glob:
+    return Glob.read(mapping_reader.text(raw))
+
+
+def _owner(raw: object) -> int:
+    if isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 2**32:
+        return raw
+    try:
+        return pwd.getpwnam(mapping_reader.text(raw)).pw_uid
+    except KeyError:
+        raise ValueError(f"there is no user {raw!r} on this node; name one, or write the numeric id") from None
+
+
+def _root(raw: object) -> str:
+    path = mapping_reader.text(raw)
+    if not path.startswith("/") or posixpath.normpath(path) != path or "\0" in path or path.startswith("//"):
+        raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
+    if path in _TOO_HIGH:
+        raise ValueError(f"{path} cannot be a root: name the directory in it that is to be cleaned")
+    if not _is_within(path, *_MEMORY_BACKED) and _is_within(path, *_SYSTEM):
+        raise ValueError(f"{path} cannot be a root: it belongs to the system")
+    for directory, cleaner in _CLEANED_BY_OTHERS.items():
+        if _is_within(path, directory):
+            raise ValueError(f"{path} cannot be a root: it belongs to {cleaner}, which cleans it itself")
+    return path
+
+
+def _is_within(path: str, *directories: str) -> bool:
+    return any(path == directory or path.startswith(f"{directory}/") for directory in directories)

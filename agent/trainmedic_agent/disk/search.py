@@ -1,0 +1,348 @@
+"""Finding what a rule is to delete or empty: files, or checkpoint directories, the oldest first, in bounded memory.
+
+**Files.** A directory tree cannot be listed by age, and a million names do not fit in memory. So the trees are walked
+and only the `BATCH_SIZE` oldest files are remembered; when these have been dealt with and that was not enough, the
+trees are walked again for the next oldest. The order is total (time, root, inode), and each walk takes up where the
+last one ended, so that a trial run, after which everything is still there, comes upon the same files.
+
+**Checkpoints.** Each directory that the rule's patterns match, and that is a checkpoint, is surveyed whole; then those
+of one directory are compared (`checkpoints.kept`). A checkpoint inside another belongs to that one.
+
+Not here: touching anything (``removal``, ``checkpoint_removal``).
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import stat
+import struct
+from collections.abc import Generator, Iterable, Iterator, Set
+from contextlib import closing
+from pathlib import PurePath
+
+from msgspec import Struct, field
+
+from trainmedic_agent.disk import checkpoints
+from trainmedic_agent.disk.checkpoints import CheckpointTraits
+from trainmedic_agent.disk.filesystems import Inode, Root, freed_bytes, inode_of, stored_bytes
+from trainmedic_agent.disk.metadata_reader import MetadataReader
+from trainmedic_agent.disk.report import Reason, RuleCounters
+from trainmedic_agent.disk.rules import AgeBy, CleaningOperation, CleaningRule
+from trainmedic_agent.disk.throttle import Throttle
+from trainmedic_agent.disk.walk import DELETING, VisitDirectory, Walk, WalkedDirectory, WalkedEntry
+
+BATCH_SIZE = 30_000
+MAX_CHECKPOINTS = 20_000
+"""Checkpoints that one rule looks at; where there are more, none is deleted."""
+
+_KEY = struct.Struct(">QHQ")
+"""The time from which the age counts, the root's index, the inode number: packed, they sort as bytes."""
+_REST = struct.Struct(">QI")
+"""The bytes that the file takes and the number of its directory; its name follows."""
+_TIME_OFFSET = 2**63
+"""Added to times, of which some are before 1970, so that all are positive and sort as bytes."""
+
+
+class _Search(Struct):
+    """What the two searches share: one rule and its open roots."""
+
+    rule: CleaningRule
+    roots: tuple[Root, ...]
+    cutoff_ns: int
+    """The latest time from which the age of an entry that is old enough counts, in nanoseconds since the epoch."""
+    throttle: Throttle
+    counters: RuleCounters
+    gone: Set[Inode]
+    """What earlier rules of a trial run would have deleted."""
+
+    def _walk(self, root: Root, visit: VisitDirectory) -> closing[Generator[WalkedEntry, None, None]]:
+        return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
+
+
+class MatchedFile(Struct, frozen=True):
+    """A file that matches the rule, as it was when the search met it."""
+
+    directory: WalkedDirectory
+    name: str
+    inode: Inode
+    last_used_ns: int
+    """From when its age counts, by the rule."""
+    stored: int
+    """Bytes that it takes on the disk."""
+
+
+class _OldestFiles(Struct):
+    """The oldest of all files that are added, `size` of them: packed, in a quarter of the memory of as many objects."""
+
+    size: int
+    after: bytes
+    """Files up to this key are left out: an earlier batch had them."""
+    bound: bytes | None = None
+    """Files from this key on are left out: there are `size` older ones. None as long as all fit."""
+    _packed: list[bytes] = field(default_factory=list)
+    _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
+    _next_number: int = 0
+
+    def add(self, last_used_ns: int, root: int, status: os.stat_result, directory: WalkedDirectory, name: str) -> None:
+        key = _KEY.pack(last_used_ns + _TIME_OFFSET, root, status.st_ino)
+        if key <= self.after or (self.bound is not None and key >= self.bound):
+            return
+        number = self._numbers.get(directory)
+        if number is None:
+            number = self._numbers[directory] = self._next_number
+            self._next_number += 1
+        self._packed.append(key + _REST.pack(stored_bytes(status), number) + os.fsencode(name))
+        if len(self._packed) >= 2 * self.size:
+            self.trim()
+
+    def trim(self) -> None:
+        """Sort, and forget what is too young, with the directories of which nothing is left."""
+        self._packed.sort()
+        if len(self._packed) <= self.size:
+            return
+        self.bound = self._packed[self.size][: _KEY.size]
+        del self._packed[self.size :]
+        used = {_REST.unpack_from(packed, _KEY.size)[1] for packed in self._packed}
+        self._numbers = {directory: number for directory, number in self._numbers.items() if number in used}
+
+    def last_key(self) -> bytes | None:
+        """The key of the youngest file; None where there is none."""
+        return self._packed[-1][: _KEY.size] if self._packed else None
+
+    def __iter__(self) -> Iterator[MatchedFile]:
+        directories = {number: directory for directory, number in self._numbers.items()}
+        for packed in self._packed:
+            time, _, inode_number = _KEY.unpack_from(packed)
+            stored, number = _REST.unpack_from(packed, _KEY.size)
+            directory = directories[number]
+            name = os.fsdecode(packed[_KEY.size + _REST.size :])
+            yield MatchedFile(directory, name, (directory.root.device, inode_number), time - _TIME_OFFSET, stored)
+
+
+class FileSearch(_Search):
+    """Finds the files that match a rule of kind ``files``."""
+
+    batch_size: int = BATCH_SIZE
+
+    def batches(self, enough: Set[int]) -> Iterator[Iterable[MatchedFile]]:
+        """Yield the matching files, oldest first, in batches.
+
+        `enough` holds the devices whose roots need no walk any more; the caller may add to it meanwhile. Ends early,
+        and without those that were being gathered, when the throttle says so.
+        """
+        after = b""
+        while True:
+            oldest = _OldestFiles(self.batch_size, after)
+            for index, root in enumerate(self.roots):
+                if root.device not in enough:
+                    self._search_root(index, root, oldest)
+            self.counters.is_first_pass = False
+            oldest.trim()
+            last = oldest.last_key()
+            if last is None or self.throttle.stop_reason is not None:
+                return
+            after = last
+            yield oldest
+            if oldest.bound is None:
+                return
+
+    def _search_root(self, index: int, root: Root, oldest: _OldestFiles) -> None:
+        newest_of: dict[WalkedDirectory, list[tuple[int, int, os.stat_result, str]]] = {}
+        with self._walk(root, self._visit) as entries:
+            for directory, entry in entries:
+                if entry is None:
+                    for _, _, _, name in newest_of.pop(directory, ()):
+                        self.counters.skip(Reason.NEWEST, directory, name)
+                    continue
+                status = self._stat(directory, entry)
+                if status is None:
+                    continue
+                name = entry.name
+                if self.rule.keep_newest:
+                    # A heap of the newest so far: each further file pushes out the oldest of them, which is judged.
+                    newest = newest_of.setdefault(directory, [])
+                    item = (status.st_mtime_ns, status.st_ino, status, name)
+                    if len(newest) < self.rule.keep_newest:
+                        heapq.heappush(newest, item)
+                        continue
+                    _, _, status, name = heapq.heappushpop(newest, item)
+                last_used = self.rule.age_by.last_used_ns(status, root.access_times)
+                reason = self._obstacle(status, last_used)
+                if reason is None:
+                    self.counters.matched += self.counters.is_first_pass
+                    oldest.add(last_used, index, status, directory, name)
+                else:
+                    self.counters.skip(reason, directory, name)
+
+    def _visit(self, directory: WalkedDirectory, is_matched: bool) -> bool:
+        name = directory.name or PurePath(directory.root.path).name
+        if name.startswith(DELETING) or checkpoints.is_checkpoint(directory.fd, name):
+            self.counters.skip(Reason.IN_CHECKPOINT, directory, "")
+            return False
+        return True
+
+    def _stat(self, directory: WalkedDirectory, entry: os.DirEntry[str]) -> os.stat_result | None:
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:  # it has vanished
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            self.counters.skip(Reason.SPECIAL, directory, entry.name)
+            return None
+        return None if inode_of(status) in self.gone else status
+
+    def _obstacle(self, status: os.stat_result, last_used_ns: int) -> Reason | None:
+        if status.st_nlink > 1:
+            return Reason.HARD_LINK
+        if last_used_ns > self.cutoff_ns:
+            return Reason.YOUNG
+        if not self.rule.allows_size(stored_bytes(status)):
+            return Reason.SIZE
+        kept = {CleaningOperation.TRUNCATE: 0, CleaningOperation.SHRINK: self.rule.keep_tail or 0}.get(self.rule.do, -1)
+        if stored_bytes(status) <= kept:
+            return Reason.EMPTY
+        return None
+
+
+class CheckpointContents(Struct, frozen=True):
+    """Everything that is in a checkpoint directory."""
+
+    files: int
+    bytes: int
+    """What deleting all of it frees."""
+    last_used_ns: int
+    """The latest time from which the age of anything in it counts, by the rule."""
+    written_ns: int
+    """The latest write."""
+    obstacle: Reason | None
+    """Why it cannot be deleted whole."""
+
+
+class MatchedCheckpoint(Struct, frozen=True):
+    """A checkpoint directory that matches the rule, as it was when the search met it."""
+
+    root_index: int
+    directory: WalkedDirectory
+    inode: Inode
+    contents: CheckpointContents
+
+
+class CheckpointSearch(_Search):
+    """Finds the checkpoints that match a rule of kind ``checkpoints``."""
+
+    metadata: MetadataReader
+    _count: int = 0
+    _matched: list[MatchedCheckpoint] = field(default_factory=list)
+
+    def find(self) -> list[MatchedCheckpoint]:
+        """Return the matching checkpoints, oldest first; none if the throttle ended the search.
+
+        Which checkpoints are the newest, and so have to stay, is known only when all of them have been seen.
+        """
+        for index, root in enumerate(self.roots):
+            self._search_root(index, root)
+        if self._count > MAX_CHECKPOINTS:
+            self.counters.leave_rest(Reason.TOO_MANY, self._count)
+            return []
+        if self.throttle.stop_reason is not None:
+            return []
+        self.counters.matched = len(self._matched)
+        self.counters.is_first_pass = False
+        return sorted(
+            self._matched,
+            key=lambda checkpoint: (checkpoint.contents.last_used_ns, checkpoint.root_index, checkpoint.inode[1]),
+        )
+
+    def _search_root(self, index: int, root: Root) -> None:
+        siblings_in: dict[WalkedDirectory, list[tuple[MatchedCheckpoint, CheckpointTraits]]] = {}
+
+        def visit(directory: WalkedDirectory, is_matched: bool) -> bool:
+            name = directory.name
+            if not is_matched or directory.parent is None:
+                return True
+            if not name.startswith(DELETING) and not checkpoints.is_checkpoint(directory.fd, name):
+                self.counters.skip(Reason.NOT_A_CHECKPOINT, directory, "")
+                return True
+            self._count += 1
+            if self._count <= MAX_CHECKPOINTS:
+                inode = inode_of(os.fstat(directory.fd))
+                contents = survey(directory, self.rule.age_by, self.throttle)
+                if inode not in self.gone:
+                    traits = checkpoints.traits_of(
+                        directory.parent.fd, directory.fd, name, contents.written_ns, self.metadata
+                    )
+                    checkpoint = MatchedCheckpoint(index, directory, inode, contents)
+                    siblings_in.setdefault(directory.parent, []).append((checkpoint, traits))
+            return False
+
+        with self._walk(root, visit) as entries:
+            for directory, entry in entries:
+                if entry is None:
+                    self._judge(siblings_in.pop(directory, []))
+
+    def _judge(self, siblings: list[tuple[MatchedCheckpoint, CheckpointTraits]]) -> None:
+        """Add those checkpoints of one directory that match."""
+        whole = [traits for _, traits in siblings if not traits.name.startswith(DELETING)]
+        kept = checkpoints.kept(whole, self.rule.keep_newest)
+        for checkpoint, traits in siblings:
+            reason = Reason.PINNED if traits.is_pinned else kept.get(traits.name)
+            reason = reason or self._obstacle(checkpoint)
+            if reason is None:
+                self._matched.append(checkpoint)
+            else:
+                self.counters.skip(reason, checkpoint.directory, "")
+
+    def _obstacle(self, checkpoint: MatchedCheckpoint) -> Reason | None:
+        contents = checkpoint.contents
+        if contents.obstacle is not None:
+            return contents.obstacle
+        if contents.last_used_ns > self.cutoff_ns:
+            return Reason.YOUNG
+        # What an interrupted deletion has left no longer has the size of the checkpoint, and has to go all the same.
+        is_begun = checkpoint.directory.name.startswith(DELETING)
+        return None if is_begun or self.rule.allows_size(contents.bytes) else Reason.SIZE
+
+
+def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> CheckpointContents:
+    """Look through an open checkpoint directory.
+
+    One whose deletion was begun is as old as the files that are left in it, for the deletion has written its
+    directories.
+    """
+    is_begun = directory.name.startswith(DELETING)
+    times = directory.root.access_times
+    files = size = links = last_used = written = 0
+    obstacle: Reason | None = None
+
+    def obstruct(reason: Reason, *_: object) -> None:
+        nonlocal obstacle
+        obstacle = obstacle or reason
+
+    def count_age(status: os.stat_result) -> None:
+        nonlocal last_used, written
+        last_used, written = max(last_used, age_by.last_used_ns(status, times)), max(written, status.st_mtime_ns)
+
+    def visit(inner: WalkedDirectory, is_matched: bool) -> bool:
+        if not is_begun:
+            count_age(os.fstat(inner.fd))
+        return True
+
+    with closing(directory.walk_all(throttle, obstruct, visit)) as entries:
+        for _, entry in entries:
+            if entry is None:
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:
+                obstruct(Reason.CHANGED)
+                continue
+            files += 1
+            links += status.st_nlink > 1
+            size += freed_bytes(status)
+            count_age(status)
+    # A walk that ended early has not seen everything.
+    obstacle = obstacle or throttle.stop_reason
+    if obstacle is None and links and not size:
+        obstacle = Reason.HARD_LINK
+    return CheckpointContents(files, size, last_used, written, obstacle)

@@ -1,0 +1,184 @@
+"""Going through what is below a root, without following anything out of it, in bounded memory.
+
+Directories are listed as a stream, so that one with a million files costs no more than one with ten. Each is
+opened by its name in its open parent and must be on the root's filesystem and mount. `MAX_DEPTH` levels are
+entered; what is deeper is left, with that reason.
+
+Not here: what is done with the entries (``search``, ``removal``, ``checkpoint_removal``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_agent.disk.filesystems import Root, inode_of, open_directory
+from trainmedic_agent.disk.globs import Glob, GlobState
+from trainmedic_agent.disk.report import Reason
+from trainmedic_agent.disk.throttle import Throttle
+
+MAX_DEPTH = 128
+"""Levels below a root. Each costs two file descriptors while it is walked."""
+_ENTRIES_PER_CHECK = 128
+"""Entries between two looks at the clock."""
+DELETING = ".trainmedic-deleting-"
+"""Put before the name of a checkpoint while it is being deleted; patterns are matched without it."""
+_EVERYTHING = (Glob.read("**"),)
+
+
+class WalkedDirectory(Struct, eq=False):
+    """A directory below a root, or the root itself, known by the names that lead to it."""
+
+    root: Root
+    parent: WalkedDirectory | None
+    """None for the root itself."""
+    name: str
+    depth: int
+    fd: int
+    """Open while the directory is being walked, else -1; `reopen` is for later."""
+
+    def names(self) -> list[str]:
+        """The parts of its path from the root."""
+        parts: list[str] = []
+        directory = self
+        while directory.parent is not None:
+            parts.append(directory.name)
+            directory = directory.parent
+        return parts[::-1]
+
+    def path(self, name: str = "") -> str:
+        """The whole path, of the entry `name` in it if one is given."""
+        return "/".join([self.root.path, *self.names(), *([name] if name else [])])
+
+    def reopen(self) -> int:
+        """A new descriptor of the directory that has this path now; the caller closes it. Raises OSError.
+
+        Every part is opened in the one before it and no link is followed, so it is below the root. It may be
+        another directory than the one that was walked: each entry in it is compared before it is touched.
+        """
+        fd = os.dup(self.root.fd)
+        for name in self.names():
+            try:
+                child = open_directory(fd, name)
+            finally:
+                os.close(fd)
+            fd = child
+        return fd
+
+    def walk_all(
+        self, throttle: Throttle, skip: SkipEntry, visit: VisitDirectory
+    ) -> Generator[WalkedEntry, None, None]:
+        """Everything in this open directory, as `Walk` yields it."""
+        top = replace(self.root, path=self.path(), fd=self.fd)
+        return Walk(_EVERYTHING, (), throttle, skip, visit)(top)
+
+
+SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
+"""Called for each entry that the walk passes over, with the reason, its directory and its name."""
+VisitDirectory = Callable[[WalkedDirectory, bool], bool]
+"""Says whether to go into a directory, which is open; the second argument is whether its path is matched."""
+WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
+
+
+class _Level(Struct):
+    directory: WalkedDirectory
+    entries: Generator[os.DirEntry[str], None, None]
+    globs: GlobState
+    exclude: GlobState | None
+
+
+class Walk(Struct, frozen=True):
+    """How to go through a root; calling it does."""
+
+    globs: tuple[Glob, ...]
+    exclude: tuple[Glob, ...]
+    throttle: Throttle
+    skip: SkipEntry
+    visit: VisitDirectory
+
+    def __call__(self, root: Root) -> Generator[WalkedEntry, None, None]:
+        """Each matched entry that is not a directory, with its directory; and each directory with None at its end.
+
+        Ends early when the throttle says so: then the caller must not judge by what it has seen. The caller closes
+        the generator (`contextlib.closing`), for it holds the descriptors of the directories that it is in.
+        """
+        levels: list[_Level] = []
+        count = 0
+        top = WalkedDirectory(root, None, "", 0, root.fd)
+        try:
+            if self.visit(top, False):
+                levels.append(_Level(top, self._list(top), GlobState.of(self.globs), GlobState.of(self.exclude)))
+            while levels:
+                level = levels[-1]
+                for entry in level.entries:
+                    count += 1
+                    if count % _ENTRIES_PER_CHECK == 0 and not self.throttle.may_continue():
+                        return
+                    if level.exclude is not None and level.exclude.accepts(entry.name.removeprefix(DELETING)):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        if self._descend(levels, level, entry):
+                            break
+                    elif level.globs.accepts(entry.name):
+                        yield level.directory, entry
+                else:
+                    yield level.directory, None
+                    _close(levels.pop())
+        finally:
+            while levels:
+                _close(levels.pop())
+
+    def _list(self, directory: WalkedDirectory) -> Generator[os.DirEntry[str], None, None]:
+        try:
+            with os.scandir(directory.fd) as entries:
+                yield from entries
+        except OSError as error:
+            self.skip(Reason.of(error), directory, "")
+
+    def _descend(self, levels: list[_Level], level: _Level, entry: os.DirEntry[str]) -> bool:
+        """Go into a directory if it has to do with the rule; whether it was entered."""
+        name = entry.name.removeprefix(DELETING)
+        is_matched, globs = level.globs.accepts(name), level.globs.below(name)
+        if not is_matched and globs is None:
+            return False
+        directory = self._open(level.directory, entry)
+        if isinstance(directory, Reason):
+            self.skip(directory, level.directory, entry.name)
+            return False
+        if not self.visit(directory, is_matched) or globs is None:
+            os.close(directory.fd)
+            directory.fd = -1
+            return False
+        exclude = level.exclude.below(name) if level.exclude is not None else None
+        levels.append(_Level(directory, self._list(directory), globs, exclude))
+        return True
+
+    def _open(self, parent: WalkedDirectory, entry: os.DirEntry[str]) -> WalkedDirectory | Reason:
+        root = parent.root
+        if parent.depth >= MAX_DEPTH:
+            return Reason.TOO_DEEP
+        try:
+            # An automounter mounts what is opened, so what is elsewhere is not opened at all.
+            facts = entry.stat(follow_symlinks=False)
+            if facts.st_dev != root.device:
+                return Reason.MOUNT_POINT
+            if root.protected == inode_of(facts):
+                return Reason.AGENTS_OWN
+            fd = open_directory(parent.fd, entry.name)
+        except OSError as error:
+            return Reason.of(error)
+        # Another directory may have come under the name since it was looked at, so what is open is compared too.
+        if not root.contains(fd):
+            os.close(fd)
+            return Reason.MOUNT_POINT
+        return WalkedDirectory(root, parent, entry.name, parent.depth + 1, fd)
+
+
+def _close(level: _Level) -> None:
+    level.entries.close()
+    if level.directory.parent is not None:
+        os.close(level.directory.fd)
+        level.directory.fd = -1

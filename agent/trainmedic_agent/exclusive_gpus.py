@@ -1,0 +1,140 @@
+"""GPUs for one agent alone: a second agent of the machine, by whatever name, sets no limit on them.
+
+Each agent remembers the limit from before its first cap, and gives that one back. Of two agents the later would take
+the cap of the other for that limit, and leave the GPU capped for good.
+
+A GPU is held by its UUID from when the driver first lists it, for as long as the process lives. Agents in other network
+namespaces are not seen: pods of one node share the chart's state directory instead, which has one agent as well.
+
+Not here: what is asked of a GPU. Who calls it: ``trainmedic_agent.wiring.agent`` and
+``trainmedic_agent.wiring.agent_release``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainmedic.errors import ConfigurationError
+from trainmedic_agent import privileges
+from trainmedic_agent.errors import GpuTaken
+from trainmedic_agent.ports import gpus
+from trainmedic_core.gpu_names import normal_uuid
+from trainmedic_core.machine_locks import NameLock, holder_of
+
+
+class ExclusiveGpus:
+    """Wraps another `trainmedic_agent.ports.gpus.Gpus`, and offers those of its GPUs that no other agent has."""
+
+    def __init__(self, inner: gpus.Gpus) -> None:
+        self._inner = inner
+        self._lock = threading.Lock()
+        self._held: dict[str, NameLock] = {}
+
+    def claim(self) -> None:
+        """Take all GPUs that the driver lists now. Raises ConfigurationError where another agent has some of them."""
+        listed = self._inner.inventory().gpus
+        refusals = [reason for info in listed if (reason := self._refusal(info.uuid))]
+        if refusals:
+            raise ConfigurationError("\n".join(refusals))
+
+    def inventory(self) -> gpus.Inventory:
+        """See the port. A GPU that another agent has is among the problems."""
+        inventory = self._inner.inventory()
+        refusals = {info.uuid: self._refusal(info.uuid) for info in inventory.gpus}
+        free = tuple(info for info in inventory.gpus if refusals[info.uuid] is None)
+        taken = tuple(reason for reason in refusals.values() if reason is not None)
+        return gpus.Inventory(free, (*inventory.problems, *taken), inventory.driver)
+
+    def find(self, name: str) -> gpus.GpuInfo:
+        """See the port. Raises GpuTaken."""
+        info = self._inner.find(name)
+        self._require(info.uuid)
+        return info
+
+    def power(self, uuid: str) -> gpus.PowerLimits:
+        return self._inner.power(uuid)
+
+    def set_power_limit(self, uuid: str, milliwatts: int) -> None:
+        """See the port. Raises GpuTaken."""
+        self._require(uuid)
+        self._inner.set_power_limit(uuid, milliwatts)
+
+    def processes(self, uuid: str) -> tuple[int, ...]:
+        return self._inner.processes(uuid)
+
+    def read(self, uuid: str) -> gpus.GpuReading:
+        return self._inner.read(uuid)
+
+    def xids(self) -> Mapping[str, Mapping[int, int]]:
+        return self._inner.xids()
+
+    def close(self) -> None:
+        """Let the driver go, and then the GPUs."""
+        self._inner.close()
+        with self._lock:
+            while self._held:
+                self._held.popitem()[1].release()
+
+    def _require(self, uuid: str) -> None:
+        reason = self._refusal(uuid)
+        if reason is not None:
+            raise GpuTaken(reason)
+
+    def _refusal(self, uuid: str) -> str | None:
+        """Take a GPU; return the reason where another agent has it."""
+        with self._lock:
+            if uuid in self._held:
+                return None
+            lock = NameLock.take(_name(uuid))
+            if isinstance(lock, NameLock):
+                self._held[uuid] = lock
+                return None
+        return taken_by(uuid, lock.pid) if privileges.is_agent(lock, privileges.POWER) else None
+
+
+def agents_of(uuids: list[str]) -> Mapping[str, int]:
+    """Return the process ids of the agents that have these GPUs, by UUID; those that nobody has are left out.
+
+    The driver must be open.
+    """
+    holders = {
+        uuid: holder
+        for uuid in uuids
+        if (holder := holder_of(_name(uuid))) and privileges.is_agent(holder, privileges.POWER)
+    }
+    return {uuid: holder.pid for uuid, holder in holders.items() if holder.pid is not None}
+
+
+def taken_by(uuid: str, pid: int | None) -> str:
+    """Return the sentence for a GPU that another agent has."""
+    return (
+        f"{uuid} belongs to another agent of this machine, process {pid}: two would take each other's caps for "
+        "the limit from before, and leave the GPU capped. Stop one of them"
+    )
+
+
+def _name(uuid: str) -> str:
+    simulation = hashlib.sha256(" ".join(_simulated_in()).encode()).hexdigest()[:16]
+    return f"gpu:{normal_uuid(uuid)}:{simulation}"
+
+
+def _simulated_in() -> list[str]:
+    """Return the files in which a simulated driver keeps its GPUs, by device and inode; none for a real one.
+
+    Several simulations on one machine may show the same UUIDs. What tells them apart is the file that all processes on
+    one of them map. NVIDIA's driver has its state in the kernel; of what else an agent maps so, there is SQLite's.
+    """
+    try:
+        mappings = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    except OSError:
+        return []
+    return sorted(
+        {
+            f"{device}:{inode}"
+            for _, access, _, device, inode, path in (columns for columns in mappings if len(columns) == 6)
+            if access == "rw-s" and path.startswith("/") and not path.startswith("/dev/") and not path.endswith("-shm")
+        }
+    )

@@ -1,0 +1,214 @@
+"""The agent's metrics for Prometheus: the node's GPUs, and the agent itself. ``docs/reference/metrics.md`` lists them.
+
+The GPUs are read when Prometheus asks, in the thread that answers it, and once for all scrapes within a moment.
+Nothing here takes a lock that the worker queues hold for long, so a scrape never holds up a command. A card that hangs
+is shown as stuck, and the others are read. A driver that is slow altogether costs one thread: the scrapes that come
+after it get the agent's metrics without the GPUs'.
+
+Who calls it: ``trainmedic_agent.wiring.agent`` starts and closes an `Exporter`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from urllib.parse import parse_qs, urlsplit
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trainmedic.errors import ConfigurationError
+from trainmedic_agent import gpu_metrics
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.errors import GpuError, GpuStuck
+from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.metrics_server import MetricsRequestHandler, MetricsServer
+from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
+from trainmedic_agent.power.caps import GpuPowerState
+
+_REUSED_SECONDS = 0.5
+"""Seconds for which a reading is reused by other scrapes."""
+_WAIT_SECONDS = 3.0
+"""Seconds for which a scrape waits for a reading that another one has begun. Prometheus gives up after 10."""
+_CONNECTED_SECONDS = 25.0
+"""Seconds after the last message to Redis from which the agent counts as cut off: two presences and a little."""
+
+
+class AgentCollector(Collector):
+    """Everything that a scrape shows. `power` returns what the agent remembers of each GPU's power, by UUID;
+    `logs` the metrics of reading logs."""
+
+    def __init__(
+        self,
+        gpus: Gpus,
+        power: Callable[[], Mapping[str, GpuPowerState]],
+        counters: AgentCounters,
+        agent_labels: Mapping[str, str],
+        record: GpuRecord,
+        logs: Callable[[], Iterator[Metric]] = lambda: iter(()),
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gpus = gpus
+        self._power = power
+        self._counters = counters
+        self._agent_labels = dict(agent_labels)
+        self._record = record
+        self._logs = logs
+        self._now = now
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._inventory = Inventory()
+        self._readings: Sequence[tuple[GpuInfo, GpuReading]] = ()
+        self._stuck: Mapping[GpuInfo, bool] = {}
+        self._failures: Counter[tuple[GpuInfo, str]] = Counter()
+        self._late = 0
+
+    def collect(self) -> Iterator[Metric]:
+        is_fresh = self._refresh()
+        yield from self._agent()
+        yield from self._logs()
+        if is_fresh:
+            yield from gpu_metrics.families(self._readings)
+        yield from gpu_metrics.recorded(self._record.gpus())
+        yield from self._gpu_failures(is_fresh)
+        yield from self._caps()
+
+    def _refresh(self) -> bool:
+        """Read the GPUs; return False where another scrape has been reading them for too long."""
+        if not self._lock.acquire(timeout=_WAIT_SECONDS):
+            self._late += 1
+            return False
+        try:
+            if self._monotonic() - self._read_at < _REUSED_SECONDS:
+                return True
+            inventory, readings = self._gpus.inventory(), []
+            stuck = dict.fromkeys(inventory.gpus, False)
+            for info in inventory.gpus:
+                try:
+                    reading = self._gpus.read(info.uuid)
+                except GpuError as error:
+                    self._failures[info, "all"] += 1
+                    stuck[info] = isinstance(error, GpuStuck)
+                    continue
+                readings.append((info, reading))
+                for name in reading.unread:
+                    self._failures[info, name] += 1
+            self._record.observe(inventory, readings, self._gpus.xids())
+            self._inventory, self._readings, self._stuck = inventory, readings, stuck
+            self._read_at = self._monotonic()
+            return True
+        finally:
+            self._lock.release()
+
+    def _agent(self) -> Iterator[Metric]:
+        agent_labels = {**self._agent_labels, "driver": self._inventory.driver or ""}
+        yield InfoMetricFamily("trainmedic_agent", "Which agent this is, and the driver that it found.", agent_labels)
+        answered_at = self._counters.redis_answered_at()
+        connected = answered_at is not None and self._now() - answered_at < _CONNECTED_SECONDS
+        yield GaugeMetricFamily("trainmedic_agent_redis_connected", "1 while Redis takes its messages.", int(connected))
+        commands = CounterMetricFamily(
+            "trainmedic_agent_commands", "Commands that were answered.", labels=["action", "status"]
+        )
+        for (action, status), count in sorted(self._counters.commands().items()):
+            commands.add_metric([action, status], count)
+        yield commands
+        faults = CounterMetricFamily(
+            "trainmedic_agent_loop_errors", "Unexpected errors that a background loop survived.", labels=["loop"]
+        )
+        for loop, count in sorted(self._counters.loop_errors().items()):
+            faults.add_metric([loop], count)
+        yield faults
+
+    def _gpu_failures(self, is_fresh: bool) -> Iterator[Metric]:
+        missing = GaugeMetricFamily(
+            "trainmedic_agent_gpus_missing", "GPUs that do not answer, or a driver that does not."
+        )
+        if is_fresh:
+            missing.add_metric([], len(self._inventory.problems) + sum(self._stuck.values()))
+        yield missing
+        stuck = GaugeMetricFamily(
+            "trainmedic_agent_gpu_stuck", "1 for a GPU of which a call has not come back.", labels=gpu_metrics.LABELS
+        )
+        for info, is_stuck in self._stuck.items() if is_fresh else ():
+            stuck.add_metric(gpu_metrics.labels(info), int(is_stuck))
+        yield stuck
+        failed = CounterMetricFamily(
+            "gpu_reading_errors",
+            "Readings that a GPU offers and failed to give.",
+            labels=[*gpu_metrics.LABELS, "reading"],
+        )
+        for (info, reading), count in self._failures.copy().items():
+            failed.add_metric([*gpu_metrics.labels(info), reading], count)
+        yield failed
+        yield CounterMetricFamily(
+            "trainmedic_agent_late_scrapes",
+            "Scrapes without GPUs, because the driver did not answer in time.",
+            self._late,
+        )
+
+    def _caps(self) -> Iterator[Metric]:
+        caps = GaugeMetricFamily("trainmedic_agent_power_caps", "Power caps that stand on a GPU.", labels=["uuid"])
+        ends = GaugeMetricFamily(
+            "trainmedic_agent_power_lease_end_timestamp_seconds",
+            "When the first lease of a GPU's caps ends, unless it is renewed.",
+            labels=["uuid"],
+        )
+        owed = GaugeMetricFamily(
+            "trainmedic_agent_power_owed",
+            "1 for a GPU whose limit is not yet what it should be: its power is to be given back, or a cap to be set.",
+            labels=["uuid"],
+        )
+        for uuid, state in sorted(self._power().items()):
+            caps.add_metric([uuid], len(state.active))
+            owed.add_metric([uuid], int(state.needs_reconciling))
+            if state.active:
+                ends.add_metric([uuid], min(cap.lease_until for cap in state.active))
+        yield from (caps, ends, owed)
+
+
+class Exporter:
+    """The endpoint. It answers any path, as Prometheus's own library does."""
+
+    def __init__(self, collector: Collector, host: str, port: int) -> None:
+        """Listen. Raises ConfigurationError where the address cannot be used."""
+        registry = CollectorRegistry()
+        registry.register(collector)
+        ProcessCollector(registry=registry)
+        try:
+            self._server = MetricsServer(host, port, _handler_of(registry))
+        except OSError as error:
+            raise ConfigurationError(
+                f"the metrics cannot be offered on {host}, port {port}: {error.strerror or error}. Is another exporter "
+                "running there? Choose another port with --exporter-port"
+            ) from error
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="exporter", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving. A scrape that is under way is not waited for."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _handler_of(registry: CollectorRegistry) -> type[MetricsRequestHandler]:
+    class Handler(MetricsRequestHandler):
+        def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
+            shown: Collector = registry
+            if names := parse_qs(urlsplit(path).query).get("name[]"):
+                shown = registry.restricted_registry(names)
+            encode, content_type = choose_encoder(accept)
+            content: bytes = encode(shown)
+            if "gzip" not in accept_encoding:
+                return {"Content-Type": content_type}, content
+            return {"Content-Type": content_type, "Content-Encoding": "gzip"}, gzip.compress(content)
+
+    return Handler

@@ -1,0 +1,166 @@
+"""What this node's GPUs were, and what their driver has said of them: kept on the disk, over restarts of the agent.
+
+The driver tells an XID error once. A GPU that has had one is not repaired because the agent was started again, because
+a later error was a harmless one, or because the GPU is gone altogether. So errors are counted until the machine is
+started anew or the GPU was reset, and a GPU that the node once had is missed until another takes its place.
+
+A reset is seen by what the driver itself counts from it on: the energy drawn is less than before, or the recovery
+action that it asked for is not asked for any more.
+
+Who calls it: ``exporter`` tells it what was seen, and shows it; ``facts`` tells how many GPUs there should be.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
+
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Inventory
+from trainmedic_agent.power.control import boot_id
+
+log = logging.getLogger(__name__)
+
+_TABLES = ("CREATE TABLE gpu_record (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID",)
+
+_RESETS = frozenset({"reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot"})
+"""Recovery actions whose end means that the GPU was reset."""
+
+
+class KnownGpu(Struct, frozen=True):
+    """A GPU that this node has or had.
+
+    ``is_present``: whether the driver lists it now; a GPU that is stuck is present.
+    ``xids``: its errors since the machine's start or its reset, counted by code.
+    ``recovery_action``: what the driver asks for; None where it does not say.
+    ``energy_mj``: what it had drawn when it last told.
+    """
+
+    info: GpuInfo
+    is_present: bool = False
+    xids: Mapping[int, int] = field(default_factory=dict)
+    recovery_action: str | None = None
+    energy_mj: int | None = None
+
+    def as_read(self, reading: GpuReading) -> KnownGpu:
+        """The same after a reading; its errors are forgotten if it was reset since the last one.
+
+        While a GPU is reset readings fail: the energy, and that it was to be reset, stay as they were told last.
+        """
+        energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
+        asked_for = self.recovery_action if self.recovery_action in _RESETS else None
+        action = reading.recovery_action or asked_for
+        counts_anew = energy is not None and self.energy_mj is not None and energy < self.energy_mj
+        was_reset = counts_anew or (asked_for is not None and action == "none")
+        return replace(self, xids={} if was_reset else self.xids, recovery_action=action, energy_mj=energy)
+
+
+class GpuRecord:
+    """The record of one node. Any thread may call it. `boot` is the id of this start of the machine."""
+
+    def __init__(self, journal: Journal, boot: str | None = None) -> None:
+        """Raises JournalUnavailable, or ConfigurationError where a newer agent has written it."""
+        journal.install("gpu_record", [_TABLES])
+        self._journal = journal
+        self._boot = boot_id() if boot is None else boot
+        self._lock = threading.Lock()
+        self._counted: Mapping[str, Mapping[int, int]] = {}
+        rows = journal.rows("SELECT gpu, state FROM gpu_record")
+        self._gpus = {gpu: self._of_json(json.loads(state)) for gpu, state in rows}
+        self._written = self._gpus
+
+    def gpus(self) -> list[KnownGpu]:
+        """Return every GPU that this node has or had, by index."""
+        with self._lock:
+            return sorted(self._gpus.values(), key=lambda gpu: (gpu.info.index, gpu.info.uuid))
+
+    def observe(
+        self,
+        inventory: Inventory,
+        readings: Iterable[tuple[GpuInfo, GpuReading]],
+        xids: Mapping[str, Mapping[int, int]],
+    ) -> None:
+        """Take in what the driver says now. `xids` are those since this process began to listen (`Gpus.xids`)."""
+        with self._lock:
+            gpus = _listed(self._gpus, inventory)
+            for info, reading in readings:
+                if info.uuid in gpus:
+                    gpus[info.uuid] = gpus[info.uuid].as_read(reading)
+            for uuid, counts in xids.items():
+                fresh = Counter(counts) - Counter(self._counted.get(uuid, {}))
+                if fresh and uuid in gpus:
+                    gpus[uuid] = replace(gpus[uuid], xids=dict(Counter(gpus[uuid].xids) + fresh))
+            self._counted = xids
+            self._gpus = gpus
+            self._write()
+
+    def forget(self, uuid: str) -> bool:
+        """Forget a GPU: its errors, and that it was here. Return whether it was known. Raises JournalUnavailable."""
+        with self._lock:
+            if uuid not in self._gpus:
+                return False
+            self._journal.write(lambda connection: connection.execute("DELETE FROM gpu_record WHERE gpu = ?", (uuid,)))
+            self._gpus = self._written = {gpu: known for gpu, known in self._gpus.items() if gpu != uuid}
+            return True
+
+    def _write(self) -> None:
+        """Write what has changed. What a full disk does not take is written at a later change."""
+        changed = {uuid: gpu for uuid, gpu in self._gpus.items() if _kept(gpu) != _kept(self._written.get(uuid))}
+        gone = [(uuid,) for uuid in self._written.keys() - self._gpus.keys()]
+        if not changed and not gone:
+            return
+        rows = [(uuid, json.dumps(self._to_json(gpu))) for uuid, gpu in changed.items()]
+
+        def write(connection: Any) -> None:
+            connection.executemany("INSERT OR REPLACE INTO gpu_record VALUES (?, ?)", rows)
+            connection.executemany("DELETE FROM gpu_record WHERE gpu = ?", gone)
+
+        try:
+            self._journal.write(write)
+        except JournalUnavailable as error:
+            log.error("the record of the GPUs cannot be written; trying again later", extra={"reason": str(error)})
+            return
+        self._written = self._gpus
+
+    def _to_json(self, gpu: KnownGpu) -> dict[str, Any]:
+        return {
+            "info": asdict(gpu.info),
+            "boot": self._boot,
+            "xids": {str(code): count for code, count in gpu.xids.items()},
+            "recovery_action": gpu.recovery_action,
+            "energy_mj": gpu.energy_mj,
+        }
+
+    def _of_json(self, state: Mapping[str, Any]) -> KnownGpu:
+        info = GpuInfo(**state["info"])
+        if state["boot"] != self._boot:
+            return KnownGpu(info)
+        xids = {int(code): int(count) for code, count in state["xids"].items()}
+        return KnownGpu(info, False, xids, state["recovery_action"], state["energy_mj"])
+
+
+def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, KnownGpu]:
+    """The GPUs with what the driver lists now. One whose address another has is no longer missed."""
+    present = {info.uuid: info for info in inventory.gpus}
+    taken = {info.pci_address for info in inventory.gpus}
+    known = {
+        uuid: replace(gpu, is_present=False)
+        for uuid, gpu in gpus.items()
+        if uuid not in present and gpu.info.pci_address not in taken
+    }
+    for uuid, info in present.items():
+        known[uuid] = replace(gpus[uuid], info=info, is_present=True) if uuid in gpus else KnownGpu(info, True)
+    return known
+
+
+def _kept(gpu: KnownGpu | None) -> KnownGpu | None:
+    """What of a GPU is worth a write. The energy changes all the time, and is written with the rest."""
+    return None if gpu is None else replace(gpu, is_present=False, energy_mj=None)

@@ -1,0 +1,149 @@
+"""What the agent remembers of commands over its own restarts and those of Redis.
+
+A command is written before it is carried out, and its outcome after. A recorded command is never begun twice under one
+id, an interrupted one is resumed from here, and a reply that could not be sent is kept here.
+
+An undo of a command that is not in the journal is certain only if the journal is whole since before that command was
+issued (`Journal.whole_since`): a lost state directory begins with a new journal.
+
+Not here: what a command means, and the file (``database``). A caller that gets `JournalUnavailable` does not act,
+because an agent without its journal could carry out a command twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainmedic.wire import envelope
+from trainmedic.wire.command_book import REVOKED, CommandRecord
+from trainmedic_agent.database import AgentDatabase
+
+KEPT_SECONDS = 30 * 24 * 3600.0
+"""How long an outcome is remembered. An undo comes as late as its alert resolves, which can take days."""
+KEPT_ENTRIES = 50_000
+"""How many outcomes are remembered at most: some 20 MB."""
+
+_TABLES = (
+    """CREATE TABLE commands (
+        id TEXT PRIMARY KEY,
+        status TEXT NOT NULL,
+        at REAL NOT NULL,
+        output TEXT NOT NULL,
+        envelope BLOB,
+        is_sent INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    "CREATE INDEX commands_unsent ON commands (at) WHERE is_sent = 0",
+    "CREATE INDEX commands_open ON commands (at) WHERE status = 'accepted'",
+    "CREATE INDEX commands_at ON commands (at)",
+)
+
+
+# A part of its own, so that an agent of an earlier release works with the same file. A journal from before this part
+# is whole since the oldest command that it has.
+_MEMORY_TABLES = (
+    "CREATE TABLE memory (id INTEGER PRIMARY KEY CHECK (id = 1), whole_since REAL NOT NULL)",
+    """INSERT INTO memory SELECT 1, COALESCE(
+        (SELECT MIN(at) FROM commands), (julianday('now') - 2440587.5) * 86400.0
+    )""",
+)
+
+
+class Journal(AgentDatabase):
+    """The commands in the agent's database. Every method raises JournalUnavailable."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        try:
+            self.install("commands", [_TABLES])
+            self.install("memory", [_MEMORY_TABLES])
+        except BaseException:
+            self.close()
+            raise
+
+    def whole_since(self) -> datetime:
+        """Since when every command that has come is in here."""
+        ((since,),) = self.rows("SELECT whole_since FROM memory")
+        return datetime.fromtimestamp(since, UTC)
+
+    def look_up(self, command_id: str) -> CommandRecord | None:
+        rows = self.rows("SELECT status, at, output FROM commands WHERE id = ?", (command_id,))
+        return _record(*rows[0]) if rows else None
+
+    def claim(self, command: envelope.Command, now: datetime) -> CommandRecord | None:
+        """Enter a command that is going to be carried out; return None, or the record that it already has.
+
+        A command that expired was never applied, so it is entered again when it is sent with more time.
+        """
+
+        def enter(connection: sqlite3.Connection) -> CommandRecord | None:
+            record = self.look_up(command.id)
+            if record is not None and record.status != envelope.EXPIRED:
+                return record
+            values = (command.id, envelope.ACCEPTED, now.timestamp(), "{}", command.encode(), 1)
+            connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
+            return None
+
+        return self.write(enter)
+
+    def record_outcome(self, command_id: str, outcome: CommandRecord) -> None:
+        """Enter how a command ended, with its reply still to be sent."""
+        self._put(command_id, outcome, is_sent=False)
+
+    def revoke(self, command_id: str, now: datetime) -> None:
+        """Enter a command that was never applied as rejected, so that it never will be: its undo came first."""
+        self._put(command_id, replace(REVOKED, at=now), is_sent=True)
+
+    def open_commands(self) -> list[envelope.Command]:
+        """Return what an earlier process accepted and did not finish, in the order in which it accepted them."""
+        rows = self.rows("SELECT envelope FROM commands WHERE status = 'accepted' ORDER BY at, id")
+        return [envelope.Command.decode(raw) for (raw,) in rows]
+
+    def unsent(self, most: int) -> list[tuple[str, CommandRecord]]:
+        """Return the oldest outcomes whose reply has not been sent, by command, `most` of them at most."""
+        rows = self.rows(
+            "SELECT id, status, at, output FROM commands WHERE is_sent = 0 ORDER BY at, id LIMIT ?", (most,)
+        )
+        return [(command_id, _record(*record)) for command_id, *record in rows]
+
+    def mark_sent(self, command_ids: Sequence[str]) -> None:
+        """Record that these replies are in Redis. Where the record is lost they are sent again, which does no harm."""
+        ids = [(command_id,) for command_id in command_ids]
+        self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
+
+    def newest_at(self) -> datetime | None:
+        """Return when the newest entry was made; None where there is none."""
+        ((at,),) = self.rows("SELECT max(at) FROM commands")
+        return datetime.fromtimestamp(at, UTC) if at is not None else None
+
+    def prune(self, now: datetime) -> int:
+        """Forget commands that are older than any repeat or undo of them; return how many.
+
+        Open commands and unsent replies stay.
+        """
+        beyond = "SELECT at FROM commands ORDER BY at DESC LIMIT 1 OFFSET ?"
+        with self.transaction() as connection:
+            ((latest,),) = connection.execute(
+                f"SELECT MAX(?, COALESCE(({beyond}), 0))",
+                (now.timestamp() - KEPT_SECONDS, KEPT_ENTRIES),
+            )
+            forgotten = connection.execute(
+                "DELETE FROM commands WHERE at <= ? AND status != 'accepted' AND is_sent = 1", (latest,)
+            ).rowcount
+            if forgotten:
+                connection.execute("UPDATE memory SET whole_since = MAX(whole_since, ?)", (latest,))
+        return forgotten
+
+    def _put(self, command_id: str, record: CommandRecord, is_sent: bool) -> None:
+        values = (command_id, record.status, record.at.timestamp(), json.dumps(dict(record.output)), None, int(is_sent))
+        self.write(
+            lambda connection: connection.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?, ?, ?)", values)
+        )
+
+
+def _record(status: str, at: float, output: str) -> CommandRecord:
+    return CommandRecord(status, json.loads(output), at=datetime.fromtimestamp(at, UTC))

@@ -1,0 +1,189 @@
+"""The reader's end of the link: gets the agent's messages, and answers each.
+
+Who calls it: ``trainmedic_agent.wiring.agent_reader``. The process ends with its link, and another process serves the
+next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from trainmedic_agent.errors import CommandNotExecuted, CommandRejected
+from trainmedic_agent.log_link.frames import FrameFault, FrameStream, LinkClosed
+from trainmedic_agent.log_link.messages import (
+    AgentMessage,
+    EndReading,
+    FailureKind,
+    FindingBatch,
+    FindingsTaken,
+    GpusNow,
+    LogMetric,
+    Ping,
+    Pong,
+    QueuedFinding,
+    ReaderStatus,
+    RulesNow,
+    SearchAnswer,
+    SearchFailure,
+    SearchRequest,
+    SearchWithdrawn,
+    Welcome,
+    agent_message,
+    encoded,
+)
+from trainmedic_agent.log_shipping.store_access import StoreAccess
+
+log = logging.getLogger(__name__)
+
+_LONGEST_REASON = 1000
+
+
+class ReadingParts(Protocol):
+    """What reads, as ``trainmedic_agent.wiring.agent_logs`` makes it."""
+
+    def take_rules(self, at: datetime, raw: bytes) -> None: ...
+
+    def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
+        """Return a page, in pieces. Raises CommandRejected, CommandFailed."""
+        ...
+
+    def status(self) -> ReaderStatus: ...
+
+    def loop_errors(self) -> Mapping[str, int]: ...
+
+    def metrics(self) -> list[LogMetric]: ...
+
+
+class AgentSession:
+    """One link, from `greeted` to its end. It is the `FindingPort` of what reads."""
+
+    def __init__(self, stream: FrameStream) -> None:
+        self.stream = stream
+        self._changed = threading.Condition()
+        self._uuids: Mapping[str, str] = {}
+        self._access = StoreAccess()
+        self._on_their_way: set[int] = set()
+        self._searches: queue.Queue[SearchRequest | None] = queue.Queue()
+        self._open: set[int] = set()
+        """Searches that have no answer yet."""
+        self._parts: ReadingParts | None = None
+        self.ended = threading.Event()
+        """The link is closed, or the agent asks the reader to end."""
+        self._is_closed = False
+        self._receiving = threading.Thread(target=self._receive, name="log-link", daemon=True)
+        self._searching = threading.Thread(target=self._search, name="log-search", daemon=True)
+
+    def greeted(self) -> Welcome:
+        """Wait for the agent's greeting. Raises LinkClosed, FrameFault."""
+        while True:
+            message = agent_message(self.stream.receive())
+            if isinstance(message, Welcome):
+                return message
+            self._take_news(message)
+
+    def uuid_of(self, address: str) -> str | None:
+        """Return the UUID of the GPU at a PCI address in normal form. None if the agent knows none."""
+        return self._uuids.get(address)
+
+    def access(self) -> StoreAccess:
+        """Return the credential of the log store."""
+        return self._access
+
+    def serve(self, parts: ReadingParts) -> None:
+        """Answer the agent from now on, in threads."""
+        self._parts = parts
+        self._receiving.start()
+        self._searching.start()
+
+    def close(self) -> None:
+        self.stream.close()
+        self._receiving.join(1.0)
+
+    def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
+        """Return when Redis has these updates. Raises LinkClosed if the link ends before."""
+        with self._changed:
+            self._on_their_way = {number for number, _ in updates}
+        self.stream.send(encoded(FindingBatch([QueuedFinding(number, body) for number, body in updates])))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._on_their_way or self._is_closed)
+            if self._on_their_way:
+                raise LinkClosed("the agent has closed the link")
+
+    # --- the threads ----------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._take(agent_message(self.stream.receive()))
+        except LinkClosed as error:
+            log.debug("the link to the agent has ended", extra={"reason": str(error)})
+        except FrameFault as fault:
+            log.error("the agent cannot be understood; both must be of the same release", extra={"reason": str(fault)})
+        except Exception:  # the thread's boundary: the process ends, and is started again
+            log.exception("the link to the agent has failed unexpectedly")
+        finally:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            self.ended.set()
+            self._searches.put(None)
+
+    def _take(self, message: AgentMessage) -> None:
+        assert self._parts is not None
+        if isinstance(message, Ping):
+            metrics = self._parts.metrics() if message.wants_metrics else None
+            pong = Pong(message.number, self._parts.status(), dict(self._parts.loop_errors()), metrics)
+            self.stream.send(encoded(pong))
+        elif isinstance(message, SearchRequest):
+            self._open.add(message.id)
+            self._searches.put(message)
+        elif isinstance(message, SearchWithdrawn):
+            self._open.discard(message.id)
+        elif isinstance(message, FindingsTaken):
+            with self._changed:
+                self._on_their_way -= set(message.numbers)
+                self._changed.notify_all()
+        elif isinstance(message, RulesNow):
+            self._parts.take_rules(message.at, message.raw)
+        elif isinstance(message, EndReading):
+            self.ended.set()
+        else:
+            self._take_news(message)
+
+    def _take_news(self, message: AgentMessage) -> None:
+        if isinstance(message, GpusNow):
+            self._uuids = message.uuids
+        elif isinstance(message, StoreAccess):
+            self._access = message
+
+    def _search(self) -> None:
+        """Answer searches, one after another."""
+        while (request := self._searches.get()) is not None:
+            try:
+                self.stream.send(encoded(self._answer(request)))
+            except LinkClosed:
+                return
+            self._open.discard(request.id)
+
+    def _answer(self, request: SearchRequest) -> SearchAnswer | SearchFailure:
+        assert self._parts is not None
+
+        def is_stopping() -> bool:
+            return request.id not in self._open or self.ended.is_set()
+
+        try:
+            if is_stopping():
+                return SearchFailure(request.id, FailureKind.FAILED, "the search was withdrawn")
+            return SearchAnswer(request.id, list(self._parts.search(request.params, is_stopping)))
+        except CommandNotExecuted as error:
+            kind = FailureKind.REJECTED if isinstance(error, CommandRejected) else FailureKind.FAILED
+            return SearchFailure(request.id, kind, str(error)[:_LONGEST_REASON])
+        except Exception as error:  # an unexpected error is the answer of one search, and does not end the next
+            log.exception("a search of logs failed unexpectedly")
+            reason = f"{type(error).__name__}: {error}"
+            return SearchFailure(request.id, FailureKind.FAILED, reason[:_LONGEST_REASON])

@@ -1,0 +1,198 @@
+"""Signing and sending of the reader's findings, and the look for new rules: the part that needs Redis and the key.
+
+The relay holds one batch at a time. Findings that Redis has not taken stay in the reader's database. Each finding
+states by how much the node's clock differs from that of Redis, which the relay measures.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from msgspec.structs import replace
+
+from trainmedic.wire.connection import RedisConnection
+from trainmedic.wire.envelope import EnvelopeError
+from trainmedic.wire.findings import FIELD, FINDINGS, LARGEST_UPDATE, MOST_WAITING
+from trainmedic.wire.signing import Signer
+from trainmedic_agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding
+from trainmedic_agent.log_link.rule_news import RuleNews
+from trainmedic_logs.domain import finding_codec
+
+log = logging.getLogger(__name__)
+
+_RULES_EVERY = 5.0
+_CLOCK_EVERY = 60.0
+_FULL_SECONDS = 1.0
+_IDLE_SECONDS = 1.0
+_TURN_SECONDS = 1.0
+"""Time for which the relay has the connection at most before commands are received again."""
+_NEXT_SECONDS = 0.1
+
+
+class FindingRelay:
+    """The thread, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        node: str,
+        connection: RedisConnection,
+        signer: Signer | None,
+        rules: RuleNews,
+        send: Callable[[AgentMessage, int], bool],
+        unix_now: Callable[[], float],
+    ) -> None:
+        """`send` sends a message to the reader of a generation."""
+        self._node = node
+        self._connection = connection
+        self._signer = signer
+        self._rules = rules
+        self._send = send
+        self._unix_now = unix_now
+        self.clock_error: float | None = None
+        """Seconds; None before Redis was asked."""
+        self._lock = threading.Lock()
+        self._batch: FindingBatch | None = None
+        self._generation = 0
+        self._rules_due = self._clock_due = 0.0
+        self._has_work = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-findings", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """End. The reader sends what Redis has not taken by then after the next start."""
+        self._stopping.set()
+        self._has_work.set()
+        self._thread.join(timeout)
+
+    def begin(self, generation: int) -> None:
+        """Serve a new reader: forget the batch of the one before, and send it the rules."""
+        with self._lock:
+            self._batch = None
+            self._generation = generation
+            self._rules_due = 0.0
+        self._rules.forget()
+        self._has_work.set()
+
+    def offer(self, batch: FindingBatch, generation: int) -> bool:
+        """Take a batch. Return False if the batch before was not acknowledged yet."""
+        with self._lock:
+            if generation != self._generation:
+                return True  # the reader is not served yet, or not any more: it offers the findings again
+            if self._batch is not None:
+                return False
+            self._batch = batch
+        self._has_work.set()
+        return True
+
+    # --- the thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._stopping.is_set()
+            wait = _IDLE_SECONDS
+            try:
+                with self._connection.turn() as client:
+                    wait = self._round(client)
+                self._connection.succeeded()
+            # Every error is caught, because Redis may also answer in a shape that it should never use.
+            except Exception as error:
+                wait = self._connection.failed(error)
+            if not self._stopping.is_set():
+                self._has_work.wait(wait)
+                self._has_work.clear()
+        self._connection.close()
+
+    def _round(self, client: redis.Redis) -> float:
+        """Do what is due; return the seconds until the next round."""
+        now = time.monotonic()
+        if now >= self._clock_due:
+            self.clock_error = self._measured(client)
+            self._clock_due = now + _CLOCK_EVERY
+        self._look_for_rules(client, now)
+        while self._batch is not None:
+            if not self._relayed(client):
+                return _FULL_SECONDS
+            if time.monotonic() - now > _TURN_SECONDS:
+                return 0.0
+            # The connection has other users, and to get it again can take a second: the next batch is on its way.
+            self._has_work.wait(_NEXT_SECONDS)
+            self._has_work.clear()
+        return _IDLE_SECONDS
+
+    def _look_for_rules(self, client: redis.Redis, now: float) -> None:
+        with self._lock:
+            generation, due = self._generation, self._rules_due
+        if not generation or now < due:
+            return
+        rules = self._rules.look(client)
+        if rules is not None and not self._send(rules, generation):
+            self._rules.forget()
+        with self._lock:
+            if generation == self._generation:
+                self._rules_due = now + _RULES_EVERY
+
+    def _relayed(self, client: redis.Redis) -> bool:
+        """Send the batch, and acknowledge it. Return False if Redis has no room for all of it."""
+        with self._lock:
+            batch, generation = self._batch, self._generation
+        if batch is None:
+            return True
+        room = max(MOST_WAITING - int(client.xlen(FINDINGS)), 0)
+        taken, rest = batch.updates[:room], batch.updates[room:]
+        if taken:
+            self._add(client, taken)
+        with self._lock:
+            if generation != self._generation:
+                return True
+            self._batch = replace(batch, updates=rest) if rest else None
+        if taken:
+            self._send(FindingsTaken([update.number for update in taken]), generation)
+        return not rest
+
+    def _add(self, client: redis.Redis, updates: list[QueuedFinding]) -> None:
+        with client.pipeline(transaction=False) as pipeline:
+            for update in updates:
+                raw = self._checked(update)
+                if raw is None:
+                    log.error("a finding that cannot be read is left out", extra={"number": update.number})
+                    continue
+                fields: dict[Any, Any] = {FIELD: raw}
+                if self._signer is not None:
+                    fields |= self._signer.fields(raw)
+                pipeline.xadd(FINDINGS, fields)
+            pipeline.execute()
+
+    def _checked(self, queued: QueuedFinding) -> bytes | None:
+        """Return the finding as it is sent. None if it has another form, is too large or is not this node's."""
+        try:
+            update = finding_codec.decode(queued.body)
+        except EnvelopeError:
+            return None
+        if update.node != self._node or update.number != queued.number:
+            return None
+        finding = replace(update.finding, clock_error=self.clock_error or 0.0)
+        raw = finding_codec.encode(replace(update, finding=finding))
+        if len(raw) > LARGEST_UPDATE - 4096:  # an excerpt of characters that JSON writes as six
+            raw = finding_codec.encode(replace(update, finding=finding, excerpt=None))
+        return raw if len(raw) <= LARGEST_UPDATE else None
+
+    def _measured(self, client: redis.Redis) -> float | None:
+        """Return the seconds by which this node's clock may differ from that of Redis: the difference, and half of the
+        time that the answer took. None if this user of Redis may not ask."""
+        asked = time.monotonic()
+        try:
+            seconds, microseconds = client.time()
+        except redis.exceptions.NoPermissionError:
+            return None
+        took = time.monotonic() - asked
+        there = seconds + microseconds / 1e6
+        return abs(self._unix_now() - took / 2 - there) + took / 2

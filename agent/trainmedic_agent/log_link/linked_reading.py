@@ -1,0 +1,99 @@
+"""Reading logs as the agent sees it: a process of its own, asked over the link.
+
+Who calls it: ``trainmedic_agent.service`` starts and stops it; the exporter asks for metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+from prometheus_client.metrics_core import Metric
+
+from trainmedic_agent.errors import CommandInterrupted, CommandWithdrawn
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.log_link import metric_families
+from trainmedic_agent.log_link.finding_relay import FindingRelay
+from trainmedic_agent.log_link.messages import ReaderStatus
+from trainmedic_agent.log_link.reader_link import AWAY, STARTING, ReaderLink
+from trainmedic_agent.log_link.reader_news import ReaderNews
+from trainmedic_agent.log_link.reader_supervisor import ReaderSupervisor
+from trainmedic_logs.domain.log_search import READ, WITHDRAW
+
+_THREAD_SECONDS = 0.5
+
+
+class LinkedReading:
+    """The part as the agent and its exporter know it. `start` and `stop` once each."""
+
+    def __init__(self, link: ReaderLink, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
+        self._link = link
+        self._relay = relay
+        self._news = news
+        self._supervisor = supervisor
+
+    def start(self) -> None:
+        self._link.start()
+        self._relay.start()
+        self._news.start()
+        self._supervisor.start()
+
+    def stop(self, timeout: float) -> None:
+        """Have the reader send what it has found, and end it. What is left is sent after the next start."""
+        self._supervisor.halt()
+        self._link.ask_to_stop()
+        self._link.wait_for_end(timeout)
+        self._supervisor.stop()
+        self._link.stop()
+        self._news.stop(_THREAD_SECONDS)
+        self._relay.stop(_THREAD_SECONDS)
+
+    def presence(self) -> Mapping[str, Any]:
+        """What the agent's presence states of it."""
+        status = self._link.status
+        values: dict[str, Any] = {"rules": status.rules, "files": status.files}
+        if status.kernel is not None:
+            values["kernel"] = status.kernel
+        if self._relay.clock_error is not None:
+            values["clock_error"] = round(self._relay.clock_error, 6)
+        if status.waiting:
+            values["waiting"] = status.waiting
+        if problem := self._problem(status):
+            values["problem"] = problem
+        if status.shipping_problem is not None:
+            values["shipping"] = {"problem": status.shipping_problem} if status.shipping_problem else {}
+        if status.cuts:
+            values["cuts"] = status.cuts
+        return {"logs": values}
+
+    def _problem(self, status: ReaderStatus) -> str:
+        if self._link.is_up:
+            return status.problem
+        return AWAY if self._link.generation or self._supervisor.restarts else STARTING
+
+    def metrics(self) -> Iterator[Metric]:
+        yield from metric_families.reader_families(
+            is_up=self._link.is_up,
+            restarts=self._supervisor.restarts,
+            clock_error=self._relay.clock_error,
+            uid=self._link.status.uid,
+        )
+        yield from metric_families.read(self._link.metrics())
+
+
+class LinkedSearch(Struct, frozen=True):
+    """The executor of ``logs.read``: has the reader search what the policy lets be read."""
+
+    link: ReaderLink
+    action: str = READ
+    queue: str = "logs"
+    withdrawal: str = WITHDRAW
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        try:
+            return {"page": self.link.search(accepted.command.params, lambda: accepted.is_over)}
+        except CommandInterrupted:
+            if accepted.is_withdrawn():
+                raise CommandWithdrawn("the server withdrew it") from None
+            raise

@@ -1,0 +1,229 @@
+"""The messages of the link, as bounded msgspec structures in MessagePack.
+
+The agent decodes `ReaderMessage` alone, and the reader `AgentMessage` alone. A message that is too large, of an
+unknown kind or with a wrong field is a `FrameFault`. A newer end may add fields, which an older one ignores.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from trainmedic.wire.findings import LARGEST_RULES, LARGEST_UPDATE
+from trainmedic_agent.log_link.frames import FrameFault
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
+from trainmedic_agent.log_reading.log_store import NodeBoot
+from trainmedic_agent.log_shipping.store_access import StoreAccess
+
+VERSION = 1
+LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024
+"""Bytes of a message that the agent accepts: one finding of the largest size fits."""
+LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024
+MOST_UPDATES = 50
+"""Findings of one batch."""
+
+_Name = Annotated[str, Meta(max_length=64)]
+_Text = Annotated[str, Meta(max_length=1000)]
+_Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+# --- what the agent sends ---------------------------------------------------------------------------------
+
+
+class Welcome(Struct, frozen=True, tag="welcome"):
+    """The first message: everything that the reader needs to begin."""
+
+    policy: LogsPolicy
+    boot: NodeBoot
+    version: int = VERSION
+
+
+class RulesNow(Struct, frozen=True, tag="rules"):
+    """Rules of the server, whose notice the agent has verified."""
+
+    at: datetime
+    raw: Annotated[bytes, Meta(max_length=LARGEST_RULES)]
+
+
+class GpusNow(Struct, frozen=True, tag="gpus"):
+    """UUIDs of the node's GPUs by their PCI addresses, in normal form."""
+
+    uuids: dict[str, str]
+
+
+class FindingsTaken(Struct, frozen=True, tag="findings_taken"):
+    """Redis has these findings."""
+
+    numbers: list[int]
+
+
+class SearchRequest(Struct, frozen=True, tag="search"):
+    """The parameters of a ``logs.read``, to be answered by a `SearchAnswer` or a `SearchFailure`."""
+
+    id: int
+    params: dict[str, Any]
+
+
+class SearchWithdrawn(Struct, frozen=True, tag="search_withdrawn"):
+    """No one waits for the answer any more."""
+
+    id: int
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """To be answered by a `Pong` at once."""
+
+    number: int
+    wants_metrics: bool = False
+
+
+class EndReading(Struct, frozen=True, tag="end"):
+    """The agent ends: send what is found, and close the link."""
+
+
+AgentMessage = (
+    Welcome | RulesNow | GpusNow | StoreAccess | FindingsTaken | SearchRequest | SearchWithdrawn | Ping | EndReading
+)
+
+
+# --- what the reader sends --------------------------------------------------------------------------------
+
+
+class QueuedFinding(Struct, frozen=True):
+    """An update in the form of ``trainmedic_logs.domain.finding_codec``, by its number."""
+
+    number: _Number
+    body: Annotated[bytes, Meta(max_length=LARGEST_UPDATE)]
+
+
+class FindingBatch(Struct, frozen=True, tag="findings"):
+    """Findings to sign and send. The next batch follows after the `FindingsTaken` of this one."""
+
+    updates: Annotated[list[QueuedFinding], Meta(min_length=1, max_length=MOST_UPDATES)]
+
+
+class SearchAnswer(Struct, frozen=True, tag="answer"):
+    """The page of lines, in the pieces of ``trainmedic_logs.domain.log_pages``."""
+
+    id: int
+    pieces: Annotated[list[Annotated[str, Meta(max_length=8192)]], Meta(max_length=256)]
+
+
+class FailureKind(StrEnum):
+    """The status of the reply."""
+
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+class SearchFailure(Struct, frozen=True, tag="failure"):
+    """The search has no page."""
+
+    id: int
+    kind: FailureKind
+    reason: _Text
+
+
+_CutText = Annotated[str, Meta(max_length=256)]
+_CutField = _CutText | int | None
+
+
+class ReaderStatus(Struct, frozen=True):
+    """What the agent's presence states of the reader."""
+
+    rules: _Name = ""
+    files: _Number = 0
+    kernel: _Name | None = None
+    waiting: _Number = 0
+    problem: _Text = ""
+    shipping_problem: _Text | None = None
+    """None where no lines are pushed."""
+    cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
+    """What budgets of jobs and users have left out, as the presence states it."""
+    uid: _Number | None = None
+    """User of the process that parses logs, as that process states it."""
+
+
+class MetricKind(StrEnum):
+    """Kind of a family of metrics."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    INFO = "info"
+
+
+_Label = Annotated[str, Meta(pattern="^[a-z_]{1,40}$")]
+_LabelValue = Annotated[str, Meta(max_length=256)]
+
+
+class LogSample(Struct, frozen=True):
+    """A value with its labels."""
+
+    value: float
+    labels: Annotated[dict[_Label, _LabelValue], Meta(max_length=6)]
+
+
+class LogMetric(Struct, frozen=True):
+    """One family. All names begin alike, so that none takes the place of another metric of the agent."""
+
+    name: Annotated[str, Meta(pattern="^trainmedic_agent_log_[a-z_]{1,60}$")]
+    kind: MetricKind
+    text: Annotated[str, Meta(max_length=300)]
+    samples: Annotated[list[LogSample], Meta(max_length=2000)]
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    """The answer to a `Ping`."""
+
+    number: int
+    status: ReaderStatus
+    loop_errors: Annotated[dict[_Name, _Number], Meta(max_length=16)]
+    """Unexpected errors that the reader's loops have survived, by loop."""
+    metrics: Annotated[list[LogMetric], Meta(max_length=100)] | None = None
+
+
+ReaderMessage = FindingBatch | SearchAnswer | SearchFailure | Pong
+
+
+def _written(value: object) -> str:
+    """Write what MessagePack has no form for: the patterns of the policy."""
+    if isinstance(value, re.Pattern):
+        return str(value.pattern)
+    raise NotImplementedError(type(value))
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """Do the opposite of `_written`."""
+    if getattr(kind, "__origin__", kind) is re.Pattern:
+        return re.compile(value)
+    raise NotImplementedError(kind)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_written).encode
+_of_agent: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage, dec_hook=_read)
+_of_reader: msgspec.msgpack.Decoder[ReaderMessage] = msgspec.msgpack.Decoder(ReaderMessage)
+
+
+def encoded(message: AgentMessage | ReaderMessage) -> bytes:
+    return _encode(message)
+
+
+def agent_message(raw: bytes) -> AgentMessage:
+    """Decode a message of the agent. Raises FrameFault."""
+    try:
+        return _of_agent.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise FrameFault(f"a message cannot be read: {error}") from error
+
+
+def reader_message(raw: bytes) -> ReaderMessage:
+    """Decode a message of the reader. Raises FrameFault."""
+    try:
+        return _of_reader.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise FrameFault(f"a message cannot be read: {str(error)[:200]}") from error

@@ -1,0 +1,67 @@
+"""Metrics of the reader as messages, and as metrics of the agent again; and those of the agent about the reader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from trainmedic_agent.log_link.messages import LogMetric, LogSample, MetricKind
+
+_ENDINGS = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info", MetricKind.GAUGE: ""}
+_MOST_SAMPLES = 2000
+_LONGEST_VALUE = 256
+
+
+def written(families: Iterable[Metric]) -> list[LogMetric]:
+    """Return the metrics as messages. A family of a kind that the link does not know is left out."""
+    kinds = {kind.value: kind for kind in MetricKind}
+    return [
+        LogMetric(
+            family.name,
+            kinds[family.type],
+            family.documentation,
+            [
+                LogSample(float(sample.value), {name: value[:_LONGEST_VALUE] for name, value in sample.labels.items()})
+                for sample in family.samples[:_MOST_SAMPLES]
+            ],
+        )
+        for family in families
+        if family.type in kinds
+    ]
+
+
+def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
+    """Yield the metrics that messages state, each family once."""
+    names: set[str] = set()
+    for metric in metrics:
+        if metric.name in names:
+            continue
+        names.add(metric.name)
+        family = Metric(metric.name, metric.text, metric.kind.value)
+        for sample in metric.samples:
+            family.add_sample(f"{metric.name}{_ENDINGS[metric.kind]}", sample.labels, sample.value)
+        yield family
+
+
+def reader_families(*, is_up: bool, restarts: int, clock_error: float | None, uid: int | None) -> Iterator[Metric]:
+    """Yield what the agent itself knows of the reader. `uid` is the user that the reader states; None without one."""
+    yield GaugeMetricFamily(
+        "trainmedic_agent_reader_up", "1 while the process that reads logs answers the agent.", int(is_up)
+    )
+    yield CounterMetricFamily(
+        "trainmedic_agent_reader_restarts", "How often the process that reads logs was started again.", restarts
+    )
+    if uid is not None:
+        yield GaugeMetricFamily(
+            "trainmedic_agent_reader_own_user",
+            "1 if the process that reads logs has a user of its own, 0 if it has root's or the agent's.",
+            int(uid not in {0, os.geteuid()}),
+        )
+    if clock_error is not None:
+        yield GaugeMetricFamily(
+            "trainmedic_agent_clock_error_seconds",
+            "By how much this node's clock may differ from that of Redis.",
+            clock_error,
+        )

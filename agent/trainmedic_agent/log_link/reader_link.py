@@ -1,0 +1,316 @@
+"""The agent's end of the link: accepts the reader, asks it, and takes its answers within bounds.
+
+Each message of the reader answers one of the agent, or is a batch of findings, of which there is one at a time. Any
+other message closes the link, so that the memory and the time that a hostile reader takes are bounded.
+
+Who calls it: `linked_reading` (searches, metrics, presence) and `reader_supervisor` (heartbeats).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from trainmedic.wire.log_limit import LogLimit
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.errors import CommandFailed, CommandInterrupted, CommandRejected
+from trainmedic_agent.log_link.frames import FrameFault, FrameStream, LinkClosed
+from trainmedic_agent.log_link.link_socket import LinkSocket, Peer
+from trainmedic_agent.log_link.messages import (
+    LARGEST_OF_READER,
+    AgentMessage,
+    EndReading,
+    FailureKind,
+    FindingBatch,
+    LogMetric,
+    Ping,
+    Pong,
+    ReaderMessage,
+    ReaderStatus,
+    SearchAnswer,
+    SearchFailure,
+    SearchRequest,
+    SearchWithdrawn,
+    encoded,
+    reader_message,
+)
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 15.0
+"""Time without an answer to a ping after which the reader counts as hung."""
+SEARCH_SECONDS = 30.0
+CONNECT_SECONDS = 5.0
+"""Time for which a search waits for a reader that is just starting."""
+METRICS_SECONDS = 1.0
+_TURN = 0.2
+_JOIN_SECONDS = 1.0
+_MOST_WITHDRAWN = 100
+_MOST_LOOPS = 16
+"""Loops of the reader that are counted, and errors of one between two heartbeats."""
+STARTING = "the process that reads this node's logs has not connected yet"
+AWAY = "the process that reads this node's logs does not answer; it is started again"
+
+
+class FindingOutlet(Protocol):
+    """The place to which findings go. See `finding_relay`."""
+
+    def offer(self, batch: FindingBatch, generation: int) -> bool:
+        """Take a batch. Return False if the batch before was not acknowledged yet."""
+        ...
+
+
+class ReaderLink:
+    """The link, for one reader at a time. `start` and `stop` once each."""
+
+    def __init__(
+        self,
+        socket: LinkSocket,
+        counters: AgentCounters,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._socket = socket
+        self.findings: FindingOutlet | None = None
+        self._counters = counters
+        self._monotonic = monotonic
+        self._changed = threading.Condition()
+        self._stream: FrameStream | None = None
+        self._peer: Peer | None = None
+        self.generation = 0
+        """Number of links since the agent started."""
+        self.status = ReaderStatus()
+        self._metrics: Sequence[LogMetric] = ()
+        self._pings: dict[int, float] = {}
+        self._number = 0
+        self._searches: dict[int, SearchAnswer | SearchFailure | None] = {}
+        self._withdrawn: set[int] = set()
+        self._loop_errors: dict[str, int] = {}
+        self._is_greeted = False
+        self._has_answered = False
+        self._stopping = threading.Event()
+        self._log_limit = LogLimit()
+        self._thread = threading.Thread(target=self._run, name="log-link", daemon=True)
+
+    # --- the agent's threads --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """Have the reader send what it has found, and end."""
+        self.send(EndReading())
+
+    def wait_for_end(self, timeout: float) -> None:
+        """Wait until the reader has closed the link."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stream is None, timeout)
+
+    def stop(self) -> None:
+        """End, also if the reader has not closed the link."""
+        self._stopping.set()
+        self._socket.wake()
+        self.drop()
+        self._thread.join(_JOIN_SECONDS)
+        self._socket.close()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a reader is connected, and has answered the agent."""
+        return self._stream is not None and self._has_answered
+
+    def send(self, message: AgentMessage, generation: int | None = None) -> bool:
+        """Send a message to the reader. Return False if there is none now, or if it is not that of `generation`."""
+        with self._changed:
+            stream = self._stream
+            if stream is None or generation not in (None, self.generation):
+                return False
+        try:
+            stream.send(encoded(message))
+        except LinkClosed as error:
+            self._tell("the link to the reader of logs is closed", str(error))
+            return False
+        return True
+
+    def wait_for_another(self, generation: int, timeout: float) -> None:
+        """Wait until a reader connects after that of `generation`, for a while at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.generation != generation, timeout)
+
+    def greet(self, messages: Sequence[AgentMessage], generation: int) -> None:
+        """Send the first messages of a link; heartbeats begin after them."""
+        if all(self.send(message, generation) for message in messages):
+            with self._changed:
+                self._is_greeted = generation == self.generation
+                self._changed.notify_all()
+
+    def beat(self) -> bool:
+        """Send a heartbeat. Return False if the reader does not answer: the link is closed and the process ended."""
+        now = self._monotonic()
+        with self._changed:
+            if self._stream is None or not self._is_greeted:
+                return True
+            oldest = min(self._pings.values(), default=now)
+        if now - oldest > HEARTBEAT_SECONDS:
+            self._tell("the reader of logs is ended", f"it did not answer for {HEARTBEAT_SECONDS:g} s")
+            self.kill()
+            return False
+        self._ping(wants_metrics=False)
+        return True
+
+    def kill(self) -> None:
+        """Close the link, and end the process at its other end if the agent may."""
+        with self._changed:
+            peer = self._peer
+            if peer is not None:
+                peer.kill()
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the link, if there is one."""
+        with self._changed:
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    def metrics(self) -> Sequence[LogMetric]:
+        """Return the reader's metrics as of now, or the last ones if it does not answer at once; none without it."""
+        number = self._ping(wants_metrics=True)
+        if number is None:
+            return ()
+        with self._changed:
+            self._changed.wait_for(lambda: number not in self._pings, METRICS_SECONDS)
+            return self._metrics
+
+    def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
+        """Return the page of lines, in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_greeted or is_stopping(), CONNECT_SECONDS)
+            self._number += 1
+            number, generation = self._number, self.generation
+            self._searches[number] = None
+        try:
+            if not self.send(SearchRequest(number, dict(params)), generation):
+                raise CommandFailed(AWAY)
+            answer = self._awaited(number, generation, is_stopping)
+        finally:
+            with self._changed:
+                is_open = self._searches.pop(number) is None and self.generation == generation
+                if is_open and len(self._withdrawn) < _MOST_WITHDRAWN:
+                    self._withdrawn.add(number)
+            if is_open:
+                self.send(SearchWithdrawn(number), generation)
+        if isinstance(answer, SearchAnswer):
+            return answer.pieces
+        raise (CommandRejected if answer.kind is FailureKind.REJECTED else CommandFailed)(answer.reason)
+
+    def _awaited(self, number: int, generation: int, is_stopping: Callable[[], bool]) -> SearchAnswer | SearchFailure:
+        until = time.monotonic() + SEARCH_SECONDS
+        with self._changed:
+            while (answer := self._searches[number]) is None:
+                if self._stream is None or self.generation != generation:
+                    raise CommandFailed(AWAY)
+                if is_stopping():
+                    raise CommandInterrupted("the agent stops")
+                if time.monotonic() > until:
+                    raise CommandFailed(f"the reader of logs did not answer within {SEARCH_SECONDS:g} s")
+                self._changed.wait(_TURN)
+        return answer
+
+    def _ping(self, *, wants_metrics: bool) -> int | None:
+        """Send a ping. Return its number, or None without a reader."""
+        with self._changed:
+            if not self._is_greeted:
+                return None
+            self._number += 1
+            number, generation = self._number, self.generation
+            self._pings[number] = self._monotonic()
+        return number if self.send(Ping(number, wants_metrics), generation) else None
+
+    # --- the thread that receives ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                accepted = self._socket.accept()
+                if accepted is not None:
+                    self._serve(FrameStream(accepted[0], LARGEST_OF_READER), accepted[1])
+            except OSError as error:
+                if not self._stopping.is_set():
+                    log.error("the reader of logs cannot be awaited", extra={"reason": error.strerror or str(error)})
+                self._stopping.wait(1.0)
+            except Exception:  # the thread's boundary: one broken link must not end the acceptance of the next
+                log.exception("the link to the reader of logs goes on after an unexpected error")
+                self._counters.loop_error("log-link")
+                self._stopping.wait(1.0)
+
+    def _serve(self, stream: FrameStream, peer: Peer) -> None:
+        with self._changed:
+            self._stream, self._peer = stream, peer
+            self.generation += 1
+            self._pings.clear()
+            self._withdrawn.clear()
+            self._loop_errors = dict.fromkeys(self._loop_errors, 0)
+            self._changed.notify_all()
+        reason = ""
+        try:
+            while not self._stopping.is_set():
+                self._take(reader_message(stream.receive()))
+        except LinkClosed as error:
+            reason = str(error)
+        except FrameFault as fault:
+            reason = str(fault)
+            self._tell("the reader of logs is ended: it broke the rules of the link", reason)
+            peer.kill()
+        finally:
+            with self._changed:
+                self._stream = self._peer = None
+                self._is_greeted = self._has_answered = False
+                self.status, self._metrics = ReaderStatus(), ()
+                self._changed.notify_all()
+            stream.release()
+            peer.forget()
+        log.info("the link to the reader of logs has ended", extra={"reason": reason})
+
+    def _take(self, message: ReaderMessage) -> None:
+        """Take a message. Raises FrameFault if nothing has asked for it."""
+        if isinstance(message, FindingBatch):
+            if self.findings is None or not self.findings.offer(message, self.generation):
+                raise FrameFault("findings came before those from before were acknowledged")
+            return
+        with self._changed:
+            if isinstance(message, Pong):
+                self._take_pong(message)
+            elif message.id in self._searches:
+                if self._searches[message.id] is not None:
+                    raise FrameFault("a search was answered twice")
+                self._searches[message.id] = message
+            elif message.id in self._withdrawn:
+                self._withdrawn.discard(message.id)
+            else:
+                raise FrameFault("an answer belongs to no search")
+            self._changed.notify_all()
+
+    def _take_pong(self, pong: Pong) -> None:
+        if self._pings.pop(pong.number, None) is None:
+            raise FrameFault("a heartbeat was answered that was not sent")
+        self.status = pong.status
+        self._has_answered = True
+        if pong.metrics is not None:
+            self._metrics = pong.metrics
+        for loop, count in pong.loop_errors.items():
+            if loop not in self._loop_errors and len(self._loop_errors) >= _MOST_LOOPS:
+                continue
+            for _ in range(min(count - self._loop_errors.get(loop, 0), _MOST_LOOPS)):
+                self._counters.loop_error(loop)
+            self._loop_errors[loop] = count
+
+    def _tell(self, event: str, reason: str) -> None:
+        if self._log_limit.lets_through():
+            log.warning(event, extra={"reason": reason})

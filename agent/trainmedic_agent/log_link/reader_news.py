@@ -1,0 +1,103 @@
+"""What the agent tells the reader: the greeting of a new link, and afterwards what changes on the node.
+
+Changes are the addresses of GPUs and the credential of the log store. Both can take long to read, so a thread of its
+own does it. Rules are not here: they come from Redis (`finding_relay`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.log_link.finding_relay import FindingRelay
+from trainmedic_agent.log_link.messages import AgentMessage, GpusNow, Welcome
+from trainmedic_agent.log_link.reader_link import ReaderLink
+from trainmedic_agent.log_shipping.store_access import StoreAccess, read_access
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+_CHANGES_EVERY = 5.0
+_GPUS_EVERY = 60.0
+
+
+class ReaderNews:
+    """The thread, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        link: ReaderLink,
+        relay: FindingRelay,
+        welcome: Welcome,
+        uuids: Callable[[], Mapping[str, str]],
+        store_token: str | None,
+        counters: AgentCounters,
+    ) -> None:
+        """`uuids` returns the UUIDs of the node's GPUs by their PCI addresses."""
+        self._link = link
+        self._relay = relay
+        self._welcome = welcome
+        self._uuids = uuids
+        self._store_token = store_token
+        self._counters = counters
+        self._generation = 0
+        self._gpus = GpusNow({})
+        self._access = StoreAccess()
+        self._gpus_due = self._changes_due = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-news", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        self._stopping.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._round()
+            except Exception:  # the thread's boundary: a driver or file that fails must not end the greeting of readers
+                log.exception("telling the reader of logs goes on after an unexpected error")
+                self._counters.loop_error("log-news")
+                self._stopping.wait(1.0)
+            self._link.wait_for_another(self._generation, _LOOK_SECONDS)
+
+    def _round(self) -> None:
+        generation = self._link.generation
+        if generation != self._generation and self._link.is_connected:
+            self._look_at_gpus()
+            self._access = self._store_access()
+            self._relay.begin(generation)
+            first: list[AgentMessage] = [self._gpus]
+            if self._welcome.policy.ship is not None:
+                first.append(self._access)
+            self._link.greet([*first, self._welcome], generation)
+            self._generation = generation
+            self._changes_due = time.monotonic() + _CHANGES_EVERY
+        if generation and time.monotonic() >= self._changes_due:
+            self._changes_due = time.monotonic() + _CHANGES_EVERY
+            self._tell_changes(generation)
+
+    def _tell_changes(self, generation: int) -> None:
+        known, access = self._gpus, self._access
+        if time.monotonic() >= self._gpus_due or not known.uuids:
+            self._look_at_gpus()
+        if self._gpus != known:
+            self._link.send(self._gpus, generation)
+        if self._welcome.policy.ship is not None:
+            self._access = self._store_access()
+            if self._access != access:
+                self._link.send(self._access, generation)
+
+    def _look_at_gpus(self) -> None:
+        self._gpus_due = time.monotonic() + _GPUS_EVERY
+        self._gpus = GpusNow(dict(self._uuids()))
+
+    def _store_access(self) -> StoreAccess:
+        ship = self._welcome.policy.ship
+        return read_access(ship, self._store_token) if ship is not None else StoreAccess()

@@ -1,0 +1,255 @@
+"""The reader as a process: its user, its start by the agent, and what it gives up before it reads anything."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import grp
+import os
+import pwd
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from trainmedic.errors import ConfigurationError
+from trainmedic_core import confined_child, kill_as_user
+
+DEFAULT_USER = "trainmedic-reader"
+WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
+"""User and group where the node has no user of that name: the first that this user namespace has and no account. Both
+lie outside the ranges of distributions, systemd and SSSD."""
+_JOURNAL_GROUP = "systemd-journal"
+_STACKS = 16 * 8 * 1024**2
+"""Bytes that the stacks of threads count for, although hardly any of them are used."""
+_PASSED_ON = (
+    *("PATH", "LANG", "TZ", "TZDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MALLOC_ARENA_MAX"),
+)
+"""Variables that the reader gets. None of them holds a key or a password."""
+_PR_SET_PDEATHSIG = 1
+_CAP_CHOWN, _CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 0, 2, 6, 7
+CAP_SYSLOG = 34
+"""The right to open the kernel's log where the node restricts it."""
+
+
+class ReaderUser(Struct, frozen=True):
+    """The user of the reader."""
+
+    uid: int
+    gid: int
+    is_without_account: bool = False
+    """True for the user that no account has. Such a user gets its directory by its number alone."""
+
+
+def reader_user(name: str | None) -> ReaderUser:
+    """Return the user under whom logs are read. Raises ConfigurationError if a user that is named does not exist.
+
+    If none is named and the default does not exist, it is a user that no account has: the agent's own user could send
+    signals to the agent, and root's could open root's files.
+    """
+    if name is not None and name.isascii() and name.isdigit():
+        number = int(name)
+        is_without_account = number in WITHOUT_ACCOUNT and not _has_account(number)
+        return ReaderUser(number, _group_of(number), is_without_account)
+    try:
+        entry = pwd.getpwnam(name or DEFAULT_USER)
+    except KeyError:
+        if name is not None:
+            raise ConfigurationError(f"--reader-user: {name!r} is no user of this node") from None
+        free = confined_child.first_mapped([each for each in WITHOUT_ACCOUNT if not _has_account(each)])
+        return own_user() if free is None else ReaderUser(free, free, is_without_account=True)
+    return ReaderUser(entry.pw_uid, entry.pw_gid)
+
+
+def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) -> tuple[ReaderUser, str | None]:
+    """Return the user under whom logs are read, and why it is this process's own, if so.
+
+    The user must be able to reach `paths`. `is_started` says that this process gives the reader its user. Raises
+    ConfigurationError if a user that is named does not exist.
+    """
+    user = reader_user(name)
+    if user.uid == os.geteuid():
+        return user, "this user namespace has no other" if name is None else None
+    if (is_started or user.is_without_account) and not may_become(user):
+        return own_user(), f"this process may not start one of user {user.uid}"
+    for path in paths:
+        if (closed := closed_to(user, path)) is not None:
+            return own_user(), f"user {user.uid} may not pass through {closed}"
+    return user, None
+
+
+def own_user() -> ReaderUser:
+    """Return the user of this process."""
+    return ReaderUser(os.geteuid(), os.getegid())
+
+
+def has_rights_to_read() -> bool:
+    """Return whether this process has rights that reading must not have, and that only opening files takes."""
+    return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
+
+
+def may_become(user: ReaderUser) -> bool:
+    """Return whether this process may start another one under that user, and give it its directory."""
+    if user.uid == os.geteuid():
+        return True
+    return _has(_CAP_SETUID, _CAP_SETGID) and (not user.is_without_account or _has(_CAP_CHOWN))
+
+
+def closed_to(user: ReaderUser, path: Path) -> Path | None:
+    """Return the directory above `path`, or above what it links to, through which the user may not pass.
+
+    None if there is none. A directory that is missing can still be made.
+    """
+    if user.uid in {0, os.geteuid()}:
+        return None
+    groups = groups_of(user)
+    for parent in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
+        try:
+            facts = parent.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError:
+            return parent
+        shift = 6 if facts.st_uid == user.uid else 3 if facts.st_gid in groups else 0
+        if not facts.st_mode >> shift & 1:
+            return parent
+    return None
+
+
+class ReaderChild(subprocess.Popen[bytes]):
+    """The reader as a child of this process: the leader of a group, in which its own child has another user.
+
+    The kernel ends that child together with its parent only if the parent may send it a signal.
+    """
+
+    user_of_child: int | None = None
+    """User of that child. None: the one of this process."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the reader. It then opens no file, and its own child waits."""
+        return is_stopped(self.pid)
+
+    def kill(self) -> None:
+        """End every process of the group at once, also a stopped one."""
+        # The group has this number as long as a process is in it. After the leader's end the number could be given
+        # to another process.
+        if self.returncode is None or not Path(f"/proc/{self.pid}").exists():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            if self.user_of_child is not None:
+                kill_as_user.kill_group(self.pid, self.user_of_child)
+        super().kill()
+
+
+def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> ReaderChild:
+    """Start the reader of the state directory as a child. Raises OSError."""
+    command = [sys.executable, "-m", "trainmedic_agent", "agent-reader", "--once", "--state-dir", str(directory)]
+    command += ["--reader-user", str(user.uid), "--reader-memory", str(memory // 1024**2), "--log-level", log_level]
+    child = ReaderChild(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=_environment(os.environ),
+        start_new_session=True,
+    )
+    child.user_of_child = user.uid
+    return child
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process. False if the kernel does not say."""
+    try:
+        # The name of the process, in brackets, can hold anything.
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+    except OSError:
+        return False
+    return state == [b"T"]
+
+
+def confine(user: ReaderUser, memory: int) -> None:
+    """Give up everything that reading does not need: the user, all capabilities, new privileges, more memory.
+
+    Raises ConfigurationError.
+    """
+    confined_child.drop_bounding_set()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")  # rather this process than the one that sets power
+    if user.uid != os.geteuid():
+        try:
+            os.setgroups(groups_of(user))
+            os.setresgid(user.gid, user.gid, user.gid)
+            os.setresuid(user.uid, user.uid, user.uid)
+        except OSError as error:
+            raise ConfigurationError(f"the reader cannot become user {user.uid}: {error.strerror}") from error
+    try:
+        confined_child.drop_capabilities()
+    except OSError as error:
+        raise ConfigurationError(f"the reader cannot give up its rights: {error.strerror}") from error
+    limit = memory + _STACKS
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends. Call it after a change of the user, which forgets it.
+
+    Raises ConfigurationError if the parent has ended.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise ConfigurationError("the process that started the reader has ended")
+
+
+def _group_of(uid: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return uid
+
+
+def groups_of(user: ReaderUser) -> list[int]:
+    """Return the groups that the node's database gives the user, such as the one that reads the journal.
+
+    A user without an account gets the journal's group.
+    """
+    try:
+        return os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
+    except KeyError:
+        groups = [user.gid]
+    if user.is_without_account:
+        with contextlib.suppress(KeyError):
+            groups.append(grp.getgrnam(_JOURNAL_GROUP).gr_gid)
+    return groups
+
+
+def _has_account(number: int) -> bool:
+    """Return whether a user or a group of the node has the number."""
+    for look in (pwd.getpwuid, grp.getgrgid):
+        with contextlib.suppress(KeyError):
+            look(number)
+            return True
+    return False
+
+
+def _has(*capabilities: int) -> bool:
+    """Return whether this process has these capabilities; root counts where the kernel does not say."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                mask = int(line.split()[1], 16)
+                return all(mask >> capability & 1 for capability in capabilities)
+    except OSError:
+        pass
+    return os.geteuid() == 0
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}

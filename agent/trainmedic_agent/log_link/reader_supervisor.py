@@ -1,0 +1,156 @@
+"""Starting and watching the reader of logs.
+
+The agent starts it as a child, unless something else does: systemd, or the kubelet for a container of its own. A
+reader that ends is started again after a pause, which doubles from 1 s up to 60 s and is short again after a minute of
+work. A reader that does not answer heartbeats is ended by SIGKILL, which also ends a stopped process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.log_link.reader_link import ReaderLink
+from trainmedic_agent.log_link.reader_process import ReaderChild
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+SETTLED_SECONDS = 60.0
+"""Time of work after which the next pause is short again."""
+CONNECT_SECONDS = 60.0
+"""Time within which a child must connect."""
+STOPPED_SECONDS = 2.0
+"""Time for which a child may be stopped."""
+_LOOK_SECONDS = 0.25
+_BEAT_SECONDS = 1.0
+_END_SECONDS = 1.0
+_KILL_SECONDS = 2.0
+
+
+class ReaderSupervisor:
+    """The thread, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        link: ReaderLink,
+        started: Callable[[], ReaderChild] | None,
+        counters: AgentCounters,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`started` starts the reader as a child; None if something else does."""
+        self._link = link
+        self._started = started
+        self._counters = counters
+        self._monotonic = monotonic
+        self._child: ReaderChild | None = None
+        self._stopped_at: float | None = None
+        self._began_at = self._beat_at = float("-inf")
+        self._start_at = float("-inf")
+        self._pause = FIRST_PAUSE
+        self._starts = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-reader", daemon=True)
+
+    @property
+    def restarts(self) -> int:
+        """How often the reader was started or has connected again since the agent started."""
+        return max((self._starts if self._started is not None else self._link.generation) - 1, 0)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def halt(self) -> None:
+        """Start no reader any more."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """End a child that has not ended by itself within a moment."""
+        self.halt()
+        # The kernel ends a child with the thread that started it, so the child goes first.
+        child = self._child
+        if child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_END_SECONDS)
+            self._end(child)
+        self._thread.join(_KILL_SECONDS)
+
+    def round(self) -> None:
+        """Do what is due."""
+        now = self._monotonic()
+        if self._started is not None:
+            self._watch_child(now)
+        if now - self._beat_at >= _BEAT_SECONDS:
+            self._beat_at = now
+            if not self._link.beat() and self._child is not None:
+                self._end(self._child)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.round()
+            except Exception:  # the thread's boundary: a start that fails must not end the watch
+                log.exception("watching the reader of logs goes on after an unexpected error")
+                self._counters.loop_error("log-reader")
+                self._stopping.wait(1.0)
+            self._stopping.wait(_LOOK_SECONDS)
+        child = self._child
+        if child is not None:
+            child.wait()
+
+    def _watch_child(self, now: float) -> None:
+        child = self._child
+        if child is not None and child.poll() is None:
+            if not self._link.is_connected and now - self._began_at > CONNECT_SECONDS:
+                log.warning("the reader of logs is ended", extra={"reason": "it did not connect"})
+                self._end(child)
+            elif self._link.is_connected and now - self._began_at > SETTLED_SECONDS:
+                self._pause = FIRST_PAUSE
+            self._end_if_stopped(child, now)
+            return
+        if child is not None:
+            log.warning(
+                "the reader of logs has ended; it is started again",
+                extra={"status": child.returncode, "seconds": self._pause},
+            )
+            self._end(child)  # its own child can be stopped, and would hold the reader's database
+            self._child = None
+            self._link.drop()
+            self._start_at = now + self._pause
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        if now >= self._start_at:
+            self._begin(now)
+
+    def _end_if_stopped(self, child: ReaderChild, now: float) -> None:
+        """End a child that a signal has stopped. It opens the files, so its own child answers and reads nothing."""
+        if not child.is_stopped:
+            self._stopped_at = None
+        elif self._stopped_at is None:
+            self._stopped_at = now
+        elif now - self._stopped_at >= STOPPED_SECONDS:
+            log.warning("the reader of logs is ended", extra={"reason": "a signal has stopped the opener"})
+            self._stopped_at = None
+            self._end(child)
+
+    def _begin(self, now: float) -> None:
+        assert self._started is not None
+        self._starts += 1
+        self._began_at = now
+        try:
+            self._child = self._started()
+        except OSError as error:
+            log.error("the reader of logs cannot be started", extra={"reason": error.strerror or str(error)})
+            self._start_at = now + self._pause
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+
+    def _end(self, child: ReaderChild) -> None:
+        """End a child at once, with its own child."""
+        with contextlib.suppress(OSError):
+            child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_KILL_SECONDS)

@@ -1,0 +1,58 @@
+"""The rules that the server publishes, as the agent gets them from Redis for the reader.
+
+The agent verifies the node's notice and compares the rules with it. It does not parse rules: the reader does.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import Any
+
+import redis
+
+from trainmedic.wire.findings import LARGEST_RULES, RULES, RulesNotice, notice_of_rules
+from trainmedic.wire.signing import Signer
+from trainmedic_agent.log_link.messages import RulesNow
+
+log = logging.getLogger(__name__)
+
+
+class RuleNews:
+    """The rules of one node. One thread asks for new ones."""
+
+    def __init__(self, node: str, signer: Signer | None) -> None:
+        self._node = node
+        self._signer = signer
+        self._known: tuple[datetime, RulesNotice] | None = None
+        self._refused = ""
+
+    def forget(self) -> None:
+        """Return the rules once more at the next look: the reader is a new one."""
+        self._known = None
+
+    def look(self, client: redis.Redis) -> RulesNow | None:
+        """Return the rules if they have changed since the last look. Raises an error of Redis."""
+        value: Any = client.get(notice_of_rules(self._node))
+        if value is None:
+            return None  # no server publishes rules, or none has for an hour: the reader keeps its own
+        try:
+            notice = RulesNotice.decode(value, self._node, self._signer)
+        except ValueError as error:  # BadSignature, EnvelopeError
+            self._refuse(f"the notice of log rules {error}")
+            return None
+        if self._known is not None and (notice == self._known[1] or notice.at < self._known[0]):
+            return None
+        raw: Any = client.getrange(RULES, 0, LARGEST_RULES)
+        if not raw or len(raw) > LARGEST_RULES or not notice.is_of(raw):
+            self._refuse("the log rules are not those that the notice names")
+            return None
+        self._known = (notice.at, notice)
+        self._refused = ""
+        return RulesNow(notice.at, raw)
+
+    def _refuse(self, reason: str) -> None:
+        """Log once why rules are not taken."""
+        if reason != self._refused:
+            self._refused = reason
+            log.error("new log rules are not taken; those from before stay", extra={"reason": reason})

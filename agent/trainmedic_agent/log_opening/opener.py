@@ -1,0 +1,122 @@
+"""The opener: it opens files for the process that reads logs, and reads none itself.
+
+The opener has the capabilities to take users' rights and the reader has none. They share a Unix socket pair. Each
+connection has a thread, so a file system that does not answer holds up one thread of the reader. The opener ends with
+its first connection.
+
+Who calls it: the process that starts the reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import threading
+
+from trainmedic_agent.log_opening import opener_frames
+from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, NodeFiles
+from trainmedic_agent.log_opening.opener_frames import (
+    AddConnection,
+    Failed,
+    FrameError,
+    FrameReader,
+    ListDirectory,
+    ListedPage,
+    Namer,
+    Opened,
+    OpenFile,
+    RefusedAnswer,
+    Request,
+    StatedFacts,
+    StateFacts,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 32
+MOST_LISTED = 200_000
+"""Entries of one directory, whatever is asked for."""
+MOST_NAMES = 2000
+"""Entries whose facts are stated at once."""
+_PAGE = 1000
+
+
+class FileOpener:
+    """Serves the connections of one reader."""
+
+    def __init__(self, files: NodeFiles) -> None:
+        self._files = files
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+
+    def serve(self, connection: socket.socket) -> None:
+        """Answer requests until the other side closes the connection."""
+        reader = FrameReader(connection)
+        with connection, contextlib.suppress(OSError):
+            while (received := self._next(reader)) is not None:
+                request, descriptor = received
+                if isinstance(request, AddConnection):
+                    self._add(descriptor)
+                    continue
+                if descriptor is not None:
+                    os.close(descriptor)
+                self._answer(connection, request)
+
+    def _next(self, reader: FrameReader) -> tuple[Request, int | None] | None:
+        try:
+            return reader.request()
+        except FrameError as error:
+            log.warning("closing a connection to the opener: invalid frame", extra={"reason": str(error)})
+            return None
+
+    def _add(self, descriptor: int | None) -> None:
+        if descriptor is None:
+            return
+        further = socket.socket(fileno=descriptor)
+        if not self._places.acquire(blocking=False):
+            log.warning("too many connections to the opener", extra={"most": MOST_CONNECTIONS})
+            further.close()
+            return
+        threading.Thread(target=self._serve_further, args=(further,), name="log-opener", daemon=True).start()
+
+    def _serve_further(self, connection: socket.socket) -> None:
+        try:
+            self.serve(connection)
+        finally:
+            self._places.release()
+
+    def _answer(self, connection: socket.socket, request: Request) -> None:
+        """Raises OSError if the connection is gone."""
+        try:
+            if isinstance(request, OpenFile):
+                fd = self._files.open(os.fsdecode(request.path), _named_by(request.namer))
+                try:
+                    opener_frames.send(connection, Opened(), fd)
+                finally:
+                    os.close(fd)
+            elif isinstance(request, ListDirectory):
+                self._list(connection, request)
+            elif isinstance(request, StateFacts):
+                names = [os.fsdecode(name) for name in request.names[:MOST_NAMES]]
+                facts = self._files.facts(os.fsdecode(request.path), names, _named_by(request.namer))
+                opener_frames.send(connection, StatedFacts(facts))
+        except LogRefused as refused:
+            opener_frames.send(connection, RefusedAnswer(refused.reason))
+        except OSError as error:
+            opener_frames.send(connection, Failed(error.errno or errno.EIO, error.strerror or str(error)))
+
+    def _list(self, connection: socket.socket, request: ListDirectory) -> None:
+        most = max(min(request.most, MOST_LISTED), 0)
+        listing = self._files.listing(os.fsdecode(request.path), most, _named_by(request.namer))
+        entries = [(os.fsencode(each.name), each.inode, each.is_directory) for each in listing.entries]
+        for begin in range(0, max(len(entries), 1), _PAGE):
+            is_last = begin + _PAGE >= len(entries)
+            part = entries[begin : begin + _PAGE]
+            page = ListedPage(listing.device, part, listing.is_cut, is_last, listing.may_be_renamed)
+            opener_frames.send(connection, page)
+
+
+def _named_by(namer: Namer | None) -> NamedBy | None:
+    return None if namer is None else namer.named_by()

@@ -1,0 +1,131 @@
+"""The files of this node, as the opener opens them; implements `NodeFiles` in the process that reads logs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Sequence
+
+from trainmedic_agent.log_opening import opener_frames
+from trainmedic_agent.log_opening.node_files import FileFacts, ListedName, Listing, LogRefused, NamedBy
+from trainmedic_agent.log_opening.opener import MOST_NAMES
+from trainmedic_agent.log_opening.opener_frames import (
+    AddConnection,
+    Failed,
+    FrameError,
+    FrameReader,
+    ListDirectory,
+    ListedPage,
+    Namer,
+    Opened,
+    OpenerAnswer,
+    OpenFile,
+    RefusedAnswer,
+    Request,
+    StatedFacts,
+    StateFacts,
+)
+
+
+class OpenerClient:
+    """The files that the opener at the other end of a connection opens. Each thread has a connection of its own."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._first = connection
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._open: weakref.WeakSet[_Connection] = weakref.WeakSet()
+
+    def open(self, path: str, named_by: NamedBy | None = None) -> int:
+        answer, descriptor = self._ask(OpenFile(os.fsencode(path), Namer.of(named_by)))
+        if not isinstance(answer, Opened) or descriptor is None:
+            raise _gone("the opener sent no file")
+        return descriptor
+
+    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
+        answer, _ = self._ask(ListDirectory(os.fsencode(path), most, Namer.of(named_by)))
+        entries: list[ListedName] = []
+        while isinstance(answer, ListedPage):
+            entries += answer.listed()
+            if answer.is_last:
+                return Listing(answer.device, entries, answer.is_cut, answer.may_be_renamed)
+            answer, _ = self._received()
+        raise _gone("the opener sent no listing")
+
+    def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
+        every: list[FileFacts | None] = []
+        for begin in range(0, len(names), MOST_NAMES):
+            part = [os.fsencode(name) for name in names[begin : begin + MOST_NAMES]]
+            answer, _ = self._ask(StateFacts(os.fsencode(path), part, Namer.of(named_by)))
+            if not isinstance(answer, StatedFacts) or len(answer.facts) != len(part):
+                raise _gone("the opener sent no facts")
+            every += answer.facts
+        return every
+
+    def close(self) -> None:
+        """End the opener's service. No other method is called after it."""
+        with self._lock:
+            for connection in list(self._open):
+                connection.close()
+            self._first.close()
+
+    def _ask(self, request: Request) -> tuple[OpenerAnswer, int | None]:
+        opener_frames.send(self._connection(), request)
+        return self._received()
+
+    def _received(self) -> tuple[OpenerAnswer, int | None]:
+        """Return the next answer. Raises OSError, LogRefused."""
+        connection: _Connection = self._local.connection
+        try:
+            received = connection.reader.answer()
+        except FrameError as error:
+            del self._local.connection
+            raise _gone(str(error)) from error
+        if received is None:
+            del self._local.connection
+            raise _gone("the opener has gone")
+        answer: OpenerAnswer = received[0]
+        if isinstance(answer, RefusedAnswer):
+            raise LogRefused(answer.reason)
+        if isinstance(answer, Failed):
+            raise OSError(answer.number, answer.text)
+        return answer, received[1]
+
+    def _connection(self) -> socket.socket:
+        """Return this thread's connection."""
+        if not hasattr(self._local, "connection"):
+            own, far = socket.socketpair()
+            try:
+                with self._lock:
+                    opener_frames.send(self._first, AddConnection(), far.fileno())
+            except OSError:
+                own.close()
+                raise
+            finally:
+                far.close()
+            made = self._local.connection = _Connection(own)
+            with self._lock:
+                self._open.add(made)
+        connection: _Connection = self._local.connection
+        return connection.socket
+
+
+class _Connection:
+    """One thread's connection. It is closed when the thread ends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.reader = FrameReader(connection)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _gone(text: str) -> OSError:
+    return OSError(errno.EPIPE, text)

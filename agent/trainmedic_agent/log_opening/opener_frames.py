@@ -1,0 +1,187 @@
+"""Messages between the opener and the process that reads logs, as frames on a Unix socket.
+
+A frame is four bytes of length, most significant first, and a MessagePack body of at most 1 MiB. `Opened` and
+`AddConnection` carry one descriptor. Paths and names travel as bytes, since they need not be UTF-8.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from trainmedic_agent.log_opening.node_files import FileFacts, ListedName, NamedBy, UnreadReason
+
+MOST_BYTES = 1024 * 1024
+_HEADER = 4
+_DESCRIPTOR_BYTES = array.array("i").itemsize
+
+
+class Namer(Struct, frozen=True, array_like=True):
+    """A `NamedBy` on its way."""
+
+    path: bytes
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, named_by: NamedBy | None) -> Namer | None:
+        return None if named_by is None else cls(os.fsencode(named_by.path), named_by.device, named_by.inode)
+
+    def named_by(self) -> NamedBy:
+        return NamedBy(os.fsdecode(self.path), self.device, self.inode)
+
+
+class OpenFile(Struct, frozen=True, tag="open"):
+    """A request for a descriptor of a file."""
+
+    path: bytes
+    namer: Namer | None = None
+
+
+class ListDirectory(Struct, frozen=True, tag="list"):
+    """A request for the entries of a directory. The answer is one or more `ListedPage`."""
+
+    path: bytes
+    most: int
+    namer: Namer | None = None
+
+
+class StateFacts(Struct, frozen=True, tag="facts"):
+    """A request for the facts of some entries of a directory."""
+
+    path: bytes
+    names: list[bytes]
+    namer: Namer | None = None
+
+
+class AddConnection(Struct, frozen=True, tag="connect"):
+    """A request to serve one more connection, whose end comes with it. It has no answer."""
+
+
+class Opened(Struct, frozen=True, tag="opened"):
+    """The answer with a descriptor."""
+
+
+class ListedPage(Struct, frozen=True, tag="listed"):
+    """Some entries of a directory: name, inode, and whether it is a directory."""
+
+    device: int
+    entries: list[tuple[bytes, int, bool]]
+    is_cut: bool
+    is_last: bool
+    may_be_renamed: bool
+
+    def listed(self) -> list[ListedName]:
+        return [ListedName(os.fsdecode(name), inode, is_directory) for name, inode, is_directory in self.entries]
+
+
+class StatedFacts(Struct, frozen=True, tag="stated"):
+    """The facts that were asked for, in order."""
+
+    facts: list[FileFacts | None]
+
+
+class RefusedAnswer(Struct, frozen=True, tag="unread"):
+    """The answer in place of a refused file or directory."""
+
+    reason: UnreadReason
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """The answer in place of an error of the operating system."""
+
+    number: int
+    text: str
+
+
+Request = OpenFile | ListDirectory | StateFacts | AddConnection
+OpenerAnswer = Opened | ListedPage | StatedFacts | RefusedAnswer | Failed
+
+
+class FrameError(Exception):
+    """The other side sent no valid frame."""
+
+
+def send(connection: socket.socket, message: Request | OpenerAnswer, descriptor: int | None = None) -> None:
+    """Send one frame. Raises OSError, and FrameError if the message is too large."""
+    body = msgspec.msgpack.encode(message)
+    if len(body) > MOST_BYTES:
+        raise FrameError(f"a message has {len(body):,} bytes; {MOST_BYTES:,} are allowed")
+    frame = len(body).to_bytes(_HEADER, "big") + body
+    sent = 0
+    if descriptor is not None:
+        sent = socket.send_fds(connection, [frame], [descriptor])
+    connection.sendall(frame[sent:])
+
+
+class FrameReader:
+    """The frames that arrive on a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._requests = msgspec.msgpack.Decoder(Request)
+        self._answers = msgspec.msgpack.Decoder(OpenerAnswer)
+
+    def request(self) -> tuple[Request, int | None] | None:
+        """Return the next request and its descriptor. None at the end. Raises OSError, FrameError."""
+        frame = self._frame()
+        return None if frame is None else (_decoded(self._requests, *frame), frame[1])
+
+    def answer(self) -> tuple[OpenerAnswer, int | None] | None:
+        """Return the next answer and its descriptor. None at the end. Raises OSError, FrameError."""
+        frame = self._frame()
+        return None if frame is None else (_decoded(self._answers, *frame), frame[1])
+
+    def _frame(self) -> tuple[bytes, int | None] | None:
+        space = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
+        begin, control, *_ = self._connection.recvmsg(_HEADER, space, socket.MSG_CMSG_CLOEXEC)
+        descriptor = _descriptor(control)
+        try:
+            header = begin + self._exactly(_HEADER - len(begin)) if begin else b""
+            if not header:
+                return None
+            size = int.from_bytes(header, "big")
+            if size > MOST_BYTES:
+                raise FrameError(f"a frame has {size:,} bytes; {MOST_BYTES:,} are allowed")
+            frame, descriptor = (self._exactly(size), descriptor), None
+            return frame
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _exactly(self, size: int) -> bytes:
+        pieces = []
+        while size:
+            piece = self._connection.recv(size)
+            if not piece:
+                raise FrameError("the connection ended within a frame")
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+
+def _descriptor(control: list[tuple[int, int, bytes]]) -> int | None:
+    descriptors = array.array("i")
+    for level, kind, raw in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(raw[: len(raw) - len(raw) % _DESCRIPTOR_BYTES])
+    for extra in descriptors[1:]:
+        os.close(extra)
+    return descriptors[0] if descriptors else None
+
+
+_MessageT = TypeVar("_MessageT")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_MessageT], body: bytes, descriptor: int | None) -> _MessageT:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, ValueError) as error:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise FrameError(str(error)) from error

@@ -1,0 +1,131 @@
+"""Rights of another user on files, for the calling thread alone.
+
+The C library changes users for all threads, so this module uses the system calls, which change one thread. It changes
+the file system user and groups and keeps the effective user: a tenant's processes can send no signal to this one, and
+a tenant's FUSE file system, which could answer never, stays closed to it. File capabilities are off during that time,
+since they would override the user's rights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from trainmedic_agent.log_opening.rights import NOBODY_ID, Rights
+
+log = logging.getLogger(__name__)
+
+_SETGROUPS = {"x86_64": 116, "aarch64": 159}
+"""Numbers of the system call, by machine."""
+_READ_SEARCH_BIT, _SETGID_BIT, _SETUID_BIT = 2, 6, 7
+_MOST_CAPABILITIES = 64
+_WORD_BITS = 32
+"""Bits of one word of a capability set."""
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_NEEDED = 1 << _SETGID_BIT | 1 << _SETUID_BIT
+_VERSION_3 = 0x20080522
+_NO_ID = 0xFFFFFFFF
+_EXIT_CODE = 70
+
+
+class _Capabilities(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class ThreadRights:
+    """A change of a thread's rights on files. `may_be_used` says whether this process can."""
+
+    def __init__(self) -> None:
+        """Raises OSError if the machine is none that is known."""
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        number = _SETGROUPS.get(platform.machine())
+        if number is None:
+            raise OSError(f"users cannot be changed on {platform.machine()}")
+        self._setgroups_number = number
+
+    def may_be_used(self) -> bool:
+        """Return whether the calling thread has CAP_SETUID and CAP_SETGID, and nobody's user exists here."""
+        try:
+            effective = self._read()[0]
+            if effective & _NEEDED != _NEEDED:
+                return False
+            with self.using(Rights(None, NOBODY_ID)):
+                return True
+        except OSError:
+            return False
+
+    def keep_only_these(self, *further: int) -> None:
+        """Give up every capability but CAP_SETUID, CAP_SETGID, CAP_DAC_READ_SEARCH and those that are named, for this
+        process and its children, for good. Call it before threads start. Raises OSError."""
+        values = self._read()
+        wanted = _NEEDED | 1 << _READ_SEARCH_BIT | sum(1 << number for number in further)
+        kept = wanted & (values[1] | values[4] << _WORD_BITS)
+        for number in range(_MOST_CAPABILITIES):
+            if not kept >> number & 1:
+                self._libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # not permitted without CAP_SETPCAP
+        if self._libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "the process cannot renounce new privileges")
+        low, high = kept & (1 << _WORD_BITS) - 1, kept >> _WORD_BITS
+        self._write([low, low, 0, high, high, 0])
+
+    @contextmanager
+    def using(self, rights: Rights) -> Iterator[None]:
+        """Act on files as this user, in this thread, while the block runs. Raises OSError."""
+        before = (self._read(), os.getgroups(), self._libc.setfsgid(_NO_ID), self._libc.setfsuid(_NO_ID))
+        try:
+            self._take(rights, before[0])
+            yield
+        finally:
+            self._restore(*before)
+
+    def _take(self, rights: Rights, before: Sequence[int]) -> None:
+        uid = NOBODY_ID if rights.uid is None else rights.uid
+        self._set_groups(rights.groups)
+        self._libc.setfsgid(ctypes.c_uint(rights.gid))
+        self._libc.setfsuid(ctypes.c_uint(uid))
+        taken = ctypes.c_uint(self._libc.setfsuid(_NO_ID)).value, ctypes.c_uint(self._libc.setfsgid(_NO_ID)).value
+        if taken != (uid, rights.gid):
+            raise PermissionError(f"the kernel does not let this process act as user {uid}, group {rights.gid}")
+        self._write([before[0] & _NEEDED, *before[1:3], 0, *before[4:]])
+
+    def _restore(self, capabilities: Sequence[int], groups: Sequence[int], gid: int, uid: int) -> None:
+        try:
+            self._write(capabilities)
+            self._libc.setfsuid(ctypes.c_uint(uid))
+            self._libc.setfsgid(ctypes.c_uint(gid))
+            if os.getgroups() != groups:
+                self._set_groups(groups)
+            self._write(capabilities)  # a change of the user can take some
+            if (self._libc.setfsuid(_NO_ID), self._libc.setfsgid(_NO_ID)) != (uid, gid):
+                raise PermissionError("the kernel does not give the rights back")
+        except OSError:
+            # A thread with a user's rights must not go on as if it had its own.
+            log.critical("cannot take back the rights of this process; it ends")
+            os._exit(_EXIT_CODE)
+
+    def _set_groups(self, groups: Sequence[int]) -> None:
+        array = (ctypes.c_uint32 * len(groups))(*groups)
+        number, count = ctypes.c_long(self._setgroups_number), ctypes.c_size_t(len(groups))
+        if self._libc.syscall(number, count, array) != 0:
+            raise OSError(ctypes.get_errno(), "the groups of this thread cannot be changed")
+
+    def _read(self) -> list[int]:
+        """The thread's capabilities: effective, permitted and inheritable, of numbers below 32 and of the others."""
+        header, data = _Header(_VERSION_3, 0), (_Capabilities * 2)()
+        if self._libc.capget(ctypes.byref(header), data) != 0:
+            raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be read")
+        return [value for each in data for value in (each.effective, each.permitted, each.inheritable)]
+
+    def _write(self, values: Sequence[int]) -> None:
+        header = _Header(_VERSION_3, 0)
+        data = (_Capabilities * 2)(_Capabilities(*values[:3]), _Capabilities(*values[3:]))
+        if self._libc.capset(ctypes.byref(header), data) != 0:
+            raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be changed")

@@ -1,0 +1,383 @@
+"""Arrival times of the bytes of log files, for lines without a time. Kept in the agent's database.
+
+Each look at a file that has grown records a *block*: the file's new size, the time by which it was reached, and the
+time of the previous look. Looks within a second share a block. A file's blocks are stored in chunks of `_OF_CHUNK`. If
+a file has too many chunks, two neighbours are joined into one with half of the blocks. So the length of a block stays
+roughly proportional to its age.
+
+A file is identified by device and inode. A file that has become smaller starts again. The scan (``log_reader``) looks
+at all files, and ``followed_file`` looks more often at the files that it reads. ``log_search`` reads the arrival times.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+from trainmedic_agent.database import AgentDatabase
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.log_reading.discovery import OLD_SECONDS, FoundFile
+
+log = logging.getLogger(__name__)
+
+_TABLES = (
+    """CREATE TABLE log_arrivals (
+        device INTEGER NOT NULL, inode INTEGER NOT NULL, begin INTEGER NOT NULL, size INTEGER NOT NULL,
+        began INTEGER NOT NULL, at INTEGER NOT NULL, blocks BLOB NOT NULL, PRIMARY KEY (device, inode, begin)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX log_arrivals_at ON log_arrivals (at)",
+)
+_RESOLUTION = 1000
+"""Milliseconds. Growth within this time is one block."""
+_OF_CHUNK = 256
+MOST_CHUNKS = 400
+"""Chunks of one file: a hundred thousand blocks of about 4 bytes each."""
+_MOST_ROWS = 40_000
+"""Chunks of all files, about 40 MB. Beyond that, the chunks that ended first are deleted."""
+_MOST_FILES = 100_000
+"""Files in memory. A user can create and delete any number of them."""
+_WRITTEN_EVERY = 5.0
+_KEPT = 40 * 24 * 3600 * 1000
+"""Milliseconds for which the arrival times of an idle file are retained."""
+_NEW = 24 * 3600.0
+"""Seconds. A file without a write for so long gets no entry."""
+_STALE = 150_000
+"""Milliseconds by which the scan's report on an old file may be late: it visits old directories rarely."""
+_UNKNOWN = 0
+_NO_SPAN = 2**64 - 1
+_ENDLESS = 2**63
+
+FileKey = tuple[int, int]
+"""Device and inode."""
+
+
+class Block(NamedTuple):
+    """Bytes that arrived together. Times are milliseconds since 1970."""
+
+    size: int
+    """The file's size after them."""
+    after: int
+    """Earliest time of their arrival. 0 if unknown."""
+    at: int
+    """Latest time of their arrival."""
+
+
+class Arrival(NamedTuple):
+    """Arrival of a byte."""
+
+    after: datetime | None
+    """Earliest time. None if unknown."""
+    at: datetime
+    until: int = 0
+    """The bytes from the requested one up to this offset arrived with it."""
+
+
+class _Chunk(NamedTuple):
+    """Blocks as they are stored."""
+
+    begin: int
+    """The file's size before them."""
+    size: int
+    began: int
+    at: int
+    raw: bytes
+
+    @classmethod
+    def of(cls, begin: int, began: int, blocks: Sequence[Block]) -> _Chunk:
+        numbers = array("Q")
+        size, at = begin, began
+        for block in blocks:
+            span = _NO_SPAN if block.after == _UNKNOWN else max(block.at - block.after, 0)
+            numbers.extend((block.size - size, block.at - at, span))
+            size, at = block.size, block.at
+        return cls(begin, size, began, at, zlib.compress(numbers.tobytes(), 1))
+
+    def blocks(self) -> list[Block]:
+        numbers = array("Q")
+        numbers.frombytes(zlib.decompress(self.raw))
+        size, at, blocks = self.begin, self.began, []
+        for number in range(0, len(numbers), 3):
+            size, at, span = size + numbers[number], at + numbers[number + 1], numbers[number + 2]
+            blocks.append(Block(size, _UNKNOWN if span == _NO_SPAN else at - span, at))
+        return blocks
+
+
+class FileArrivals:
+    """The blocks of one file, oldest first, as they were at the time of the query."""
+
+    def __init__(self, chunks: Sequence[_Chunk], last: Sequence[Block], looked_at: int) -> None:
+        self._chunks = list(chunks)
+        self._sizes = [chunk.size for chunk in chunks]
+        self._last = list(last)
+        self._looked_at = looked_at
+        self._decoded: tuple[int, list[Block]] = (-1, [])
+
+    @property
+    def size(self) -> int:
+        """The part of the file, in bytes, whose arrival was recorded."""
+        return self._last[-1].size if self._last else self._sizes[-1] if self._sizes else 0
+
+    @property
+    def first_at(self) -> datetime | None:
+        """The time by which the oldest block had arrived."""
+        if self._chunks:
+            return datetime.fromtimestamp(self._blocks(0)[0].at / 1000, UTC)
+        return datetime.fromtimestamp(self._last[0].at / 1000, UTC) if self._last else None
+
+    def of(self, place: int, now: datetime) -> Arrival:
+        """Return the arrival of the byte at `place`. `now` is the latest time for bytes that no look has recorded
+        yet."""
+        block = self._block(place)
+        if block is None:
+            after = datetime.fromtimestamp(self._looked_at / 1000, UTC)
+            return Arrival(min(after, now), now, _ENDLESS)
+        begin = None if block.after == _UNKNOWN else datetime.fromtimestamp(block.after / 1000, UTC)
+        return Arrival(begin, datetime.fromtimestamp(block.at / 1000, UTC), block.size)
+
+    def first_place(self, since: datetime) -> int:
+        """Return the offset before which no byte arrived at `since` or later."""
+        wanted = int(since.timestamp() * 1000)
+        at = bisect_left(self._chunks, wanted, key=lambda chunk: chunk.at)
+        for blocks in (self._blocks(at) if at < len(self._chunks) else [], self._last):
+            number = bisect_left(blocks, wanted, key=lambda block: block.at)
+            if number < len(blocks):
+                return blocks[number - 1].size if number else self._begin_of(blocks, at)
+        return self.size
+
+    def _begin_of(self, blocks: Sequence[Block], at: int) -> int:
+        if blocks is self._last:
+            return self._sizes[-1] if self._sizes else 0
+        return self._chunks[at].begin
+
+    def _block(self, place: int) -> Block | None:
+        """Return the first block that extends beyond `place`."""
+        at = bisect_left(self._sizes, place + 1)
+        blocks = self._blocks(at) if at < len(self._chunks) else self._last
+        number = bisect_left(blocks, place + 1, key=lambda block: block.size)
+        return blocks[number] if number < len(blocks) else None
+
+    def _blocks(self, at: int) -> list[Block]:
+        if self._decoded[0] != at:
+            self._decoded = (at, self._chunks[at].blocks())
+        return self._decoded[1]
+
+
+class _Seen(Struct):
+    """State of a file with the blocks that are not stored yet."""
+
+    size: int = 0
+    at: int = _UNKNOWN
+    """The time by which the last block had arrived."""
+    looked_at: int = _UNKNOWN
+    begin: int = 0
+    began: int = _UNKNOWN
+    blocks: list[Block] = field(default_factory=list)
+    """Blocks of the chunk that is not full."""
+    is_changed: bool = False
+
+
+class ArrivalIndex:
+    """The table and its newest blocks. Any thread may call it."""
+
+    def __init__(self, journal: AgentDatabase) -> None:
+        """Raises JournalUnavailable."""
+        journal.install("log_arrivals", [_TABLES])
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._files: dict[FileKey, _Seen] = {}
+        for device, inode, size, at in journal.rows(
+            "SELECT device, inode, MAX(size), MAX(at) FROM log_arrivals GROUP BY device, inode"
+        ):
+            self._files[_unsigned(device), _unsigned(inode)] = _Seen(size, at, at, size, at)
+        self._full: list[tuple[FileKey, _Chunk]] = []
+        self._forgotten: list[FileKey] = []
+        self._written_at = float("-inf")
+        self._scanned_at = _UNKNOWN
+
+    def looked(self, key: FileKey, size: int, written_ns: int, now: datetime) -> None:
+        """Record a file's size and the time of its last write, as they are `now`."""
+        moment = _milliseconds(now)
+        with self._lock:
+            self._look(key, size, written_ns // 1_000_000, moment, moment)
+
+    def scanned(self, files: Iterable[FoundFile], began: datetime, ended: datetime) -> None:
+        """Record all files of a scan that ran between these two times."""
+        first, last = _milliseconds(began), _milliseconds(ended)
+        with self._lock:
+            for file in files:
+                key, written = (file.device, file.inode), file.written_ns // 1_000_000
+                idle = last / 1000 - file.written_ns / 1e9
+                if key not in self._files:
+                    if idle > _NEW:
+                        continue
+                    # The previous scan did not find this file, so its content arrived after that.
+                    is_new = _UNKNOWN < self._scanned_at <= written
+                    self._files[key] = _Seen(looked_at=self._scanned_at if is_new else _UNKNOWN)
+                self._look(key, file.size, written, first if idle < OLD_SECONDS / 2 else first - _STALE, last)
+            self._scanned_at = first
+            if len(self._files) > _MOST_FILES:
+                self._let_go(self._files)
+
+    def begin_anew(self, key: FileKey) -> None:
+        """Forget a file that was truncated, or whose inode another file has."""
+        with self._lock:
+            self._forget(key)
+
+    def of(self, key: FileKey, size: int) -> FileArrivals | None:
+        """Return the arrivals of a file of `size` bytes. None if nothing is known of it."""
+        with self._lock:
+            seen = self._files.get(key)
+            if seen is None or seen.size > size:
+                return None
+            waiting = [chunk for of_file, chunk in self._full if of_file == key]
+            last, looked_at, is_forgotten = list(seen.blocks), seen.looked_at, key in self._forgotten
+        try:
+            kept = [] if is_forgotten else self._kept(key)
+        except JournalUnavailable as error:
+            log.warning("cannot read arrival times of log lines", extra={"reason": str(error)})
+            kept = []
+        begun = min((chunk.begin for chunk in waiting), default=seen.begin if last else size + 1)
+        return FileArrivals([*(chunk for chunk in kept if chunk.begin < begun), *waiting], last, looked_at)
+
+    def settle(self, monotonic: float, *, is_last: bool = False) -> None:
+        """Store new data, every few seconds. After a failure, try again later."""
+        if monotonic - self._written_at < _WRITTEN_EVERY and not is_last:
+            return
+        self._written_at = monotonic
+        with self._lock:
+            changed = {key: seen for key, seen in self._files.items() if seen.is_changed and seen.blocks}
+            if not changed and not self._full and not self._forgotten:
+                return
+            open_chunks = [(key, _Chunk.of(seen.begin, seen.began, seen.blocks)) for key, seen in changed.items()]
+            full, forgotten, self._full, self._forgotten = self._full, self._forgotten, [], []
+            for seen in changed.values():
+                seen.is_changed = False
+        try:
+            self._write([*full, *open_chunks], forgotten, {key for key, _ in full})
+        except JournalUnavailable as error:
+            log.warning("cannot store arrival times of log lines", extra={"reason": str(error)})
+            with self._lock:
+                self._full, self._forgotten = full + self._full, forgotten + self._forgotten
+                for seen in changed.values():
+                    seen.is_changed = True
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _let_go(self, files: dict[FileKey, _Seen]) -> None:
+        """Drop what is in memory of the files that were seen longest ago. The table keeps what was stored of them."""
+        for key in sorted(files, key=lambda key: files[key].looked_at)[: len(files) - _MOST_FILES // 2]:
+            del files[key]
+
+    def _look(self, key: FileKey, size: int, written: int, looked_at: int, now: int) -> None:
+        seen = self._files.get(key)
+        if seen is not None and size < seen.size:
+            if looked_at <= seen.looked_at:
+                return  # a more recent look was recorded before this scan's
+            self._forget(key)
+            seen = None
+        if seen is None:
+            seen = self._files[key] = _Seen()
+        if size > seen.size:
+            # The last byte came with the last write, unless another process has set that time.
+            at = written if max(seen.looked_at, 1) <= written <= now else now
+            self._grow(key, seen, Block(size, seen.looked_at, max(at, seen.at)))
+        seen.looked_at = max(seen.looked_at, looked_at)
+
+    def _grow(self, key: FileKey, seen: _Seen, block: Block) -> None:
+        last = seen.blocks[-1] if seen.blocks else None
+        if last is not None and last.after != _UNKNOWN and block.at - last.after <= _RESOLUTION:
+            seen.blocks[-1] = Block(block.size, last.after, block.at)
+        else:
+            if len(seen.blocks) >= _OF_CHUNK:
+                self._full.append((key, _Chunk.of(seen.begin, seen.began, seen.blocks)))
+                seen.begin, seen.began, seen.blocks = seen.size, seen.at, []
+            if seen.began == _UNKNOWN:
+                seen.began = block.after or block.at
+            seen.blocks.append(block)
+        seen.size, seen.at, seen.is_changed = block.size, block.at, True
+
+    def _forget(self, key: FileKey) -> None:
+        if self._files.pop(key, None) is not None:
+            self._full = [(of_file, chunk) for of_file, chunk in self._full if of_file != key]
+            self._forgotten.append(key)
+
+    def _kept(self, key: FileKey) -> list[_Chunk]:
+        query = "SELECT begin, size, began, at, blocks FROM log_arrivals WHERE device = ? AND inode = ? ORDER BY begin"
+        return [_Chunk(*row) for row in self._journal.rows(query, _stored(key))]
+
+    def _write(
+        self, chunks: Sequence[tuple[FileKey, _Chunk]], forgotten: Sequence[FileKey], grown: set[FileKey]
+    ) -> None:
+        with self._journal.transaction() as connection:
+            connection.executemany(
+                "DELETE FROM log_arrivals WHERE device = ? AND inode = ?", [_stored(key) for key in forgotten]
+            )
+            rows = [(*_stored(key), *chunk) for key, chunk in chunks]
+            connection.executemany("INSERT OR REPLACE INTO log_arrivals VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            for key in grown:
+                self._thin(connection, _stored(key))
+            if grown or forgotten:
+                self._make_room(connection)
+
+    def _thin(self, connection: sqlite3.Connection, key: FileKey) -> None:
+        of_file = "FROM log_arrivals WHERE device = ? AND inode = ?"
+        ((count,),) = connection.execute(f"SELECT COUNT(*) {of_file}", key)
+        if count <= MOST_CHUNKS:
+            return
+        kept = connection.execute(f"SELECT begin, size, began, at, blocks {of_file} ORDER BY begin", key)
+        for thinned, gone in _thinned([_Chunk(*row) for row in kept]):
+            connection.execute("INSERT OR REPLACE INTO log_arrivals VALUES (?, ?, ?, ?, ?, ?, ?)", (*key, *thinned))
+            connection.execute(f"DELETE {of_file} AND begin = ?", (*key, gone))
+
+    def _make_room(self, connection: sqlite3.Connection) -> None:
+        newest = max((seen.looked_at for seen in self._files.values()), default=_UNKNOWN)
+        connection.execute("DELETE FROM log_arrivals WHERE at < ?", (newest - _KEPT,))
+        ((count,),) = connection.execute("SELECT COUNT(*) FROM log_arrivals")
+        if count > _MOST_ROWS:
+            connection.execute(
+                "DELETE FROM log_arrivals WHERE (device, inode, begin) IN "
+                "(SELECT device, inode, begin FROM log_arrivals ORDER BY at LIMIT ?)",
+                (count - _MOST_ROWS,),
+            )
+
+
+def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
+    """Yield each chunk that replaces two neighbours, with the `begin` of the second one."""
+    left = list(chunks)
+    while len(left) > MOST_CHUNKS:
+        newest = left[-1].at
+        ages = [(second.at - first.began) / (newest - first.began + 1) for first, second in pairwise(left[:-1])]
+        number = ages.index(min(ages))
+        first, second = left[number], left[number + 1]
+        blocks = [*first.blocks(), *second.blocks()]
+        pairs = [
+            Block(pair[-1].size, pair[0].after, pair[-1].at)
+            for pair in (blocks[begin : begin + 2] for begin in range(0, len(blocks), 2))
+        ]
+        joined = _Chunk.of(first.begin, first.began, pairs)
+        left[number : number + 2] = [joined]
+        yield joined, second.begin
+
+
+def _stored(key: FileKey) -> FileKey:
+    """Return the key as SQLite's integers, which have a sign. FUSE, NFS and CephFS have numbers of all 64 bits."""
+    device, inode = (number - 2**64 if number >= 2**63 else number for number in key)
+    return device, inode
+
+
+def _unsigned(number: int) -> int:
+    return number % 2**64
+
+
+def _milliseconds(at: datetime) -> int:
+    return int(at.timestamp() * 1000)

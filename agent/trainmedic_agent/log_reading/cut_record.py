@@ -1,0 +1,97 @@
+"""The record of what budgets of log reading have left out, for the presence and the metrics. Any thread may use it."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic_agent.log_reading.budgets import BudgetOwner
+from trainmedic_logs.domain.log_cuts import LONGEST_JOB, MOST_REPORTED, CutKind, LogCut
+
+FORGOTTEN_AFTER = 600.0
+"""Seconds without a cut after which an entry is no longer reported."""
+_MOST_KEPT = 2000
+
+
+class _Entry(Struct):
+    count: int
+    since: float
+    """Unix time."""
+    seen: float
+    """By the monotonic clock."""
+
+
+class CutRecord:
+    """Cuts by owner and kind."""
+
+    def __init__(self, now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._entries: dict[tuple[BudgetOwner, CutKind], _Entry] = {}
+        self._totals: Counter[CutKind] = Counter()
+
+    def add(self, owner: BudgetOwner, what: CutKind, count: int = 1) -> None:
+        """Count more that was left out."""
+        if count > 0:
+            self._put(owner, what, count, is_sum=True)
+
+    def stands_at(self, owner: BudgetOwner, what: CutKind, count: int) -> None:
+        """Record how much is left out at present."""
+        if count > 0:
+            self._put(owner, what, count, is_sum=False)
+
+    def totals(self) -> dict[str, int]:
+        """Return how often each budget has cut something since the process started."""
+        with self._lock:
+            return {kind.value: self._totals[kind] for kind in CutKind}
+
+    def cuts(self, node: str = "") -> list[LogCut]:
+        """Return the cuts of the last ten minutes, the newest of each kind first, at most `MOST_REPORTED`."""
+        with self._lock:
+            self._forget()
+            by_kind: dict[CutKind, list[tuple[BudgetOwner, _Entry]]] = {}
+            for (owner, what), entry in self._entries.items():
+                by_kind.setdefault(what, []).append((owner, entry))
+        each = max(MOST_REPORTED // max(len(by_kind), 1), 1)
+        return [
+            LogCut(node, owner.job and owner.job[:LONGEST_JOB], owner.uid, what, entry.count, _at(entry.since))
+            for what, entries in sorted(by_kind.items())
+            for owner, entry in heapq.nlargest(each, entries, key=lambda item: (item[1].seen, item[1].count))
+        ]
+
+    def presence(self) -> dict[str, Any]:
+        """Return what the presence states. Nothing if nothing was cut."""
+        cuts = self.cuts()
+        return {"cuts": [cut.plain() for cut in cuts]} if cuts else {}
+
+    def _put(self, owner: BudgetOwner, what: CutKind, count: int, *, is_sum: bool) -> None:
+        monotonic = self._monotonic()
+        with self._lock:
+            self._totals[what] += 1
+            entry = self._entries.get((owner, what))
+            if entry is None or monotonic - entry.seen > FORGOTTEN_AFTER:
+                if len(self._entries) >= _MOST_KEPT:
+                    self._forget()
+                entry = self._entries[owner, what] = _Entry(0, self._now(), monotonic)
+            entry.count = entry.count + count if is_sum else count
+            entry.seen = monotonic
+
+    def _forget(self) -> None:
+        """Forget entries that are over, and the oldest half if there are too many."""
+        ends = self._monotonic() - FORGOTTEN_AFTER
+        self._entries = {key: entry for key, entry in self._entries.items() if entry.seen >= ends}
+        if len(self._entries) >= _MOST_KEPT:
+            newest = heapq.nlargest(_MOST_KEPT // 2, self._entries.items(), key=lambda item: item[1].seen)
+            self._entries = dict(newest)
+
+
+def _at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,220 @@
+"""The flight recorders' dumps of the jobs of this node: read as they come, and told as a finding of the attempt.
+
+What a dump says is a digest, a line for each rank (``trainmedic_logs.diagnosis.flight_recorder.digest``), which is the
+excerpt of the finding. Nothing is remembered over a restart: dumps of the last hour are read again then, and make the
+same finding.
+
+A dump is what a job has written. It is opened as a log is, through no link, and read by a process that can do nothing
+else. Who calls it: ``log_reader``, from two threads: `found` from that which scans, `read` from one of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from trainmedic_agent.log_opening.node_files import LogRefused, NodeFiles
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns, HourlyBudget
+from trainmedic_agent.log_reading.cut_record import CutRecord
+from trainmedic_agent.log_reading.discovery import FoundFile, Scan
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.diagnosis.flight_recorder import digest
+from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
+from trainmedic_logs.domain.finding import MOST_AROUND, CauseClass, Excerpt, Finding, Origin, Role
+from trainmedic_logs.domain.finding_codec import LARGEST_RANK, write_ranks
+from trainmedic_logs.domain.log_cuts import CutKind
+from trainmedic_logs.errors import DumpError
+
+MOST_RANKS = 2 * MOST_AROUND
+"""Of an attempt on one node: an excerpt has no more lines."""
+MOST_BYTES = 8 * 1024 * 1024
+"""Of a dump that an agent reads: 3,000 entries with their call stacks. Larger ones are for `trainmedic diagnose`."""
+OLDEST = timedelta(hours=1)
+"""A dump that is older tells of a failure on which nobody acts any more."""
+SECONDS_OF_JOB = 120.0
+"""Seconds that reading dumps of one job may take within an hour: 64 dumps of 5 MB take about 20."""
+BYTES_OF_JOB = 1024**3
+"""Bytes of dumps of one job that are read within an hour."""
+DUMPS_OF_JOB = 4 * MOST_RANKS
+"""Dumps of one job that are looked at: those of its newest attempts."""
+_NO_BUDGET = "dumps of this job have used up the hourly budget of its reading"
+_AT_ONCE = 4
+_LOOK_SECONDS = 1.0
+
+_Mark = tuple[int, int, int]
+ReadDumps = Callable[[Sequence[tuple[int, bytes]]], Sequence[Dump | str]]
+"""Returns of each rank's bytes the dump, or why it is none."""
+
+
+class TakesFindings(Protocol):
+    """What writes findings down that no rule has made."""
+
+    @property
+    def can_take(self) -> bool: ...
+    def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None: ...
+    def settle(self) -> None: ...
+
+
+class DumpReading:
+    """Which dumps there are, and what those said that were read. Users and jobs have their turns, each within a budget
+    of its own of bytes and of seconds in an hour, so that dumps of one job delay no others'."""
+
+    def __init__(
+        self,
+        findings: TakesFindings,
+        read: ReadDumps,
+        now: Callable[[], datetime],
+        cuts: CutRecord | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        files: NodeFiles = OwnFiles(),
+    ) -> None:
+        self._files = files
+        self._findings = findings
+        self._read = read
+        self._now = now
+        self._cuts = cuts or CutRecord()
+        self._monotonic = monotonic
+        self._turns = FairTurns(monotonic)
+        self._seconds = HourlyBudget(SECONDS_OF_JOB, monotonic)
+        self._size = HourlyBudget(BYTES_OF_JOB, monotonic)
+        self._found: tuple[FoundFile, ...] = ()
+        self._first_seen: dict[str, tuple[_Mark, datetime]] = {}
+        self._last_marks: dict[str, _Mark] = {}
+        self._lines: dict[str, tuple[_Mark, str]] = {}
+        """By path, what a dump said as it was then."""
+
+    def found(self, scan: Scan) -> None:
+        """Take the dumps that a scan has met."""
+        self._found = scan.dumps
+
+    def read(self) -> float:
+        """Read some of what is new, and tell it; return the seconds until the next look."""
+        if not self._findings.can_take:
+            return _LOOK_SECONDS
+        current = self._current()
+        # A dump that has changed since the last look is still being written.
+        marks = {file.path: _mark(file) for files in current.values() for file in files}
+        settled = {path for path, mark in marks.items() if self._last_marks.get(path) == mark}
+        self._last_marks = marks
+        self._lines = {path: line for path, line in self._lines.items() if path in marks}
+        waiting: dict[BudgetOwner, list[tuple[str, FoundFile]]] = {}
+        for directory, files in current.items():
+            for file in files:
+                if file.path in settled and not self._is_known(file):
+                    waiting.setdefault(file.owner, []).append((directory, file))
+        taken = self._take_in_turn(waiting)
+        for directory in dict.fromkeys(taken):
+            self._tell(directory, [file for file in current[directory] if file.path in self._lines])
+        if taken:
+            self._findings.settle()
+        return 0.0 if len(taken) == _AT_ONCE else _LOOK_SECONDS
+
+    def _current(self) -> dict[str, list[FoundFile]]:
+        """The dumps that are not too old, by directory: of each job those of its newest attempts."""
+        now = self._now()
+        self._first_seen = {file.path: self._seen(file, now) for file in self._found}
+        by_attempt: dict[str, list[FoundFile]] = {}
+        for file in self._found:
+            # A job can set any time of modification, so a time in the future counts from when it was first seen.
+            if now - min(_written(file), self._first_seen[file.path][1]) <= OLDEST:
+                by_attempt.setdefault(os.path.dirname(file.path), []).append(file)  # noqa: PTH120
+        current: dict[str, list[FoundFile]] = {}
+        counts: Counter[BudgetOwner] = Counter()
+        for directory, files in sorted(by_attempt.items(), key=lambda item: -(_attempt(item[1][0]) or 0)):
+            owner, first = files[0].owner, sorted(files, key=_rank)[:MOST_RANKS]
+            if counts[owner] + len(first) <= DUMPS_OF_JOB:
+                current[directory] = first
+            else:
+                self._cuts.stands_at(owner, CutKind.DUMPS, len(files))
+            counts[owner] += len(first)
+        return current
+
+    def _seen(self, file: FoundFile, now: datetime) -> tuple[_Mark, datetime]:
+        seen = self._first_seen.get(file.path)
+        return seen if seen is not None and seen[0][0] == file.inode else (_mark(file), now)
+
+    def _take_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> list[str]:
+        """Read dumps; return the directory of each."""
+        taken: list[str] = []
+        for owner, (directory, file) in self._turns.turns(waiting):
+            if len(taken) == _AT_ONCE:
+                break
+            began = self._monotonic()
+            has_budget = self._seconds.has_left(owner) and self._size.has_left(owner)
+            self._take(file, None if has_budget else _NO_BUDGET)
+            if has_budget:
+                self._seconds.spend(owner, self._monotonic() - began)
+                self._size.spend(owner, min(file.size, MOST_BYTES))
+            else:
+                self._cuts.add(owner, CutKind.DUMPS)
+            taken.append(directory)
+        return taken
+
+    def _is_known(self, file: FoundFile) -> bool:
+        return file.path in self._lines and self._lines[file.path][0] == _mark(file)
+
+    def _take(self, file: FoundFile, refusal: str | None) -> None:
+        """Read a dump, unless there is a reason not to. Record what it says, or why it was not read."""
+        try:
+            if refusal is not None:
+                raise DumpError(refusal)
+            (dump,) = self._read([(_rank(file), self._bytes(file))])
+            if isinstance(dump, str):
+                raise DumpError(dump)
+            line = digest.write(dump, _attempt(file))
+        except (OSError, LogRefused, DumpError) as error:
+            line = digest.write_refused(_rank(file), _attempt(file), str(error))
+        self._lines[file.path] = (_mark(file), line)
+
+    def _bytes(self, found: FoundFile) -> bytes:
+        """Raises OSError, LogRefused, DumpError."""
+        with os.fdopen(self._files.open(found.path, found.named_by), "rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise DumpError(f"it has more than {MOST_BYTES:,} bytes; an agent reads no larger one")
+        return raw
+
+    def _tell(self, directory: str, files: Sequence[FoundFile]) -> None:
+        origin = files[0].origin
+        if origin is None or origin.job is None:
+            return
+        ranks = frozenset(_rank(file) for file in files)
+        lines = tuple(self._lines[file.path][1] for file in files)
+        place = f"{origin.node}\0{directory}"
+        finding = Finding(
+            id=hashlib.sha256(place.encode(errors="backslashreplace")).hexdigest()[:32],
+            rule=digest.RULE,
+            role=Role.CONFIRMATION,
+            cause=CauseClass.HANG,
+            target=Target(TargetKind.JOB, job=origin.job),
+            origin=Origin(digest.SOURCE, origin.node, origin.job, origin.attempt, stream=directory),
+            first_at=min(map(_written, files)),
+            last_at=max(map(_written, files)),
+            line=f"flight recorders have written what ranks {write_ranks(ranks)} were doing",
+            ranks=ranks,
+            count=len(files),
+        )
+        self._findings.tell(finding, Excerpt(lines, min(MOST_AROUND, len(lines) - 1)), files[0].owner)
+
+
+def _rank(file: FoundFile) -> int:
+    rank = file.origin.rank if file.origin is not None else None
+    return min(rank or 0, LARGEST_RANK - 1)
+
+
+def _attempt(file: FoundFile) -> int | None:
+    return file.origin.attempt if file.origin is not None else None
+
+
+def _written(file: FoundFile) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=file.written_ns // 1000)
+
+
+def _mark(file: FoundFile) -> _Mark:
+    return file.inode, file.size, file.written_ns

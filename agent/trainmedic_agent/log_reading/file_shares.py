@@ -1,0 +1,78 @@
+"""Choice of the files to follow, if more are written than may be followed: users, and jobs of a user, take turns.
+
+Who calls it: ``files``, after each scan. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from trainmedic_agent.log_reading.budgets import BudgetOwner
+from trainmedic_agent.log_reading.scan_units import FoundFile
+
+FileKey = tuple[int, int]
+"""Device and inode."""
+
+
+class FileShares(Struct, frozen=True):
+    """Which files are followed from now on."""
+
+    opened: Sequence[FoundFile]
+    closed: Sequence[FileKey]
+    """Files that are followed and have to make room."""
+    left_out: Mapping[BudgetOwner, int]
+    """Files that are not followed, by owner."""
+
+
+def shares(
+    followed: Mapping[FileKey, BudgetOwner], wanted: Iterable[FoundFile], most: int, most_of_job: int
+) -> FileShares:
+    """Choose at most `most` files, and of each job at most `most_of_job`.
+
+    A file that is followed goes before others of its job. `wanted` are those to be opened, the most important first.
+    """
+    queues: dict[BudgetOwner, deque[FoundFile | FileKey]] = {}
+    for key, owner in followed.items():
+        queues.setdefault(owner, deque()).append(key)
+    for file in wanted:
+        queues.setdefault(file.owner, deque()).append(file)
+    left_out: Counter[BudgetOwner] = Counter()
+    closed: list[FileKey] = []
+    for owner, queue in queues.items():
+        while owner.job is not None and len(queue) > most_of_job:
+            _leave_out(queue.pop(), owner, closed, left_out)
+    opened: list[FoundFile] = []
+    room = most
+    users: dict[int | None, deque[BudgetOwner]] = {}
+    for owner in queues:
+        users.setdefault(owner.uid, deque()).append(owner)
+    waiting = deque(users.values())
+    while waiting and room > 0:
+        jobs = waiting.popleft()
+        owner = jobs.popleft()
+        queue = queues[owner]
+        if not queue:
+            if jobs:
+                waiting.appendleft(jobs)
+            continue
+        chosen = queue.popleft()
+        room -= 1
+        if isinstance(chosen, FoundFile):
+            opened.append(chosen)
+        jobs.append(owner)
+        waiting.append(jobs)
+    for owner, queue in queues.items():
+        for each in queue:
+            _leave_out(each, owner, closed, left_out)
+    return FileShares(opened, closed, left_out)
+
+
+def _leave_out(
+    each: FoundFile | FileKey, owner: BudgetOwner, closed: list[FileKey], left_out: Counter[BudgetOwner]
+) -> None:
+    left_out[owner] += 1
+    if not isinstance(each, FoundFile):
+        closed.append(each)

@@ -1,0 +1,359 @@
+"""Following files: those that ``discovery`` finds, over restarts, renaming and truncation, each with a budget.
+
+Files are polled, which costs a call each and works on every file system; notices of the kernel do not, over NFS. One
+thread reads them in turn, another looks for new ones: a directory that does not answer does not hold up what is open.
+A file that nobody has written for an hour is closed, and opened again when it grows.
+
+Not here: what is done with lines (``rule_runner``), and the kernel's own log (``kernel_log``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from trainmedic_agent.log_opening.node_files import LogRefused, NodeFiles, UnreadReason
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading.budgets import BudgetOwner, FairTurns
+from trainmedic_agent.log_reading.cut_record import CutRecord
+from trainmedic_agent.log_reading.discovery import FoundFile, Scan
+from trainmedic_agent.log_reading.file_shares import shares
+from trainmedic_agent.log_reading.followed_file import KnownFile, known_file, microseconds
+from trainmedic_agent.log_reading.log_files import FARTHEST_BEHIND, FilePosition, GrowingFile, ReadSizes
+from trainmedic_agent.log_reading.log_policy import DEFAULT_MAX_JOB_FILES
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_cuts import CutKind
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
+
+log = logging.getLogger(__name__)
+
+CLOSED_AFTER = 3600.0
+"""Seconds without a new byte after which a file is closed."""
+_GONE_AFTER = 60.0
+"""Seconds after which a deleted file is let go, so that it takes no room on the disk any more."""
+ROUND_SECONDS = 0.5
+"""After so long a round ends, and whoever used least comes first in the next one."""
+_SECONDS_A_BYTE = 4e-7
+"""Rules look at some 35,000 lines of 70 bytes a second."""
+_BUSY_SECONDS = 60.0
+"""A file that was written within so many seconds is looked at in every round, others once a second."""
+_FORGOTTEN_AFTER = 24 * 3600.0
+NEW_SECONDS = 24 * 3600.0
+"""A file that was never read is read if somebody has written it within so long."""
+FIRST_BYTES = 1024 * 1024
+"""So much of a file's end is read of what was there before the agent was first started; of the kernel's log 64 MiB."""
+
+
+class Followed(Protocol):
+    """An open file, and what is done with its lines."""
+
+    file: GrowingFile
+    origin: Origin
+
+    @property
+    def grown_at(self) -> float:
+        """When there was something new, by the monotonic clock."""
+        ...
+
+    def begin(self) -> None:
+        """It is followed from now on: that is to be written down soon. Raises OSError."""
+        ...
+
+    def poll(self, now: datetime, monotonic: float) -> bool:
+        """See what is new; return whether there is more. Raises OSError."""
+        ...
+
+    def known(self) -> KnownFile:
+        """What is kept of it while it is closed."""
+        ...
+
+    def is_of(self, origin: Origin) -> bool:
+        """Whether its lines are already known to be of this origin."""
+        ...
+
+    def change_origin(self, origin: Origin) -> None:
+        """From the next line on it is known better whose they are. Raises OSError."""
+        ...
+
+    def end(self, now: datetime) -> None:
+        """Nothing more comes; it is closed, and its position forgotten. Raises OSError."""
+        ...
+
+
+FollowedT = TypeVar("FollowedT", bound=Followed)
+
+
+def _expected_seconds(item: tuple[tuple[int, int], Followed]) -> float:
+    """The time that the next look at a file may take."""
+    return item[1].file.waiting * _SECONDS_A_BYTE
+
+
+class Positions(Protocol):
+    """What remembers how far files were read."""
+
+    is_first: bool
+    """Nobody has remembered anything before this process."""
+
+    @property
+    def can_take(self) -> bool:
+        """Whether files are to be read now."""
+        ...
+
+    def kept(self) -> Mapping[str, Any]:
+        """What was written down of each, by its key. Raises JournalUnavailable."""
+        ...
+
+    def forget(self, key: str) -> None: ...
+
+    def hurry(self) -> None:
+        """Called between two files."""
+        ...
+
+
+class FileCounts(Protocol):
+    """What is so now, for the metrics."""
+
+    files: Mapping[str, int]
+    refused: Mapping[str, int]
+
+
+class FileFollowing(Generic[FollowedT]):
+    """All files that are followed, for one use of their lines. One thread reads, another hands in scans."""
+
+    def __init__(
+        self,
+        positions: Positions,
+        follow: Callable[[GrowingFile, KnownFile, float], FollowedT],
+        counters: FileCounts,
+        *,
+        max_files: int,
+        now: Callable[[], datetime],
+        monotonic: Callable[[], float] = time.monotonic,
+        sizes: ReadSizes = ReadSizes(),
+        max_job_files: int = DEFAULT_MAX_JOB_FILES,
+        cuts: CutRecord | None = None,
+        files: NodeFiles = OwnFiles(),
+    ) -> None:
+        """Raises JournalUnavailable."""
+        self._positions = positions
+        self._make = follow
+        self._counters = counters
+        self._max_files, self._max_job_files = max_files, max_job_files
+        self._cuts = cuts or CutRecord()
+        self._turns = FairTurns(monotonic)
+        self._sizes = sizes
+        self._files = files
+        self._now = now
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._scan: Scan | None = None
+        self._followed: dict[tuple[int, int], FollowedT] = {}
+        self._polled_at: dict[tuple[int, int], float] = {}
+        self._known: dict[tuple[int, int], KnownFile] = {}
+        self._missing: dict[tuple[int, int], float] = {}
+        self._is_first = positions.is_first
+        self._restore()
+
+    @property
+    def known_keys(self) -> Collection[tuple[int, int]]:
+        """Devices and inodes of what is followed by any name. Any thread may ask."""
+        with self._lock:
+            return {*self._followed, *self._known}
+
+    def found(self, scan: Scan) -> None:
+        """`read` takes this scan into account. Any thread may call it."""
+        with self._lock:
+            self._scan = scan
+
+    @property
+    def followed(self) -> list[FollowedT]:
+        """The files that are open."""
+        return list(self._followed.values())
+
+    def read(self) -> bool:
+        """Read files for up to `ROUND_SECONDS`, each user and job in turn; return whether there is more to read."""
+        if not self._positions.can_take:
+            return False
+        with self._lock:
+            scan, self._scan = self._scan, None
+        if scan is not None:
+            self._adopt(scan)
+        began = self._monotonic()
+        has_more = False
+        for _, (key, file) in self._turns.turns(self._due(began), _expected_seconds):
+            monotonic = self._monotonic()
+            if monotonic - began >= ROUND_SECONDS:
+                return True
+            self._polled_at[key] = monotonic
+            has_more |= self._poll(key, file, monotonic)
+            self._positions.hurry()
+        return has_more
+
+    def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[tuple[tuple[int, int], FollowedT]]]:
+        """The files to look at in this round, by owner, those first that were looked at longest ago."""
+        due: dict[BudgetOwner, list[tuple[tuple[int, int], FollowedT]]] = {}
+        for key, file in self._followed.items():
+            if now - file.grown_at < _BUSY_SECONDS or now - self._polled_at.get(key, 0.0) >= 1.0:
+                due.setdefault(file.file.owner, []).append((key, file))
+        for files in due.values():
+            files.sort(key=lambda item: self._polled_at.get(item[0], 0.0))
+        return due
+
+    def close(self) -> None:
+        for file in self._followed.values():
+            file.file.close()
+        self._followed.clear()
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _poll(self, key: tuple[int, int], file: FollowedT, monotonic: float) -> bool:
+        try:
+            if file.poll(self._now(), monotonic):
+                return True
+            quiet = monotonic - file.grown_at
+            if quiet > _GONE_AFTER and file.file.names == 0:
+                self._drop(key)
+                file.end(self._now())
+            elif quiet > CLOSED_AFTER:
+                self._put_away(key, file)
+        except OSError as error:
+            # Its file system has gone, or fails; what comes of it is found again by the next scan.
+            log.warning("a log cannot be read further", extra={"path": file.origin.stream, "reason": str(error)})
+            self._put_away(key, file)
+        return False
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        with self._lock:
+            self._followed.pop(key, None)
+        self._polled_at.pop(key, None)
+
+    def _adopt(self, scan: Scan) -> None:
+        """Open what was found and has something to read, within each owner's share: the last written is chosen first.
+
+        They are opened, and so read, in the order of their last writes, because a failure belongs to the first attempt
+        that shows it.
+        """
+        refused = Counter(scan.refused)
+        now = self._now().timestamp()
+        wanted: list[FoundFile] = []
+        for found in sorted(scan.files, key=lambda file: -file.written_ns):
+            followed = self._followed.get(found.key)
+            if followed is None:
+                if self._is_to_read(found, now):
+                    wanted.append(found)
+                continue
+            followed.file.owner = found.owner
+            # A rename makes an open file none of another job.
+            is_in_place = found.origin is not None and found.origin.stream == followed.origin.stream
+            if is_in_place and found.origin is not None and not followed.is_of(found.origin):
+                followed.change_origin(found.origin)
+        owners = {key: file.file.owner for key, file in self._followed.items()}
+        chosen = shares(owners, wanted, self._max_files, self._max_job_files)
+        for key in chosen.closed:
+            self._put_away(key, self._followed[key])
+        for found in sorted(chosen.opened, key=lambda file: file.written_ns):
+            self._follow(found.key, found, refused)
+        for owner, count in chosen.left_out.items():
+            refused[UnreadReason.TOO_MANY] += count
+            self._cuts.stands_at(owner, CutKind.FILES, count)
+        self._forget(scan)
+        self._is_first = False
+        self._counters.refused = {reason.value: count for reason, count in refused.items() if count}
+        self._counters.files = Counter(file.origin.source for file in self._followed.values())
+
+    def _put_away(self, key: tuple[int, int], file: FollowedT) -> None:
+        """Close a file, and know where reading it goes on."""
+        self._drop(key)
+        with self._lock:
+            self._known[key] = file.known()
+        file.file.close()
+
+    def _is_to_read(self, found: FoundFile, now: float) -> bool:
+        known = self._known.get((found.device, found.inode))
+        if known is not None:
+            is_as_it_was = (found.size, found.written_ns) == (known.position.offset, known.position.written_ns)
+            return not is_as_it_was or bool(known.stream.get("excerpts"))
+        if found.origin is None:
+            return False
+        return now - found.written_ns / 1e9 < NEW_SECONDS or found.origin.source in KERNEL_SOURCES
+
+    def _follow(self, key: tuple[int, int], found: FoundFile, refused: Counter[UnreadReason]) -> None:
+        try:
+            file, known = self._opened(key, found)
+        except LogRefused as unread:
+            refused[unread.reason] += 1
+            return
+        except PermissionError:
+            refused[UnreadReason.FORBIDDEN] += 1
+            return
+        except OSError:
+            return  # it has vanished, or another has come; the next scan says so
+        if self._is_first and key not in self._known:
+            is_whole = known.origin.source in KERNEL_SOURCES
+            file.start_at(found.size - (FARTHEST_BEHIND if is_whole else FIRST_BYTES))
+        file.owner = found.owner
+        followed = self._make(file, known, self._monotonic())
+        with self._lock:
+            self._known.pop(key, None)
+            self._missing.pop(key, None)
+            self._followed[key] = followed
+        with contextlib.suppress(OSError):  # the next look at it says what is wrong
+            followed.begin()
+
+    def _opened(self, key: tuple[int, int], found: FoundFile) -> tuple[GrowingFile, KnownFile]:
+        """The file, and where it was left; at its beginning where it was never read. Raises OSError, LogRefused."""
+        known = self._known.get(key)
+        if known is not None:
+            origin = known.origin
+            if found.origin is not None and found.path == known.position.path:
+                origin = found.origin  # what a job says of a rank may have come after the file
+            file = self._open(found, known.position, origin)
+            if found.path == known.position.path or file.look():
+                return file, replace(known, origin=origin)
+            file.close()  # a new file with the number of one that is gone
+            self._positions.forget(known.key)
+            with self._lock:
+                del self._known[key]
+        if found.origin is None:
+            raise FileNotFoundError(errno.ENOENT, "what it was is gone", found.path)
+        position = FilePosition(found.path, *key, since=microseconds(self._now()))
+        known = KnownFile(position, found.origin, {})
+        return self._open(found, known.position, found.origin), known
+
+    def _open(self, found: FoundFile, position: FilePosition, origin: Origin) -> GrowingFile:
+        """Raises OSError, LogRefused."""
+        return GrowingFile.open(
+            found.path,
+            position,
+            is_whole=origin.source in KERNEL_SOURCES,
+            sizes=self._sizes,
+            open_log=partial(self._files.open, named_by=found.named_by),
+        )
+
+    def _forget(self, scan: Scan) -> None:
+        """Forget closed files that have not been there for a day: a file system that is away comes again."""
+        monotonic = self._monotonic()
+        present = {(found.device, found.inode) for found in scan.files}
+        self._missing = {key: self._missing.get(key, monotonic) for key in self._known if key not in present}
+        for key, since in list(self._missing.items()):
+            if monotonic - since > _FORGOTTEN_AFTER:
+                with self._lock:
+                    known = self._known.pop(key)
+                self._positions.forget(known.key)
+
+    def _restore(self) -> None:
+        """Know again what a process before this one has read."""
+        for kept in self._positions.kept().values():
+            known = known_file(kept)
+            if known is not None:
+                self._known[known.position.device, known.position.inode] = known

@@ -1,0 +1,175 @@
+"""What is a log below a directory, and whose: by a pattern of the policy, by a job's layout, by the kubelet's.
+
+A finder says for the entries of one directory which to go into, and which are logs. Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from trainmedic.wire import log_layout
+from trainmedic_agent.log_reading.job_sources import JobSources
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
+from trainmedic_agent.log_reading.path_patterns import NUMBERS, PathPattern
+from trainmedic_logs.domain.finding import Origin
+
+_DEEPEST = 10
+_CONTAINER_LOG = re.compile(r"\d{1,9}\.log\Z")
+_STREAM_SOURCES = {
+    log_layout.STDOUT: "training",
+    log_layout.STDERR: "training",
+    log_layout.LAUNCHER: "launcher",
+}
+
+
+class Finder(Protocol):
+    """What is a log below one directory."""
+
+    def enter(self, name: str) -> Finder | None:
+        """How to look at the directory `name` in this one; None to pass it over."""
+        ...
+
+    def origin(self, name: str) -> Origin | None:
+        """Whose the file `name` in this directory is; None where it is no log, or not this node's."""
+        ...
+
+
+class PatternFinder(Struct, frozen=True):
+    """Files by a pattern of the policy."""
+
+    pattern: PathPattern
+    source: str
+    node: str
+    depth: int = 0
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def enter(self, name: str) -> PatternFinder | None:
+        if self.depth + 1 >= len(self.pattern.parts):
+            return None
+        places = self._places(name)
+        return None if places is None else replace(self, depth=self.depth + 1, places=places)
+
+    def origin(self, name: str) -> Origin | None:
+        if self.depth + 1 != len(self.pattern.parts):
+            return None
+        places = self._places(name)
+        if places is None:
+            return None
+        attempt, rank, local_rank, node_rank = (int(places[name]) if name in places else None for name in NUMBERS)
+        job = readable(places["job"]) if "job" in places else None
+        return Origin(self.source, self.node, job, attempt, rank, local_rank, node_rank)
+
+    def _places(self, name: str) -> dict[str, str] | None:
+        match = self.pattern.parts[self.depth].match(name)
+        if match is None or match.groupdict().get("node", self.node) != self.node:
+            return None
+        return {**self.places, **match.groupdict()}
+
+
+class LayoutFinder(Struct, frozen=True):
+    """Files of a log directory with the layout of ``trainmedic.wire.log_layout``."""
+
+    root: str
+    node: str
+    sources: JobSources
+    parts: tuple[str, ...] = ()
+    first_name: str | None = None
+    """The name by which the job's directory was known first. None for the directory that it has now."""
+
+    def enter(self, name: str) -> LayoutFinder | None:
+        depth = len(self.parts)
+        if depth == 1 and log_layout.attempt_number(name) is None:
+            return None
+        if depth == 2 and name not in (f"ranks-{log_layout.encoded(self.node)}", log_layout.FLIGHT_RECORDER):
+            return None
+        if depth >= _DEEPEST:
+            return None
+        return replace(self, parts=(*self.parts, name))
+
+    def origin(self, name: str) -> Origin | None:
+        if len(self.parts) < 2:
+            return None  # a log lies in the directory of an attempt; other files must cost nothing
+        said = log_layout.file_at(PurePosixPath(self.first_name or self.parts[0], *self.parts[1:], name))
+        if said is None or said.is_rotated:
+            return None
+        directory = "/".join((self.root, *self.parts))
+        if said.kind == log_layout.SOURCES and said.node == self.node:
+            self.sources.saw(directory, name)
+            return None
+        if said.kind == log_layout.RECORDS:
+            # The number of a rank does not say on which node of a shared directory it is; its sources file does.
+            return self.sources.of_rank(directory, said.rank)
+        if said.kind == log_layout.FLIGHT_RECORDER and said.rank is not None:
+            return self._dump(said, said.rank)
+        if said.kind == log_layout.LAUNCHER:
+            self.sources.saw_launcher(directory, said.node)
+        if said.kind not in _STREAM_SOURCES or said.node != self.node:
+            return None
+        job = readable(said.job if said.job is not None else said.directory)
+        attempt = "/".join((self.root, *self.parts[:2]))
+        if said.job is not None and self.sources.is_of_another_job(attempt, said.job):
+            return None
+        origin = Origin(_STREAM_SOURCES[said.kind], self.node, job=job, attempt=said.attempt)
+        if said.local_rank is None:
+            return origin
+        return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
+
+    def _dump(self, said: log_layout.LogFile, rank: int) -> Origin | None:
+        """A rank's dump: by its sources file, or where all ranks of the attempt were started on this node."""
+        attempt = "/".join((self.root, *self.parts[:2]))
+        origin = self.sources.of_rank(attempt, rank)
+        if origin is not None:
+            return replace(origin, source=log_layout.FLIGHT_RECORDER)
+        if self.sources.launchers(attempt) != {self.node}:
+            return None
+        if said.job is not None and self.sources.is_of_another_job(attempt, said.job):
+            return None
+        job = readable(said.job if said.job is not None else said.directory)
+        return Origin(log_layout.FLIGHT_RECORDER, self.node, job=job, attempt=said.attempt, rank=rank)
+
+
+class PodFinder(Struct, frozen=True):
+    """Logs of containers as the kubelet keeps them: ``<namespace>_<pod>_<uid>/<container>/<restarts>.log``."""
+
+    policy: LogsPolicy
+    node: str
+    pod: str | None = None
+    depth: int = 0
+
+    def enter(self, name: str) -> PodFinder | None:
+        if self.depth == 1:
+            return replace(self, depth=2)
+        parts = name.split("_")
+        if self.depth != 0 or len(parts) != 3 or not self.policy.reads_pods_of(parts[0]):
+            return None
+        return replace(self, pod=f"{parts[0]}/{parts[1]}", depth=1)
+
+    def origin(self, name: str) -> Origin | None:
+        if self.depth != 2 or _CONTAINER_LOG.match(name) is None:
+            return None
+        return Origin("training", self.node, pod=self.pod)
+
+
+class NamedFiles(Struct, frozen=True):
+    """Files of one directory whose names are given."""
+
+    origins: Mapping[str, Origin]
+    """By name, whose the file is."""
+
+    def enter(self, name: str) -> None:
+        return None
+
+    def origin(self, name: str) -> Origin | None:
+        return self.origins.get(name)
+
+
+def readable(name: str) -> str:
+    """A name or path as text: a byte that is not UTF-8 is written as ``\\xe4``."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")

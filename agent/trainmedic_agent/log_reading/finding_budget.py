@@ -1,0 +1,53 @@
+"""Number of findings that one job may report within an hour, and whose they are: no job takes the place of others'.
+
+Who calls it: ``rule_runner``, under its lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from trainmedic_agent.log_reading.budgets import BudgetOwner, HourlyBudget
+from trainmedic_agent.log_reading.cut_record import CutRecord
+from trainmedic_logs.domain.finding import Finding
+from trainmedic_logs.domain.log_cuts import CutKind
+
+_MOST_REMEMBERED = 20_000
+
+
+class FindingsOfJobs:
+    """Admits the first word on a finding, and its later ones if the first was admitted."""
+
+    def __init__(
+        self, most: int, cuts: CutRecord | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._budget = HourlyBudget(most, monotonic)
+        self._cuts = cuts or CutRecord()
+        self._refused: dict[str, None] = {}
+        self._admitted: dict[str, BudgetOwner] = {}
+
+    def admits(self, owner: BudgetOwner, finding: Finding) -> bool:
+        """Return whether the finding is to be reported. A new one counts."""
+        if finding.id in self._refused:
+            return False
+        if finding.is_over or finding.id in self._admitted:
+            return True
+        is_admitted = self._budget.take(owner)
+        if is_admitted:
+            self._admitted[finding.id] = owner
+        else:
+            self._refused[finding.id] = None
+            self._cuts.add(owner, CutKind.FINDINGS)
+        for remembered in (self._admitted, self._refused):
+            if len(remembered) > _MOST_REMEMBERED:
+                del remembered[next(iter(remembered))]
+        return is_admitted
+
+    def owner_of(self, finding: Finding) -> BudgetOwner:
+        """Return whose finding it is. Of one from before this process began, only the job is known."""
+        return self._admitted.get(finding.id) or BudgetOwner(None, finding.origin.job)
+
+    def was_admitted(self, finding: Finding) -> bool:
+        """Return whether a later word on the finding is to be reported."""
+        return finding.id not in self._refused

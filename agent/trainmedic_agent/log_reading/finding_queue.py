@@ -1,0 +1,107 @@
+"""The findings that wait to be sent: those of one job in their order, users and jobs in turn.
+
+A finding gets its number when its turn comes, so the numbers are those of the order of sending. A job that makes many
+findings delays only its own: before the next finding of another user, each user who has any sends one.
+
+Who calls it: ``log_store``, within its transactions.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+
+from trainmedic_agent.log_reading.budgets import BudgetOwner
+
+TABLES = (
+    """CREATE TABLE log_waiting (
+        id INTEGER PRIMARY KEY, finding TEXT NOT NULL, uid INTEGER, job TEXT,
+        size INTEGER NOT NULL, body BLOB NOT NULL
+    )""",
+    "CREATE INDEX log_waiting_finding ON log_waiting (finding)",
+    "CREATE INDEX log_waiting_owner ON log_waiting (uid, job, id)",
+)
+
+
+class FindingQueue:
+    """The table of findings without a number, and who was served last. The caller has a lock."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._served: dict[BudgetOwner, int] = {}
+        """By user and by job, the number of their last turn. Of those alone who have findings waiting."""
+
+    def body(self, connection: sqlite3.Connection, finding: str) -> bytes | None:
+        """Return what waits of a finding. None if nothing does."""
+        row = connection.execute("SELECT body FROM log_waiting WHERE finding = ?", (finding,)).fetchone()
+        return bytes(row[0]) if row is not None else None
+
+    def put(self, connection: sqlite3.Connection, finding: str, owner: BudgetOwner, body: bytes) -> None:
+        """Add an update of a finding, or put it in the place of the one that waits."""
+        row = (len(body), body, finding)
+        if connection.execute("UPDATE log_waiting SET size = ?, body = ? WHERE finding = ?", row).rowcount == 0:
+            values = (finding, owner.uid, owner.job, len(body), body)
+            connection.execute("INSERT INTO log_waiting (finding, uid, job, size, body) VALUES (?, ?, ?, ?, ?)", values)
+
+    @staticmethod
+    def leave_out(connection: sqlite3.Connection, count: int) -> None:
+        """Leave out numbers, by which the server sees how many findings it does not get."""
+        begun = connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'log_findings'", (count,))
+        if begun.rowcount == 0:
+            connection.execute("INSERT INTO sqlite_sequence VALUES ('log_findings', ?)", (count,))
+
+    def take(self, connection: sqlite3.Connection, most: int, numbered: Callable[[bytes, int], bytes]) -> None:
+        """Give the next findings their numbers, so that they are no longer changed.
+
+        `numbered` returns a body with a number.
+        """
+        counts = {
+            BudgetOwner(uid, job): count
+            for uid, job, count in connection.execute("SELECT uid, job, COUNT(*) FROM log_waiting GROUP BY uid, job")
+        }
+        for owner, count in self.shares(counts, most).items():
+            rows = connection.execute(
+                "SELECT id, finding, body FROM log_waiting WHERE uid IS ? AND job IS ? ORDER BY id LIMIT ?",
+                (owner.uid, owner.job, count),
+            ).fetchall()
+            for waiting, finding, body in rows:
+                number = connection.execute(
+                    "INSERT INTO log_findings (finding, size, body) VALUES (?, 0, x'')", (finding,)
+                ).lastrowid
+                assert number is not None
+                whole = numbered(bytes(body), number)
+                values = (len(whole), whole, number)
+                connection.execute("UPDATE log_findings SET size = ?, body = ? WHERE number = ?", values)
+                connection.execute("DELETE FROM log_waiting WHERE id = ?", (waiting,))
+
+    def shares(self, counts: Mapping[BudgetOwner, int], most: int) -> Mapping[BudgetOwner, int]:
+        """Return how many findings of each owner are sent next, `most` together.
+
+        Users have their turns one after another, and within a user's turns the user's jobs. Whoever was served longest
+        ago comes first.
+        """
+        jobs: dict[int | None, list[BudgetOwner]] = {}
+        for owner in counts:
+            jobs.setdefault(owner.uid, []).append(owner)
+        users = deque(sorted((BudgetOwner(uid) for uid in jobs), key=self._turn))
+        queues = {uid: deque(sorted(of_user, key=self._turn)) for uid, of_user in jobs.items()}
+        chosen: Counter[BudgetOwner] = Counter()
+        present = {*counts, *users}
+        served = {owner: at for owner, at in self._served.items() if owner in present}
+        while users and chosen.total() < most:
+            user = users.popleft()
+            queue = queues[user.uid]
+            owner = queue.popleft()
+            chosen[owner] += 1
+            self._turns += 1
+            served[user] = served[owner] = self._turns
+            if chosen[owner] < counts[owner]:
+                queue.append(owner)
+            if queue:
+                users.append(user)
+        self._served = served
+        return chosen
+
+    def _turn(self, owner: BudgetOwner) -> int:
+        return self._served.get(owner, 0)

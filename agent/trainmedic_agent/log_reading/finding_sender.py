@@ -1,0 +1,96 @@
+"""Hands findings to the agent, in order, at least once each. One thread.
+
+The reader of logs has neither the node's key nor a connection to Redis: the agent signs and sends. Findings stay in the
+reader's database until the agent says that Redis has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from trainmedic.wire.envelope import EnvelopeError
+from trainmedic.wire.findings import LARGEST_UPDATE
+from trainmedic.wire.log_limit import LogLimit
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.log_reading.log_store import LogStore
+from trainmedic_logs.domain import finding_codec
+
+log = logging.getLogger(__name__)
+
+_BATCH = 50
+_BATCH_BYTES = 256 * 1024
+_IDLE_SECONDS = 1.0
+
+
+class FindingPort(Protocol):
+    """The way to the agent."""
+
+    def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
+        """Return when Redis has these updates. Raises ConnectionError if the link ends before."""
+        ...
+
+
+class FindingSender:
+    """The thread, from `start` to `stop`. ``has_findings`` is set when some were written down."""
+
+    def __init__(self, port: FindingPort, store: LogStore, has_findings: threading.Event) -> None:
+        self._port = port
+        self._store = store
+        self._has_findings = has_findings
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-findings", daemon=True)
+        self._log_limit = LogLimit()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """Send what waits, and end. What Redis has not taken by then is sent after the next start."""
+        self._stopping.set()
+        self._has_findings.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._stopping.is_set()
+            try:
+                while batch := self._batch():
+                    self._port.send_findings(batch)
+                    self._store.sent([number for number, _ in batch])
+            except ConnectionError:
+                return  # the process ends with its link
+            except JournalUnavailable as error:
+                if self._log_limit.lets_through():
+                    log.error("findings cannot be read from the journal", extra={"reason": str(error)})
+            if not self._stopping.is_set():
+                self._has_findings.wait(_IDLE_SECONDS)
+                self._has_findings.clear()
+
+    def _batch(self) -> list[tuple[int, bytes]]:
+        """Return the oldest updates, as many as fit into a message. Raises JournalUnavailable."""
+        batch: list[tuple[int, bytes]] = []
+        size = 0
+        for number, body in self._store.waiting(_BATCH):
+            small = _within(body)
+            if batch and size + len(small) > _BATCH_BYTES:
+                break
+            batch.append((number, small))
+            size += len(small)
+        return batch
+
+
+def _within(body: bytes) -> bytes:
+    """Return the update as it fits into a message: without its excerpt if it is too large."""
+    if len(body) <= LARGEST_UPDATE:
+        return body
+    try:
+        update = finding_codec.decode(body)
+    except EnvelopeError:
+        return b""  # of a version whose form is not read any more; the agent leaves it out
+    return finding_codec.encode(replace(update, excerpt=None))

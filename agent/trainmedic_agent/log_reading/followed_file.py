@@ -1,0 +1,210 @@
+"""A log file that is open, and its lines' way to the rules; and what is kept of one that is closed.
+
+Not here: which files are open (``files``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_reading.line_budget import LineBudget, LinesOfJobs
+from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_agent.log_reading.log_files import FilePosition, GrowingFile
+from trainmedic_agent.log_reading.rule_runner import RuleRunner
+from trainmedic_agent.log_reading.streams import BYTES_AROUND, LineStream, excerpt_of
+from trainmedic_logs.domain.finding import Excerpt, Origin
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
+
+HALF_LINE_SECONDS = 10.0
+"""A line whose end has not come for so long counts as whole."""
+
+
+class KnownFile(Struct, frozen=True):
+    """A file that was read, and what was kept of it."""
+
+    position: FilePosition
+    origin: Origin
+    stream: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """By which the runner knows it."""
+        return f"{self.position.generation} {self.origin.stream}"
+
+
+class FollowedFile:
+    """An open file and its lines' way to the rules. One thread uses it."""
+
+    def __init__(
+        self,
+        file: GrowingFile,
+        known: KnownFile,
+        budget: LineBudget,
+        runner: RuleRunner,
+        counters: LogCounters,
+        monotonic: float,
+        arrivals: ArrivalIndex | None = None,
+        of_jobs: LinesOfJobs | None = None,
+    ) -> None:
+        self._of_jobs = of_jobs
+        self._runner = runner
+        self._arrivals = arrivals
+        self._counters = counters
+        self.file = file
+        self.origin = known.origin
+        self.grown_at = monotonic
+        self._budget = budget
+        self._left_out = 0
+        self._has_caught_up = False
+        self._position = known.position
+        self.stream = self._new_stream(known.stream)
+
+    @property
+    def key(self) -> str:
+        return self.known().key
+
+    @property
+    def _file_key(self) -> tuple[int, int]:
+        return self._position.device, self._position.inode
+
+    def place_json(self) -> Mapping[str, Any]:
+        self._position = self.file.position(self.stream.oldest_place)
+        return {"file": self._position.to_json(), "origin": asdict(self.origin)}
+
+    def known(self) -> KnownFile:
+        """What is kept of it while it is closed."""
+        return KnownFile(self._position, self.origin, self.stream.to_json())
+
+    def excerpt(self, place: int) -> Excerpt | None:
+        try:
+            before, after = self.file.around(place, BYTES_AROUND)
+        except OSError:
+            return None
+        earlier = before.split(b"\n")[:-1]
+        if len(before) == BYTES_AROUND:
+            earlier = earlier[1:]  # its beginning is not there
+        following = after.split(b"\n")
+        return excerpt_of(earlier, following[:-1] if len(following) > 1 and not following[-1] else following)
+
+    def begin(self) -> None:
+        """Have it written down soon that it is read. Raises OSError."""
+        self._runner.begin(self)
+
+    def poll(self, now: datetime, monotonic: float) -> bool:
+        """Read what is new; return whether there is more. Raises OSError."""
+        counters = self._counters
+        if not self.file.look():
+            self._begin_anew(now)
+            self.file.look()
+        if self._arrivals is not None:
+            self._arrivals.looked(self._file_key, self.file.size, self.file.written_ns, now)
+        offset = self.file.offset
+        placed = self.file.read()
+        if self.file.offset != offset:
+            self.grown_at = monotonic
+        quiet = monotonic - self.grown_at
+        if not placed and quiet >= HALF_LINE_SECONDS and self.file.has_half_line:
+            placed = self.file.half_line()
+        counters.add_bytes_left_out(self.file.left_out - self._left_out)
+        self._left_out = self.file.left_out
+        counters.lines(self.origin.source, len(placed))
+        self.stream.owner = self.file.owner
+        kept = self._budget.within(placed, monotonic)
+        if self._of_jobs is not None:
+            kept = self._of_jobs.within(self.file.owner, kept)
+        counters.lines_left_out(self.origin.source, len(placed) - len(kept))
+        prefilter = self._runner.prefilter(self.origin.source)
+        lines = [*self.stream.feed(kept, self._arrived(now), prefilter), *self.stream.flush(now)]
+        if placed or lines:
+            self._runner.take(self, lines)
+        self._runner.add_excerpts(self)
+        self._has_caught_up = self._has_caught_up or not self.file.has_more
+        return self.file.has_more
+
+    def _arrived(self, now: datetime) -> datetime:
+        """When lines came that do not say so: now, where they were waited for; what lies there for long was printed
+        when the file was last written, at the latest."""
+        if self._has_caught_up or self.file.written_at <= 0:
+            return now
+        return min(now, datetime.fromtimestamp(self.file.written_at, UTC))
+
+    def is_of(self, origin: Origin) -> bool:
+        """Whether its lines are already known to be of this origin."""
+        return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
+
+    def change_origin(self, origin: Origin) -> None:
+        """From the next line on it is known better whose they are: the rank has said so. Raises OSError."""
+        lines = self.stream.flush(None)
+        if lines:
+            self._runner.take(self, lines)
+        self.origin = replace(origin, stream=self.origin.stream)
+        self.stream = self._new_stream(self.stream.to_json())
+
+    def end(self, now: datetime) -> None:
+        """Nothing more comes: what was held back counts. Its position is forgotten."""
+        try:
+            self._end_stream(now)
+        finally:
+            self.file.close()
+        self._runner.forget(self.key)
+
+    def _begin_anew(self, now: datetime) -> None:
+        self._end_stream(now)
+        self._runner.forget(self.key)
+        self._counters.add_truncation()
+        if self._arrivals is not None:
+            self._arrivals.begin_anew(self._file_key)
+        self.file.begin_anew(microseconds(now))
+        self._position = self.file.position(None)
+        self.stream = self._new_stream({})
+        self.begin()
+
+    def _end_stream(self, now: datetime) -> None:
+        lines = [*self.stream.feed(self.file.half_line(), now), *self.stream.flush(None)]
+        if lines:
+            self._runner.take(self, lines)
+        self.stream.excerpts = [replace(each, due=0.0) for each in self.stream.excerpts]
+        self._runner.add_excerpts(self)
+
+    def _new_stream(self, kept: Mapping[str, Any]) -> LineStream:
+        self.origin = replace(self.origin, generation=self._position.generation)
+        stream = LineStream(self.origin, None, kept)
+        stream.owner = self.file.owner
+        return stream
+
+
+def followed_by(
+    runner: RuleRunner,
+    counters: LogCounters,
+    max_lines: int,
+    arrivals: ArrivalIndex | None = None,
+    of_jobs: LinesOfJobs | None = None,
+) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
+    """Return a factory of followed files whose lines go to `runner`. The rules read `max_lines` a second of each file,
+    and of each job as many as `of_jobs` allows. `arrivals` records when the bytes arrived."""
+
+    def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:
+        is_kernel = known.origin.source in KERNEL_SOURCES
+        budget = LineBudget(None if is_kernel else max_lines)
+        return FollowedFile(file, known, budget, runner, counters, monotonic, arrivals, None if is_kernel else of_jobs)
+
+    return follow
+
+
+def microseconds(at: datetime) -> int:
+    return round(at.timestamp() * 1e6)
+
+
+def known_file(kept: Mapping[str, Any]) -> KnownFile | None:
+    """What was kept of a file; None where it is of something else, or of another version."""
+    try:
+        place = kept["place"]
+        return KnownFile(FilePosition.of_json(place["file"]), Origin(**place["origin"]), kept["stream"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None

@@ -1,0 +1,166 @@
+"""What the ranks of one job say about themselves on this node: the sources files of its attempts.
+
+Anybody who can write into the directory can write such a file, so it decides little: which rank a file of records
+belongs to, and which further files are read, where the policy allows their paths. That a job is on this node at all
+is for the server to compare with the job's presence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic.wire.reading import read_object
+from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
+from trainmedic_agent.log_reading.path_patterns import checked_path
+from trainmedic_logs.domain.finding import Origin
+
+_LARGEST = 64 * 1024
+_MOST_FILES = 64
+_MOST_RANKS = 100_000
+_LONGEST_NAME = 253
+_SOURCES = ("training", "launcher")
+"""What a job may call its files: it cannot make lines of a kernel."""
+
+
+class _RankSources(Struct, frozen=True):
+    rank: int
+    local_rank: int | None
+    """None if the process does not know it, because it was started manually or its launcher does not set it."""
+    origin: Origin
+    files: tuple[tuple[str, str], ...]
+    """Path and source of each further file that the policy allows."""
+    outside: int
+    """How many it does not allow."""
+    named_by: NamedBy
+    """The sources file itself."""
+
+
+class JobSources:
+    """This node's sources files of one job. Each is read again when it has changed."""
+
+    def __init__(self, policy: LogsPolicy, node: str, files: NodeFiles = OwnFiles()) -> None:
+        self._files = files
+        self._allowed = (*policy.roots, *policy.paths)
+        self._node = node
+        self._looked_at: dict[str, FileFacts | None] = {}
+        self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
+        # By the attempt's directory and the file's name.
+        self._attempts: dict[str, dict[str, _RankSources]] = {}
+        self._launchers: dict[str, set[str | None]] = {}
+
+    def begin_scan(self) -> None:
+        """Start a scan of the job. Forget earlier files unless `saw` registers them."""
+        met = {f"{directory}/{name}" for directory, files in self._attempts.items() for name in files}
+        self._read = {path: said for path, said in self._read.items() if path in met}
+        self._attempts = {}
+        self._launchers = {}
+
+    @property
+    def outside(self) -> int:
+        """Files that jobs name and the policy does not allow."""
+        return sum(said.outside for said in self._all())
+
+    def look_at(self, directory: str, names: Sequence[str]) -> None:
+        """Take the facts of a directory's sources files, which a scan is about to meet. Raises OSError, LogRefused."""
+        every = self._files.facts(directory, names)
+        self._looked_at = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
+
+    def saw(self, directory: str, name: str) -> None:
+        """A scan has met the sources file `name` of the attempt in `directory`."""
+        path = f"{directory}/{name}"
+        facts = self._looked_at.get(path)
+        if facts is None:
+            return
+        mark = (facts.inode, facts.size, facts.written_ns)
+        if path not in self._read or self._read[path][0] != mark:
+            self._read[path] = (mark, self._of_file(path))
+        said = self._read[path][1]
+        if said is not None:
+            self._attempts.setdefault(directory, {})[name] = said
+
+    def saw_launcher(self, directory: str, node: str | None) -> None:
+        """A scan has met the log of a launcher in the attempt's `directory`; its node is None where its name is cut."""
+        self._launchers.setdefault(directory, set()).add(node)
+
+    def launchers(self, directory: str) -> Collection[str | None]:
+        """The nodes with a launcher in that attempt, as far as this scan has seen."""
+        return self._launchers.get(directory, set())
+
+    def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
+        """Whose the records of a rank are, if one of this node's sources files in `attempt` has this rank."""
+        return next((said.origin for said in self._of_attempt(attempt) if said.rank == rank), None)
+
+    def of_local_rank(self, attempt: str, local_rank: int) -> Origin | None:
+        return next((said.origin for said in self._of_attempt(attempt) if said.local_rank == local_rank), None)
+
+    def is_of_another_job(self, attempt: str, job: str) -> bool:
+        """Whether this node's sources files in `attempt` name other jobs only. Then somebody has renamed its directory,
+        and its name says nothing."""
+        stated = {said.origin.job for said in self._of_attempt(attempt)}
+        return bool(stated) and job not in stated
+
+    def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
+        """Every further file that a rank of this node has named and that may be read."""
+        for said in self._all():
+            for path, source in said.files:
+                yield path, replace(said.origin, source=source), said.named_by
+
+    def _of_attempt(self, attempt: str) -> list[_RankSources]:
+        return list(self._attempts.get(attempt, {}).values())
+
+    def _all(self) -> Iterator[_RankSources]:
+        for attempt in self._attempts.values():
+            yield from attempt.values()
+
+    def _of_file(self, path: str) -> _RankSources | None:
+        try:
+            fd = self._files.open(path)
+        except (OSError, LogRefused):
+            return None
+        try:
+            raw, facts = os.read(fd, _LARGEST + 1), os.fstat(fd)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        if len(raw) > _LARGEST:
+            return None
+        try:
+            return self._said(read_object(raw), NamedBy(path, facts.st_dev, facts.st_ino))
+        except (ValueError, KeyError, TypeError, json.JSONDecodeError):
+            return None  # it is being written, or somebody has written nonsense
+
+    def _said(self, values: Mapping[str, Any], named_by: NamedBy) -> _RankSources | None:
+        if values.get("node") != self._node:
+            return None
+        attempt, rank, local_rank, node_rank = (
+            _number(values.get(name)) for name in ("attempt", "rank", "local_rank", "node_rank")
+        )
+        job = values["job"]
+        if rank is None or not isinstance(job, str) or not 0 < len(job) <= _LONGEST_NAME:
+            return None
+        origin = Origin("training", self._node, job, attempt, rank, local_rank, node_rank)
+        named = [(each["path"], each.get("source", "training")) for each in values.get("files", ())][:_MOST_FILES]
+        files = tuple((path, source) for path, source in named if self._is_allowed(path) and source in _SOURCES)
+        return _RankSources(rank, local_rank, origin, files, len(named) - len(files), named_by)
+
+    def _is_allowed(self, path: object) -> bool:
+        try:
+            checked = checked_path(path) if isinstance(path, str) else ""
+        except ValueError:
+            return False
+        return any(checked.startswith(f"{root}/") for root in self._allowed)
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1_000_000_000:
+        return None
+    return value

@@ -1,0 +1,55 @@
+"""Number of lines that the rules look at, so that a program which prints without end costs little."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from trainmedic_agent.log_reading.budgets import BudgetOwner, SharedLines
+from trainmedic_agent.log_reading.cut_record import CutRecord
+from trainmedic_agent.log_reading.line_cutter import PlacedLine
+from trainmedic_logs.domain.log_cuts import CutKind
+
+_SECONDS = 10.0
+"""For so long a file may have saved up what it has not used."""
+_ONE_IN = 100
+"""Of the lines beyond the budget, each hundredth is looked at."""
+
+
+class LinesOfJobs:
+    """Bound of the lines of each job, and of each user, in a second; on the average of ten seconds."""
+
+    def __init__(self, per_second: int, cuts: CutRecord, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._lines = SharedLines(per_second, monotonic)
+        self._cuts = cuts
+
+    def within(self, owner: BudgetOwner, lines: list[PlacedLine]) -> list[PlacedLine]:
+        """Return those of the next lines that are to be looked at: all while there are few, then a sample."""
+        free = self._lines.within(owner, len(lines))
+        if free >= len(lines):
+            return lines
+        kept = [*lines[:free], *lines[free::_ONE_IN]]
+        self._cuts.add(owner, CutKind.LINES, len(lines) - len(kept))
+        return kept
+
+
+class LineBudget:
+    """Counts the lines of one file; `per_second` on the average of ten seconds, None for no bound."""
+
+    def __init__(self, per_second: int | None) -> None:
+        self._per_second = per_second
+        self._left = (per_second or 0) * _SECONDS
+        self._counted_at: float | None = None
+
+    def within(self, lines: list[PlacedLine], now: float) -> list[PlacedLine]:
+        """Those of the next lines that are to be looked at: all while there are few, then a sample. `now` in seconds,
+        by a clock that is not set."""
+        if self._per_second is None:
+            return lines
+        if self._counted_at is not None:
+            saved = self._left + (now - self._counted_at) * self._per_second
+            self._left = min(saved, self._per_second * _SECONDS)
+        self._counted_at = now
+        free = int(self._left)
+        self._left -= min(free, len(lines))
+        return lines if len(lines) <= free else [*lines[:free], *lines[free::_ONE_IN]]

@@ -1,0 +1,168 @@
+"""The ``logs`` part of a policy: which logs the agent reads. Nothing that a command or a job says widens it.
+
+A job names files of its own (`SOURCES` of ``trainmedic.wire.log_layout``); they are read where they lie below one of
+``roots`` or ``paths``. Everything else is named here. Paths are opened part by part through no symbolic link
+(``log_files``), when they are looked for: what is missing today may be there tomorrow.
+
+Who calls it: the loader of the policy. Light, because every agent loads it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic.wire.log_layout import FLIGHT_RECORDER
+from trainmedic_agent import mapping_reader
+from trainmedic_agent.log_reading.path_patterns import PathPattern, checked_path
+from trainmedic_agent.log_shipping.ship_policy import ShipPolicy, read_ship
+from trainmedic_agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_logs.domain.log_sources import fault_of_source
+
+DEFAULT_MAX_FILES = 1000
+DEFAULT_MAX_LINES = 2000
+DEFAULT_MAX_JOB_FILES = 500
+DEFAULT_MAX_JOB_LINES = 20_000
+DEFAULT_MAX_JOB_ENTRIES = 100_000
+DEFAULT_MAX_JOB_FINDINGS = 500
+KERNEL_FILE = "/var/log/kern.log"
+_NAMESPACE = re.compile(r"[a-z0-9*?-]{1,63}\Z")
+
+
+class KernelReading(StrEnum):
+    """By which way the kernel's log is read."""
+
+    ANY = "any"
+    """``/dev/kmsg`` where it may be read, else the journal where there is one, else `KERNEL_FILE`."""
+    KMSG = "kmsg"
+    JOURNAL = "journal"
+    FILE = "file"
+
+
+class KernelLog(Struct, frozen=True):
+    """The ``kernel`` of the policy. ``path``: the file, for `KernelReading.FILE`."""
+
+    by: KernelReading
+    path: str = KERNEL_FILE
+
+
+class FilesOfSource(Struct, frozen=True):
+    """Files of a program that knows nothing of Trainmedic."""
+
+    path: PathPattern
+    source: str = "training"
+    """What rules call these lines: ``training``, ``launcher``, ``fabric-manager``, or a name of one's own."""
+
+
+class LogsPolicy(Struct, frozen=True):
+    """Which logs are read."""
+
+    roots: tuple[str, ...] = ()
+    """Log directories of jobs, with the layout that the SDK and ``trainmedic-run`` write."""
+    paths: tuple[str, ...] = ()
+    """Directories in which further files may lie that a job names."""
+    files: tuple[FilesOfSource, ...] = ()
+    slurm: tuple[PathPattern, ...] = ()
+    """Output of Slurm's jobs."""
+    pods: tuple[str, ...] = ()
+    """Namespaces, as shell patterns, whose containers' logs are read."""
+    kernel: KernelLog | None = None
+    max_files: int = DEFAULT_MAX_FILES
+    """So many files are followed at a time, the last written."""
+    max_lines: int = DEFAULT_MAX_LINES
+    """Lines of one file in a second, on the average of ten, that rules look at; of the kernel, all."""
+    max_job_files: int = DEFAULT_MAX_JOB_FILES
+    """Files of one job that are followed at a time."""
+    max_job_lines: int = DEFAULT_MAX_JOB_LINES
+    """Lines of one job in a second, on the average of ten, that rules look at."""
+    max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES
+    """Directory entries of one job that a scan looks at, the newest attempt first."""
+    max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
+    """Findings of one job that are reported within an hour."""
+    ship: ShipPolicy | None = None
+    """To which store lines are pushed; None where they stay on the node."""
+
+    def reads_pods_of(self, namespace: str) -> bool:
+        return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.pods)
+
+
+def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
+    """The logs part of a policy, as YAML gave it; its mistakes are added to `faults`."""
+    reader = MappingReader(("logs",), section if section is not None else {}, faults)
+    reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
+    return LogsPolicy(
+        roots=reader.each("roots", _directory),
+        paths=reader.each("paths", _directory),
+        files=_files(reader, section),
+        slurm=reader.each("slurm", _pattern),
+        pods=reader.each("pods", _namespace),
+        kernel=reader.optional("kernel", _kernel, None),
+        max_files=reader.optional("max_files", mapping_reader.whole(1, 20_000), DEFAULT_MAX_FILES),
+        max_lines=reader.optional("max_lines", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_LINES),
+        max_job_files=reader.optional("max_job_files", mapping_reader.whole(1, 20_000), DEFAULT_MAX_JOB_FILES),
+        max_job_lines=reader.optional("max_job_lines", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_JOB_LINES),
+        max_job_entries=reader.optional(
+            "max_job_entries", mapping_reader.whole(100, 10_000_000), DEFAULT_MAX_JOB_ENTRIES
+        ),
+        max_job_findings=reader.optional(
+            "max_job_findings", mapping_reader.whole(10, 1_000_000), DEFAULT_MAX_JOB_FINDINGS
+        ),
+        ship=read_ship(reader, section),
+    )
+
+
+def _files(parent: MappingReader, section: object) -> tuple[FilesOfSource, ...]:
+    raw = section.get("files") if isinstance(section, Mapping) else None
+    entries: list[Any] = list(raw) if isinstance(raw, list | tuple) else [raw] if raw is not None else []
+    return tuple(_file(parent, index, entry) for index, entry in enumerate(entries))
+
+
+def _file(parent: MappingReader, index: int, raw: object) -> FilesOfSource:
+    reader = MappingReader(
+        (*parent.path, "files", index), {"path": raw} if isinstance(raw, str) else raw, parent.faults
+    )
+    reader.refuse_unknown_keys(FilesOfSource.__struct_fields__)
+    pattern = reader.required("path", _pattern, PathPattern("", "", ()))
+    return FilesOfSource(pattern, reader.optional("source", _source, "training"))
+
+
+def _directory(raw: object) -> str:
+    return checked_path(mapping_reader.text(raw))
+
+
+def _pattern(raw: object) -> PathPattern:
+    return PathPattern.read(mapping_reader.text(raw))
+
+
+def _source(raw: object) -> str:
+    name = mapping_reader.text(raw)
+    if name == "kernel":
+        raise ValueError("the kernel's log is read by kernel, which knows what is older than the boot")
+    if name == FLIGHT_RECORDER:
+        raise ValueError("dumps are no lines; those below roots are read")
+    if fault := fault_of_source(name):
+        raise ValueError(fault)
+    return name
+
+
+def _namespace(raw: object) -> str:
+    name = mapping_reader.text(raw)
+    if not _NAMESPACE.match(name):
+        raise ValueError(f"{name!r} is no namespace, nor a pattern for some")
+    return name
+
+
+def _kernel(raw: object) -> KernelLog | None:
+    if isinstance(raw, bool):
+        return KernelLog(KernelReading.ANY) if raw else None
+    name = mapping_reader.text(raw)
+    if name.startswith("/"):
+        return KernelLog(KernelReading.FILE, checked_path(name))
+    if name not in list(KernelReading):
+        raise ValueError(f"must be true, {', '.join(KernelReading)}, or the path of a file, not {name!r}")
+    return KernelLog(KernelReading(name))

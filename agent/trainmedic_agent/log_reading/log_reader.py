@@ -1,0 +1,248 @@
+"""Reading logs as a whole: its threads, started and stopped with its process.
+
+The kernel's log has a thread of its own, so that a file system which does not answer holds up neither it nor what it
+says about that file system.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from trainmedic_agent.log_opening.node_files import NodeFiles
+from trainmedic_agent.log_reading import kernel_log, pstore
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_reading.directory_names import DirectoryNames
+from trainmedic_agent.log_reading.discovery import Discovery, Scan
+from trainmedic_agent.log_reading.dumps import DumpReading, ReadDumps
+from trainmedic_agent.log_reading.files import FileFollowing
+from trainmedic_agent.log_reading.finding_budget import FindingsOfJobs
+from trainmedic_agent.log_reading.finding_sender import FindingPort, FindingSender
+from trainmedic_agent.log_reading.followed_file import FollowedFile, followed_by
+from trainmedic_agent.log_reading.kernel_log import KernelStream
+from trainmedic_agent.log_reading.line_budget import LinesOfJobs
+from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
+from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot
+from trainmedic_agent.log_reading.reading_context import ReadingContext
+from trainmedic_agent.log_reading.rule_runner import RuleRunner
+from trainmedic_agent.log_reading.rules_in_force import RulesInForce
+from trainmedic_agent.log_reading.shared_scan import SharedScan
+from trainmedic_logs.domain.finding import Origin
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+SCAN_SECONDS = 1.0
+TURN_SECONDS = 0.5
+"""After so long a scan ends, and whoever used least comes first in the next one. How often a job is scanned follows
+from what its own scans take (``scan_units``)."""
+HUNG_SECONDS = 30.0
+"""After so long without an end a round of reading or scanning counts as hung."""
+_HUNG = "looking at log files has not ended for {:g} s: a file system, or the process that opens files, does not answer"
+_PAUSE_AFTER_ERROR = 1.0
+_KERNEL_WAIT = 0.5
+
+
+class ShipsLines(Protocol):
+    """What pushes the lines of the same files to a store (``log_shipping``). It has positions and threads of its own,
+    so a store that is away holds up no finding."""
+
+    @property
+    def known_keys(self) -> Collection[tuple[int, int]]:
+        """Devices and inodes of the files that it follows by any name."""
+        ...
+
+    def found(self, scan: Scan) -> None: ...
+    def start(self) -> None: ...
+    def stop(self, timeout: float) -> None: ...
+
+
+class LogReader:
+    """The part of the reader that follows logs. `start` and `stop` once each."""
+
+    def __init__(
+        self,
+        context: ReadingContext,
+        policy: LogsPolicy,
+        boot: NodeBoot,
+        gpu_of: Callable[[str], str | None],
+        *,
+        read_dumps: ReadDumps,
+        port: FindingPort,
+        files: NodeFiles,
+        arrivals: ArrivalIndex | None = None,
+        shipping: ShipsLines | None = None,
+        kmsg: str = kernel_log.KMSG,
+        records: tuple[str, ...] = pstore.DIRECTORIES,
+    ) -> None:
+        """Raises JournalUnavailable."""
+        self.counters = LogCounters()
+        self._context = context
+        self._policy = policy
+        self._boot = boot
+        self._records = records
+        self._files = files
+        self._arrivals = arrivals
+        self._shipping = shipping
+        self._kmsg = kmsg
+        self._stopping = threading.Event()
+        self._began: dict[str, float] = {}
+        """By thread, when the round began in which it is."""
+        self._store = LogStore(context.database, boot, self.counters)
+        cuts = self.counters.cuts
+        of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
+        self.runner = RuleRunner(self._store, gpu_of, self.counters, context.now, of_jobs=of_jobs)
+        self.rules = RulesInForce(self._store, self.runner)
+        self._kept = self._store.positions()
+        self._way = kernel_log.way_of(policy.kernel, kmsg) if policy.kernel is not None else None
+        kernel_file = policy.kernel.path if policy.kernel and self._way is KernelReading.FILE else None
+        self.scans = SharedScan()
+        self._discovery = Discovery(
+            policy, context.node, kernel_file=kernel_file, cuts=cuts, files=files, names=DirectoryNames()
+        )
+        self._following = FileFollowing(
+            self.runner,
+            followed_by(
+                self.runner, self.counters, policy.max_lines, arrivals, LinesOfJobs(policy.max_job_lines, cuts)
+            ),
+            self.counters,
+            max_files=policy.max_files,
+            now=context.now,
+            max_job_files=policy.max_job_files,
+            cuts=cuts,
+            files=files,
+        )
+        self._sender = FindingSender(port, self._store, self.runner.has_findings)
+        self._dumps = DumpReading(self.runner, read_dumps, context.now, cuts, files=files)
+        loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
+        if policy.kernel is not None:
+            loops["log-kernel"] = self._read_kernel
+        if policy.roots:
+            loops["log-dumps"] = self._dumps.read
+        self._threads = [
+            threading.Thread(target=self._loop, args=(name, run), name=name, daemon=True) for name, run in loops.items()
+        ]
+        self._kernel: KernelStream | None = None
+        self._has_read_records = False
+
+    def start(self) -> None:
+        """Raises JournalUnavailable."""
+        self.rules.restore()
+        for thread in self._threads:
+            thread.start()
+        self._sender.start()
+        if self._shipping is not None:
+            self._shipping.start()
+
+    def stop(self, timeout: float) -> None:
+        """End everything; what is not sent by then is sent after the next start."""
+        deadline = time.monotonic() + timeout
+        self._stopping.set()
+        self.scans.stop()
+        if self._shipping is not None:
+            self._shipping.stop(timeout / 2)
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        self.runner.settle(is_last=True)
+        if self._arrivals is not None:
+            self._arrivals.settle(time.monotonic(), is_last=True)
+        self._sender.stop(max(deadline - time.monotonic(), 0.5))
+
+    @property
+    def kernel_way(self) -> KernelReading | None:
+        """The way by which the kernel's log is read; None if it is not read."""
+        return self._way
+
+    @property
+    def problem(self) -> str:
+        """What keeps this node's logs from being read. Empty if nothing does."""
+        now = time.monotonic()
+        is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in ("log-files", "log-scan"))
+        return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "")
+
+    # --- the threads ------------------------------------------------------------------------------------
+
+    def _loop(self, name: str, run: Callable[[], float]) -> None:
+        while not self._stopping.is_set():
+            self._began[name] = time.monotonic()
+            try:
+                wait = run()
+            except Exception:  # the thread's boundary: what one log brings about must not end the reading of others
+                log.exception("reading logs goes on after an unexpected error", extra={"loop": name})
+                self._context.counters.loop_error(name)
+                wait = _PAUSE_AFTER_ERROR
+            self._began.pop(name)
+            if wait > 0:
+                self._stopping.wait(wait)
+
+    def _read_files(self) -> float:
+        """Read what is new in each file. A flood takes half of a processor's time at most."""
+        began = time.monotonic()
+        has_more = self._following.read()
+        self.runner.settle()
+        if self._arrivals is not None:
+            self._arrivals.settle(began)
+        took = time.monotonic() - began
+        return took if has_more else max(POLL_SECONDS, took)
+
+    def _scan(self) -> float:
+        began = time.monotonic()
+        users: list[FileFollowing[FollowedFile] | ShipsLines] = [self._following]
+        if self._shipping is not None:
+            users.append(self._shipping)
+        known = {key for user in users for key in user.known_keys}
+        began_at = self._context.now()
+        is_asked = self.scans.begin()
+        scan = self._discovery.scan(known, self._stopping.is_set, TURN_SECONDS, is_asked=is_asked)
+        if not self._stopping.is_set():
+            self.scans.end(scan)
+        if self._arrivals is not None and not self._stopping.is_set():
+            self._arrivals.scanned(scan.files, began_at, self._context.now())
+        for _ in range(scan.errors):
+            self._context.counters.loop_error("log-scan")
+        for user in (*users, self._dumps) if not self._stopping.is_set() else ():
+            user.found(scan)
+        self.scans.pause(max(SCAN_SECONDS, time.monotonic() - began))
+        return 0.0
+
+    def _read_kernel(self) -> float:
+        if not self.runner.can_take:
+            if self._kernel is not None:
+                self._kernel.fall_behind()
+            return _KERNEL_WAIT
+        origin = Origin("kernel", self._context.node, generation=self._boot.boot)
+        if not self._has_read_records:
+            self._has_read_records = True
+            kept = self._kept.get(pstore.KEY, {})
+            pstore.read_records(self.runner, origin, kept.get("place", {}), self._records, self._files)
+            self.runner.settle()
+        if self._way is KernelReading.FILE or self._way is None:
+            self._stopping.wait()
+            return 0.0
+        if self._kernel is None:
+            self._kernel = self._opened_kernel(self._way, origin)
+        try:
+            has_more = self._kernel.poll(self.runner, self.counters, self._context.now())
+        except OSError:
+            self._kept[self._kernel.key] = {"place": self._kernel.place_json(), "stream": {}}
+            self._kernel.reader.close()
+            self._kernel = None
+            raise
+        self.runner.settle()
+        if not has_more:
+            self._kernel.wait(_KERNEL_WAIT)
+        return 0.0
+
+    def _opened_kernel(self, way: KernelReading, origin: Origin) -> KernelStream:
+        kept = self._kept.get("kernel", {})
+        place = kept.get("place", {})
+        reader = kernel_log.opened(way, place, self._boot.boot, self._kmsg)
+        is_same = place.get("boot") == self._boot.boot
+        whole = replace(origin, stream=self._kmsg if way is KernelReading.KMSG else "journal")
+        return KernelStream(reader, whole, self._boot.booted_at, kept.get("stream", {}) if is_same else {})

@@ -1,0 +1,244 @@
+"""What reading logs remembers in the reader's database: how far it is, what rules know, what is still to be sent.
+
+All of it changes in one transaction, so that after a kill at any moment what was read and what was found are of the
+same moment: no line is lost between them, and none makes another finding. What waits to be sent is bounded; where
+nobody takes it for long the oldest goes, and is counted.
+
+On a disk that is full nothing of this may use up the space that is kept back for commands; reading waits then.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic.wire import envelope
+from trainmedic_agent.database import AgentDatabase
+from trainmedic_agent.log_reading import finding_queue
+from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
+from trainmedic_agent.log_reading.finding_queue import FindingQueue
+from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding import Excerpt, Finding
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.lines.tracker import TrackerChanges
+
+MOST_WAITING_BYTES = 64 * 1024 * 1024
+
+_TABLES = (
+    "CREATE TABLE log_positions (stream TEXT PRIMARY KEY, at REAL NOT NULL, position TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE log_findings (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, finding TEXT NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL
+    )""",
+    "CREATE INDEX log_findings_finding ON log_findings (finding)",
+    "CREATE TABLE log_memory (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+)
+_TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
+_IN_ROWS = "{}"
+"""The value of the tracker's state whose entries are rows of their own. An earlier release writes all into it."""
+_COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
+_INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
+
+
+class NodeBoot(Struct, frozen=True):
+    """The node, and its present boot."""
+
+    node: str
+    boot: str
+    """The id that the kernel has given it; empty where it gives none."""
+    booted_at: datetime | None
+
+
+class OutgoingFinding(Struct, frozen=True):
+    """What is said of a finding, with the lines around it where they are known by now."""
+
+    finding: Finding
+    excerpt: Excerpt | None = None
+    owner: BudgetOwner = NODE_ITSELF
+    """Whose turn it is sent in."""
+
+
+class LogStore:
+    """The tables. Any thread may call it; every method raises JournalUnavailable."""
+
+    def __init__(self, journal: AgentDatabase, boot: NodeBoot, counters: LogCounters) -> None:
+        journal.install("log_reading", [_TABLES])
+        journal.install("log_queue", [(*finding_queue.TABLES, _TRACKED)])
+        self._journal = journal
+        self._boot = boot
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._queue = FindingQueue()
+        if self._value(_INSTANCE) is None:
+            self._put(_INSTANCE, envelope.new_id())
+        self._instance = self._value(_INSTANCE) or ""
+        self.is_new = self._value(_TRACKER) is None
+        """Nothing was ever committed: no log was read here before."""
+        self._adopt_tracker()
+        counters.findings_lost = int(self._value(_LOST) or 0)
+        self._measure()
+
+    # --- reading ----------------------------------------------------------------------------------------
+
+    def positions(self) -> dict[str, Any]:
+        """What `commit` has written of each stream that is not forgotten."""
+        return {
+            stream: json.loads(text)
+            for stream, text in self._journal.rows("SELECT stream, position FROM log_positions")
+        }
+
+    def tracker(self) -> dict[int, Any]:
+        """What rules know, as `TrackerChanges` have written it. Empty at first."""
+        return {
+            number: json.loads(text)
+            for number, text in self._journal.rows("SELECT number, value FROM log_followed ORDER BY number")
+        }
+
+    def commit(
+        self,
+        positions: Mapping[str, Mapping[str, Any] | None],
+        tracker: TrackerChanges,
+        outgoing: Sequence[OutgoingFinding],
+        now: datetime,
+    ) -> None:
+        """Write all of it down, or none. A stream whose position is None is forgotten."""
+        with self._lock, self._journal.transaction() as connection:
+            for stream, position in positions.items():
+                if position is None:
+                    connection.execute("DELETE FROM log_positions WHERE stream = ?", (stream,))
+                else:
+                    row = (stream, now.timestamp(), json.dumps(position))
+                    connection.execute("INSERT OR REPLACE INTO log_positions VALUES (?, ?, ?)", row)
+            if self.is_new:
+                connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_ROWS))
+            _write_tracker(connection, tracker)
+            for each in outgoing:
+                self._add(connection, each)
+            lost = self._make_room(connection)
+        self.is_new = False
+        if outgoing or lost:
+            self._counters.findings_lost += lost
+            self._measure()
+
+    def first_word(self, finding: Finding) -> str:
+        """The finding as text, from which `finding_of` makes it again."""
+        return self._encoded(OutgoingFinding(finding)).decode()
+
+    @staticmethod
+    def finding_of(text: str) -> Finding:
+        """Raises EnvelopeError."""
+        return finding_codec.decode(text.encode()).finding
+
+    # --- the rules --------------------------------------------------------------------------------------
+
+    def rules(self) -> tuple[datetime, bytes] | None:
+        """The last rules that were good, and since when they are the rules."""
+        text = self._value(_RULES)
+        if text is None:
+            return None
+        at, _, raw = text.partition("\n")
+        return envelope.read_time(at), raw.encode()
+
+    def keep_rules(self, at: datetime, raw: bytes) -> None:
+        self._put(_RULES, f"{envelope.write_time(at)}\n{raw.decode()}")
+
+    # --- sending ----------------------------------------------------------------------------------------
+
+    def waiting(self, most: int) -> list[tuple[int, bytes]]:
+        """The updates that are sent next, with their numbers. They are not changed from now on."""
+        with self._lock:
+            ((numbered, queued),) = self._journal.rows(_COUNTS)
+            if queued and numbered < most:
+                with self._journal.transaction() as connection:
+                    self._queue.take(connection, most - numbered, _numbered)
+            return self._journal.rows("SELECT number, body FROM log_findings ORDER BY number LIMIT ?", (most,))
+
+    def sent(self, numbers: Iterable[int]) -> None:
+        """Forget updates that Redis has. Where that is lost they are sent again, with the same number."""
+        with self._lock, self._journal.transaction() as connection:
+            connection.executemany("DELETE FROM log_findings WHERE number = ?", [(number,) for number in numbers])
+        self._measure()
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _add(self, connection: Any, outgoing: OutgoingFinding) -> None:
+        """Add an update, or put it in the place of an earlier one of the same finding that has no number yet."""
+        finding = outgoing.finding.id
+        earlier = self._queue.body(connection, finding) if outgoing.excerpt is None else None
+        if earlier is not None:
+            outgoing = replace(outgoing, excerpt=finding_codec.decode(earlier).excerpt)
+        self._queue.put(connection, finding, outgoing.owner, self._encoded(outgoing))
+
+    def _encoded(self, outgoing: OutgoingFinding) -> bytes:
+        update = FindingUpdate(
+            node=self._boot.node,
+            instance=self._instance,
+            number=1,
+            finding=outgoing.finding,
+            excerpt=outgoing.excerpt,
+            boot=self._boot.boot,
+            booted_at=self._boot.booted_at,
+        )
+        return finding_codec.encode(update)
+
+    def _adopt_tracker(self) -> None:
+        """Take over what an earlier release has written of the tracker. Rows from before that release are stale."""
+        text = self._value(_TRACKER)
+        if text is None or text == _IN_ROWS:
+            return
+        entries = json.loads(text).get("followed")
+        rows = list(enumerate(map(json.dumps, entries if isinstance(entries, list) else ()), start=1))
+
+        def adopt(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM log_followed")
+            connection.executemany("INSERT INTO log_followed VALUES (?, ?)", rows)
+            connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (_TRACKER, _IN_ROWS))
+
+        self._journal.write(adopt)
+
+    def _make_room(self, connection: Any) -> int:
+        """Let the oldest updates go while there are too many bytes; return how many. Their numbers are left out."""
+        lost = 0
+        ((size,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")
+        while size > MOST_WAITING_BYTES:
+            rows = connection.execute("SELECT id, size FROM log_waiting ORDER BY id LIMIT 100").fetchall()
+            for waiting, each in rows:
+                if size <= MOST_WAITING_BYTES:
+                    break
+                connection.execute("DELETE FROM log_waiting WHERE id = ?", (waiting,))
+                size -= each
+                lost += 1
+        if lost:
+            row = (_LOST, str(self._counters.findings_lost + lost))
+            connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", row)
+            FindingQueue.leave_out(connection, lost)
+        return lost
+
+    def _measure(self) -> None:
+        ((numbered, queued),) = self._journal.rows(_COUNTS)
+        self._counters.findings_waiting = numbered + queued
+
+    def _value(self, name: str) -> str | None:
+        rows = self._journal.rows("SELECT value FROM log_memory WHERE name = ?", (name,))
+        return str(rows[0][0]) if rows else None
+
+    def _put(self, name: str, value: str) -> None:
+        with self._journal.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (name, value))
+
+
+def _numbered(body: bytes, number: int) -> bytes:
+    return finding_codec.encode(replace(finding_codec.decode(body), number=number))
+
+
+def _write_tracker(connection: sqlite3.Connection, changes: TrackerChanges) -> None:
+    gone = [(number,) for number in changes.gone]
+    connection.executemany("DELETE FROM log_followed WHERE number = ?", gone)
+    connection.executemany("INSERT OR REPLACE INTO log_followed VALUES (?, ?)", list(changes.written.items()))

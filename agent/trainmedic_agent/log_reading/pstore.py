@@ -1,0 +1,105 @@
+"""What a kernel has left of itself when it panicked: records that outlive the boot, read once each.
+
+A panic writes no log that anybody could read then. Firmware keeps its last lines, and the next boot shows them as
+files, which systemd moves to a directory of its own. What is found in them was before this boot, and so is only told.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec.structs import replace
+
+from trainmedic_agent.log_opening.node_files import LogRefused, NodeFiles
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading.line_cutter import LineCutter
+from trainmedic_agent.log_reading.rule_runner import RuleRunner
+from trainmedic_agent.log_reading.streams import LineStream, excerpt_of
+from trainmedic_logs.domain.finding import MOST_AROUND, Excerpt, Origin
+
+DIRECTORIES = ("/sys/fs/pstore", "/var/lib/systemd/pstore")
+_RECORD = re.compile(r"(?:dmesg|console)[A-Za-z0-9._-]{0,200}\Z")
+_PACKED = re.compile(r".+\.(?:z|enc\.z|gz)\Z")
+_LARGEST = 1024 * 1024
+_MOST_RECORDS = 64
+_DEEPEST = 2
+_MOST_ENTRIES = 10_000
+KEY = "pstore"
+
+
+class _Record:
+    """One record, as the runner needs it: its position is that it was read."""
+
+    key = KEY
+
+    def __init__(self, origin: Origin, raw: bytes, read: Sequence[str]) -> None:
+        self.stream = LineStream(origin, None, {})
+        self.lines = LineCutter().feed(raw if raw.endswith(b"\n") else raw + b"\n")
+        self._read = list(read)
+
+    def place_json(self) -> Mapping[str, Any]:
+        return {"read": self._read}
+
+    def excerpt(self, place: int) -> Excerpt | None:
+        before = [raw for begin, raw in self.lines if begin < place]
+        return excerpt_of(before[-MOST_AROUND:], [raw for begin, raw in self.lines if begin >= place])
+
+
+def read_records(
+    runner: RuleRunner,
+    origin: Origin,
+    kept: Mapping[str, Any],
+    tops: Sequence[str] = DIRECTORIES,
+    files: NodeFiles = OwnFiles(),
+) -> int:
+    """Show the rules every record that was not read before; return how many. `kept` is what was written of them."""
+    read = [str(name) for name in kept.get("read", ())]
+    count = 0
+    for path, written_at in list(_records(tops, files))[:_MOST_RECORDS]:
+        name = f"{path} {written_at:.3f}"
+        if name in read:
+            continue
+        raw = _content(path, files)
+        if raw is None:
+            continue
+        read = [*read, name][-4 * _MOST_RECORDS :]
+        record = _Record(replace(origin, stream=path, generation=f"{written_at:.3f}"), raw, read)
+        at = datetime.fromtimestamp(written_at, UTC)
+        lines = [*record.stream.feed(record.lines, at), *record.stream.flush(None)]
+        runner.take(record, lines)
+        record.stream.excerpts = [replace(each, due=0.0) for each in record.stream.excerpts]
+        runner.add_excerpts(record)
+        count += 1
+    return count
+
+
+def _records(tops: Sequence[str], files: NodeFiles) -> Iterator[tuple[str, float]]:
+    for top in tops:
+        yield from _below(top, 0, files)
+
+
+def _below(directory: str, depth: int, files: NodeFiles) -> Iterator[tuple[str, float]]:
+    try:
+        entries = sorted(files.listing(directory, _MOST_ENTRIES).entries, key=lambda entry: entry.name)
+        every = files.facts(directory, [entry.name for entry in entries])
+    except (OSError, LogRefused):
+        return
+    for entry, facts in zip(entries, every, strict=True):
+        path = f"{directory}/{entry.name}"
+        if entry.is_directory:
+            if depth < _DEEPEST:
+                yield from _below(path, depth + 1, files)
+        elif facts is not None and _RECORD.match(entry.name) and not _PACKED.match(entry.name):
+            yield path, facts.written_ns / 1e9
+
+
+def _content(path: str, files: NodeFiles) -> bytes | None:
+    try:
+        with os.fdopen(files.open(path), "rb") as file:
+            return file.read(_LARGEST)
+    except (OSError, LogRefused):
+        return None

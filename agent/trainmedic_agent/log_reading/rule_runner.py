@@ -1,0 +1,251 @@
+"""Gives the lines of all streams to the rules, and writes down what they find together with how far was read.
+
+Any thread may call it. Lines of a stream come from one thread, in their order, with the stream's position after them.
+Nothing is committed line by line: findings a moment after they were made, mere positions every few seconds, for who
+reads lines again makes the same findings of them, with the same ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.log_reading.budgets import BudgetOwner
+from trainmedic_agent.log_reading.finding_budget import FindingsOfJobs
+from trainmedic_agent.log_reading.log_counters import LogCounters
+from trainmedic_agent.log_reading.log_policy import DEFAULT_MAX_JOB_FINDINGS
+from trainmedic_agent.log_reading.log_store import LogStore, OutgoingFinding
+from trainmedic_agent.log_reading.streams import LineStream, PendingExcerpt
+from trainmedic_logs.domain.finding import Excerpt, Finding
+from trainmedic_logs.lines.line import Line
+from trainmedic_logs.lines.prefilter import Prefilter
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.lines.tracker import FindingTracker
+
+log = logging.getLogger(__name__)
+
+EXCERPT_SECONDS = 3.0
+"""How long the lines after a finding are waited for; the finding itself is sent at once."""
+_COMMIT_EVERY = 5.0
+_LONGEST_WAIT = 0.25
+_TICK_EVERY = 0.5
+_MOST_UNWRITTEN = 2000
+"""Findings in memory from which on nothing more is read until they could be written."""
+
+
+_MOST_HELD = 32
+"""Excerpts of findings that are told once they have lasted; of more, the oldest go."""
+
+
+class ReadStream(Protocol):
+    """A stream that is read, as the runner needs it."""
+
+    @property
+    def key(self) -> str:
+        """Names the stream's position."""
+        ...
+
+    @property
+    def stream(self) -> LineStream: ...
+
+    def place_json(self) -> Mapping[str, Any]:
+        """Where reading goes on after a restart. Raises OSError."""
+        ...
+
+    def excerpt(self, place: int) -> Excerpt | None:
+        """The lines around the one at `place`; None where they are gone."""
+        ...
+
+
+class RuleRunner:
+    """The rules in force, and what is not yet written of their findings."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        gpu_of: Callable[[str], str | None],
+        counters: LogCounters,
+        now: Callable[[], datetime],
+        monotonic: Callable[[], float] = time.monotonic,
+        of_jobs: FindingsOfJobs | None = None,
+    ) -> None:
+        self._of_jobs = of_jobs or FindingsOfJobs(DEFAULT_MAX_JOB_FINDINGS, counters.cuts)
+        self._store = store
+        self._gpu_of = gpu_of
+        self._counters = counters
+        self._now = now
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._tracker: FindingTracker | None = None
+        self._positions: dict[str, Mapping[str, Any] | None] = {}
+        self._outgoing: dict[str, OutgoingFinding] = {}
+        self._latest: dict[str, Finding] = {}
+        self._held: dict[str, Excerpt] = {}
+        self._has_begun = False
+        self._committed_at = self._ticked_at = monotonic()
+        self.is_first = store.is_new
+        """No log was read on this node before this process."""
+        self.has_findings = threading.Event()
+        """Findings were written down that are to be sent."""
+
+    @property
+    def can_take(self) -> bool:
+        """Whether there are rules, and room for what they find."""
+        return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
+
+    def use(self, rule_set: RuleSet) -> None:
+        """Put rules in force. Raises ValueError or TrainmedicError for such as this program cannot compile."""
+        with self._lock:
+            if self._tracker is None:
+                tracker = FindingTracker(rule_set, self._gpu_of)
+                tracker.restore(self._store.tracker())
+                self._tracker = tracker
+            else:
+                self._tracker.use(rule_set)
+        self._counters.rules = rule_set.version
+
+    def prefilter(self, source: str) -> Prefilter | None:
+        """What passes over lines of a source that no rule can take; None while there are no rules."""
+        with self._lock:
+            return self._tracker.matcher.prefilter((source,)) if self._tracker is not None else None
+
+    def take(self, source: ReadStream, lines: Sequence[Line]) -> None:
+        """Show lines to the rules, in the order of their stream; what they find goes with the stream's position.
+
+        Raises OSError where the position cannot be told; then the lines were not seen.
+        """
+        place = source.place_json()
+        with self._lock:
+            tracker = self._tracker
+            if tracker is None:
+                return
+            for line in lines:
+                for finding in tracker.feed(line):
+                    if not self._of_jobs.admits(source.stream.owner, finding):
+                        continue
+                    self._say(finding, owner=source.stream.owner)
+                    if not finding.is_over:
+                        self._counters.finding(finding.rule)
+                        self._await_excerpt(source.stream, finding, line.place)
+                for finding in tracker.begun:
+                    if not self._of_jobs.admits(source.stream.owner, finding):
+                        continue
+                    source.stream.excerpts = [*source.stream.excerpts, self._pending(finding, line.place, "")]
+            self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
+
+    def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
+        """Say what no rule has found, with what is to be sent beside it; who is killed before it is written down has to
+        say it again."""
+        with self._lock:
+            self._say(finding, excerpt, owner)
+
+    def begin(self, source: ReadStream) -> None:
+        """Write down soon that a stream is read, so that it is found again whatever becomes of its name.
+
+        Raises OSError.
+        """
+        place = source.place_json()
+        with self._lock:
+            self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
+            self._has_begun = True
+
+    def forget(self, key: str) -> None:
+        """A stream has ended, and does not come again."""
+        with self._lock:
+            self._positions[key] = None
+
+    def kept(self) -> dict[str, Any]:
+        """What was written of every stream: ``place`` and ``stream``, by its key. Raises JournalUnavailable."""
+        return self._store.positions()
+
+    def add_excerpts(self, source: ReadStream) -> None:
+        """Send the lines around findings of this stream for which it is time."""
+        now = self._monotonic()
+        due = [each for each in source.stream.excerpts if each.due <= now]
+        if not due:
+            return
+        source.stream.excerpts = [each for each in source.stream.excerpts if each.due > now]
+        found = [(each, source.excerpt(each.place)) for each in due]
+        place = source.place_json()
+        with self._lock:
+            for pending, excerpt in found:
+                if excerpt is not None and not pending.update:
+                    self._hold(pending.finding_id, excerpt)
+                    continue
+                finding = self._latest.pop(pending.finding_id, None) or self._first_word(pending)
+                if excerpt is not None and finding is not None:
+                    self._say(finding, excerpt)
+            self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
+
+    def hurry(self) -> None:
+        """Write findings down that wait, in the middle of a long round."""
+        if self._outgoing and self._monotonic() - self._committed_at >= _LONGEST_WAIT:
+            self.settle()
+
+    def settle(self, *, is_last: bool = False) -> None:
+        """Write down what has come since; called by each reading thread after each of its rounds."""
+        now = self._monotonic()
+        with self._lock:
+            if self._tracker is None:
+                return
+            if is_last or now - self._ticked_at >= _TICK_EVERY:
+                self._ticked_at = now
+                for finding in filter(self._of_jobs.was_admitted, self._tracker.tick(self._now())):
+                    self._say(finding, self._held.pop(finding.id, None))
+            is_due = bool(self._outgoing) or self._has_begun or is_last or now - self._committed_at >= _COMMIT_EVERY
+            if not self._store.is_new and not (is_due and (self._outgoing or self._positions)):
+                return
+            self._committed_at = now
+            try:
+                outgoing = list(self._outgoing.values())
+                changes = self._tracker.changes()
+                self._store.commit(self._positions, changes, outgoing, self._now())
+                self._tracker.stored(changes)
+            except JournalUnavailable as error:
+                if not self._counters.problem:
+                    log.error("findings cannot be written down; trying again", extra={"reason": str(error)})
+                self._counters.problem = str(error)
+                return
+            self._counters.problem = ""
+            self._positions, self._outgoing, self._has_begun = {}, {}, False
+        if outgoing:
+            self.has_findings.set()
+
+    def near(self) -> Mapping[str, int]:
+        """Lines that hold a literal of a rule and none of its patterns, by rule."""
+        with self._lock:
+            return dict(self._tracker.lines_near) if self._tracker is not None else {}
+
+    def _say(self, finding: Finding, excerpt: Excerpt | None = None, owner: BudgetOwner | None = None) -> None:
+        """Have the last word of a finding be this one. Without an owner, it is the one of its first word."""
+        earlier = self._outgoing.pop(finding.id, None)
+        if excerpt is None and earlier is not None:
+            excerpt = earlier.excerpt
+        self._outgoing[finding.id] = OutgoingFinding(finding, excerpt, owner or self._of_jobs.owner_of(finding))
+        if finding.id in self._latest:
+            self._latest[finding.id] = finding
+
+    def _await_excerpt(self, stream: LineStream, finding: Finding, place: int) -> None:
+        self._latest[finding.id] = finding
+        stream.excerpts = [*stream.excerpts, self._pending(finding, place, self._store.first_word(finding))]
+
+    def _pending(self, finding: Finding, place: int, update: str) -> PendingExcerpt:
+        return PendingExcerpt(finding.id, place, update, self._monotonic() + EXCERPT_SECONDS)
+
+    def _hold(self, finding_id: str, excerpt: Excerpt) -> None:
+        """Keep the lines around a finding until it has lasted: by then they may be gone."""
+        self._held[finding_id] = excerpt
+        if len(self._held) > _MOST_HELD:
+            self._held.pop(next(iter(self._held)))
+
+    def _first_word(self, pending: PendingExcerpt) -> Finding | None:
+        """What a process before this one has said first of the finding."""
+        try:
+            return self._store.finding_of(pending.update)
+        except ValueError:  # as another version has written it
+            return None

@@ -1,0 +1,67 @@
+"""Which rules the reader applies: the server's, and where no server can be asked the last good ones of the disk.
+
+The agent fetches rules and verifies the node's notice of them (``log_link.rule_news``). Rules that this program cannot
+read or compile, and such as are older than those in force, change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from trainmedic.errors import TrainmedicError
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.log_reading.log_store import LogStore
+from trainmedic_agent.log_reading.rule_runner import RuleRunner
+from trainmedic_logs.lines.rule import RuleSet
+
+log = logging.getLogger(__name__)
+
+
+class RulesInForce:
+    """The rules of one node. One thread brings new ones."""
+
+    def __init__(self, store: LogStore, runner: RuleRunner) -> None:
+        self._store = store
+        self._runner = runner
+        self._now: tuple[datetime, bytes] | None = None
+        self._refused = ""
+
+    def restore(self) -> None:
+        """Put the rules of the disk in force, where there are any. Raises JournalUnavailable."""
+        try:
+            kept = self._store.rules()
+            if kept is not None and self._use(kept[1]):
+                self._now = kept
+        except ValueError as error:
+            log.error("the log rules of the disk cannot be read", extra={"reason": str(error)})
+
+    def take(self, at: datetime, raw: bytes) -> None:
+        """Put rules in force that the agent has verified, unless they are older than those that are in force."""
+        if self._now is not None and (raw == self._now[1] or at < self._now[0]):
+            return
+        if self._use(raw):
+            self._now = (at, raw)
+            try:
+                self._store.keep_rules(at, raw)
+            except JournalUnavailable as error:
+                log.warning("the log rules could not be kept", extra={"reason": str(error)})
+
+    def _use(self, raw: bytes) -> bool:
+        try:
+            rule_set = RuleSet.decode(raw)
+            self._runner.use(rule_set)
+        except (ValueError, TrainmedicError) as error:
+            self._refuse(f"the log rules cannot be used here: {error}")
+            return False
+        self._refused = ""
+        log.info("log rules", extra={"version": rule_set.version, "rules": len(rule_set.rules)})
+        if rule_set.left_out:
+            log.warning("log rules of a newer server are left out", extra={"rules": list(rule_set.left_out)})
+        return True
+
+    def _refuse(self, reason: str) -> None:
+        """Say once why rules are not taken."""
+        if reason != self._refused:
+            self._refused = reason
+            log.error("new log rules are not taken; those from before stay", extra={"reason": reason})

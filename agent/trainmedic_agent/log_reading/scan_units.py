@@ -1,0 +1,253 @@
+"""Units of a scan: the directory of one job, with its owner, what the last look found in it, and when to look again.
+
+Each look has a bound of entries and of seconds. A unit that needs longer gets more seconds at its next look, and looks
+rarely in proportion to what they cost. So a job with much in its directory delays only its own logs.
+
+Who calls it: ``discovery``, from one thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from trainmedic.wire import log_layout
+from trainmedic_agent.log_opening.node_files import FileFacts, NamedBy, NodeFiles, UnreadReason
+from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
+from trainmedic_agent.log_reading.cut_record import CutRecord
+from trainmedic_agent.log_reading.directory_names import DirectoryNames
+from trainmedic_agent.log_reading.finders import Finder, LayoutFinder, PodFinder, readable
+from trainmedic_agent.log_reading.job_sources import JobSources
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_cuts import CutKind
+
+FIRST_SECONDS = 0.25
+"""Seconds that the first look at a job may take. Each look that does not end in time doubles them."""
+MOST_SECONDS = 3.0
+CHEAP_SECONDS = 0.02
+"""A look that takes less is made also for a user who has used their share."""
+USER_SECONDS = 5.0
+"""Seconds, as ``FairTurns`` counts them, that scanning for one user may take: about a seventeenth of the time."""
+MOST_DUE = 200
+"""Job directories of one user in one directory that are looked at in one scan: those that are due longest."""
+MOST_JOBS = 10_000
+"""Job directories of one user in one directory that are looked at: those that changed last."""
+MOST_FOUND = 2_000
+"""Files that are remembered of one job: those that were written last."""
+MOST_OF_USER = 10_000
+"""Files that are remembered of all jobs of one user."""
+_SHARE = 50
+"""Looking at one job takes a fiftieth of the time at most."""
+_OFTEN = 1.0
+_UNITS_A_SECOND = 1000
+
+
+class FoundFile(Struct, frozen=True):
+    """A file that is a log, or was one by another name."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    written_ns: int
+    """When it was last written: nanoseconds since 1970."""
+    origin: Origin | None
+    """None where only its inode says that it is a log: it was renamed."""
+    owner: BudgetOwner = NODE_ITSELF
+    """Whose budget its reading uses."""
+    named_by: NamedBy | None = None
+    """The file of a job that names it. None for what the policy names, and what lies in a job's directory."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Device and inode."""
+        return self.device, self.inode
+
+
+class ScanBudget:
+    """Entries and time of one look."""
+
+    def __init__(self, entries: int, is_stopping: Callable[[], bool], seconds: float | None = None) -> None:
+        self._left = entries
+        self._is_stopping = is_stopping
+        self._ends_at = None if seconds is None else time.monotonic() + seconds
+        self.is_late = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there were more entries."""
+        return self._left <= 0
+
+    @property
+    def room(self) -> int:
+        """How many more entries may be listed."""
+        return max(self._left - 1, 0)
+
+    def take_entries(self, count: int) -> None:
+        """Count the entries that were listed, and one more if a directory has more."""
+        self._left -= count
+
+    def goes_on(self) -> bool:
+        """Return whether there is time left."""
+        if self._ends_at is not None and time.monotonic() >= self._ends_at:
+            self.is_late = True
+        return not self.is_late and not self._is_stopping()
+
+
+class ScanUnit(Struct):
+    """A directory right below one that the policy names: in most layouts that of a job."""
+
+    name: str
+    path: str
+    owner: BudgetOwner
+    finder: Finder
+    sources: JobSources | None
+    """What its ranks say. None where the layout has no sources files."""
+    found_by: Finder
+    """The finder without what belongs to this directory alone."""
+    identity: tuple[int, int, int]
+    """Device, inode and owner of the directory."""
+    first_name: str
+    """The name by which the directory was known first."""
+    files: tuple[FoundFile, ...] = ()
+    named: tuple[FoundFile, ...] = ()
+    """Files that its ranks have named."""
+    refused: Counter[UnreadReason] = field(default_factory=Counter)
+    changed_ns: int = -1
+    looked_at: float = float("-inf")
+    """By the monotonic clock."""
+    is_old: bool = False
+    cost: float = 0.0
+    """Seconds that the last look took."""
+    allowed: float = FIRST_SECONDS
+    due: float = float("-inf")
+
+    def looked(self, began: float, budget: ScanBudget, units: int) -> None:
+        """Record what a look took. `units` is the number of all units, which share the time."""
+        now = time.monotonic()
+        self.cost = now - began
+        self.allowed = min(2 * self.allowed, MOST_SECONDS) if budget.is_late else self.allowed
+        self.due = now + max(_OFTEN, _SHARE * self.cost, units / _UNITS_A_SECOND)
+
+    @property
+    def all_files(self) -> tuple[FoundFile, ...]:
+        return (*self.files, *self.named)
+
+
+class UnitTable:
+    """The units of one directory that the policy names."""
+
+    def __init__(self, policy: LogsPolicy, node: str, cuts: CutRecord, files: NodeFiles, names: DirectoryNames) -> None:
+        self._names = names
+        self._may_be_renamed = False
+        self.by_name: dict[str, ScanUnit] = {}
+        self._policy = policy
+        self._node = node
+        self._cuts = cuts
+        self._files = files
+
+    def renew(self, path: str, present: Sequence[tuple[str, Finder]], *, may_be_renamed: bool) -> None:
+        """Have a unit for each directory that is `present` in the directory at `path`, and for no other.
+
+        Raises OSError, LogRefused.
+        """
+        self._may_be_renamed = may_be_renamed
+        units, finders = self.by_name, dict(present)
+        for name in [name for name in units if name not in finders]:
+            del units[name]
+        new: dict[int, list[tuple[int, str, FileFacts]]] = {}
+        names = sorted(finders.keys() - units.keys())
+        for name, facts in zip(names, self._files.facts(path, names) if names else (), strict=True):
+            if facts is not None:
+                new.setdefault(facts.uid, []).append((facts.written_ns, name, facts))
+        for uid, named in new.items():
+            room = max(MOST_JOBS - sum(unit.owner.uid == uid for unit in units.values()), 0)
+            self._cuts.stands_at(BudgetOwner(uid), CutKind.JOBS, len(named) - room)
+            for _, name, facts in heapq.nlargest(room, named):
+                units[name] = self._unit(name, f"{path}/{name}", facts, finders[name])
+
+    def renew_changed(self, path: str, unit: ScanUnit, facts: FileFacts) -> ScanUnit:
+        """Return the unit of a directory with these facts: another one if another owner or directory has the name."""
+        first = self._first_name(unit.name, facts)
+        if (facts.device, facts.inode, facts.uid) == unit.identity and first == unit.first_name:
+            return unit
+        made = self._unit(unit.name, f"{path}/{unit.name}", facts, unit.found_by)
+        self.by_name[unit.name] = made
+        return made
+
+    def _first_name(self, name: str, facts: FileFacts) -> str:
+        # Where only owners can rename, a new name is what the owner wants.
+        return self._names.first_of(name, facts) if self._may_be_renamed else name
+
+    def _unit(self, name: str, path: str, facts: FileFacts, found_by: Finder) -> ScanUnit:
+        first, finder, uid = self._first_name(name, facts), found_by, facts.uid
+        sources, job = None, readable(log_layout.decoded(first) or first)
+        if isinstance(finder, LayoutFinder):
+            sources = JobSources(self._policy, self._node, self._files)
+            finder = replace(finder, sources=sources, first_name=first)
+        elif isinstance(finder, PodFinder):
+            job = finder.pod or job
+        identity = (facts.device, facts.inode, uid)
+        return ScanUnit(name, path, BudgetOwner(uid, job), finder, sources, found_by, identity, first)
+
+
+def first_of_users(due: Sequence[ScanUnit]) -> list[ScanUnit]:
+    """Return at most `MOST_DUE` units of each user, so that the facts of one user's directories delay no other user."""
+    if len(due) <= MOST_DUE:
+        return list(due)
+    by_user: dict[int | None, list[ScanUnit]] = {}
+    for unit in due:
+        by_user.setdefault(unit.owner.uid, []).append(unit)
+    return [unit for units in by_user.values() for unit in heapq.nsmallest(MOST_DUE, units, key=lambda each: each.due)]
+
+
+def newest(files: Collection[FoundFile], most: int, known: Collection[tuple[int, int]]) -> tuple[FoundFile, ...]:
+    """Return at most `most` files: first those of `known` keys, then those that were written last."""
+    if len(files) <= most:
+        return tuple(files)
+    return tuple(heapq.nlargest(most, files, key=lambda file: (file.key in known, file.written_ns)))
+
+
+def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tuple[int, int]]) -> list[FoundFile]:
+    """Return at most `most` files of each user."""
+    if len(files) <= most:
+        return list(files)
+    by_user: dict[int | None, list[FoundFile]] = {}
+    for file in files:
+        by_user.setdefault(file.owner.uid, []).append(file)
+    return [file for of_user in by_user.values() for file in newest(of_user, most, known)]
+
+
+def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]]) -> Mapping[BudgetOwner, int]:
+    """Have the largest units of each user forget their oldest files until the user has `most`. Return how many files
+    each owner loses."""
+    lost: Counter[BudgetOwner] = Counter()
+    totals: Counter[int | None] = Counter()
+    for unit in units:
+        totals[unit.owner.uid] += len(unit.files) + len(unit.named)
+    for uid in [uid for uid, total in totals.items() if total > most]:
+        sizes = sorted(len(unit.all_files) for unit in units if unit.owner.uid == uid)
+        bound = _level(sizes, most)
+        for unit in units:
+            if unit.owner.uid == uid and len(unit.all_files) > bound:
+                lost[unit.owner] += len(unit.all_files) - bound
+                unit.files = newest(unit.files, bound, known)
+                unit.named = newest(unit.named, bound - len(unit.files), known)
+    return lost
+
+
+def _level(sizes: Sequence[int], most: int) -> int:
+    """Return the largest bound of each so that ascending `sizes`, cut to it, are `most` together."""
+    left = most
+    for place, size in enumerate(sizes):
+        share = left // (len(sizes) - place)
+        if size > share:
+            return share
+        left -= size
+    return sizes[-1] if sizes else 0

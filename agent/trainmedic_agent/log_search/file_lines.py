@@ -1,0 +1,205 @@
+"""The lines of one file that match a query.
+
+The starting point is found by the arrival times of the file's bytes, then by the times in the lines that arrived
+together. Holes, as in the middle of a size-limited file, are skipped without reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, tzinfo
+
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_reading.birth import born_at
+from trainmedic_agent.log_reading.line_cutter import LineCutter
+from trainmedic_agent.log_reading.log_files import OpenLog
+from trainmedic_agent.log_search.line_clock import BEGINNING, SLACK, LineClock
+from trainmedic_agent.log_search.line_filter import LineFilter
+from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_logs.domain import file_times
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.lines.line_times import AHEAD, Stated
+
+PIECE = 256 * 1024
+UNTIMED_BYTES = 1024 * 1024
+"""Bytes that are read at the end of a file without times in its lines and without known arrival times."""
+_NEAR = 256 * 1024
+_MUCH = 4 * 1024 * 1024
+"""Of more bytes than this that came in time it is looked at which state times of long ago."""
+_BEFORE = 64 * 1024
+"""Bytes before the first possible match, in which an earlier line may state its time."""
+_PROBE = 64 * 1024
+_PROBES = 4
+_MARKED = 64
+_QUIET_SECONDS = 10.0
+"""A last line without a line feed counts as whole when nothing was written for so long."""
+
+
+class FileLines(WantedLines):
+    """One file. It is known by its inode, so that one which was renamed meanwhile is read on."""
+
+    def __init__(
+        self,
+        path: str,
+        origin: Origin,
+        line_filter: LineFilter,
+        budget: ReadBudget,
+        arrivals: ArrivalIndex | None = None,
+        zone: tzinfo | None = None,
+        open_log: OpenLog = OwnFiles().open,
+    ) -> None:
+        """Open the file. `begin` moves to the start. Raises OSError, LogRefused."""
+        self._fd = open_log(path)
+        facts = os.fstat(self._fd)
+        self._size = facts.st_size
+        looked_at = datetime.now(UTC)
+        written_at = min(file_times.written_at(facts), looked_at)
+        known = arrivals.of((facts.st_dev, facts.st_ino), facts.st_size) if arrivals is not None else None
+        clock = LineClock(written_at, arrivals=known, born_at=born_at(self._fd), zone=zone)
+        super().__init__(f"{facts.st_dev:x}-{facts.st_ino:x}", origin, line_filter, clock, budget)
+        self._is_quiet = time.time() - facts.st_mtime > _QUIET_SECONDS
+        self._cutter = LineCutter()
+        if known is not None:
+            clock.learn_zone(self._last_stated())
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def begin(self, places: Mapping[str, FilePlace]) -> None:
+        """Continue at this file's entry in `places`. Without an entry, start before the first possible match. Raises
+        OSError."""
+        place = places.get(self.key)
+        self.go_to(place if place is not None and self.has(place) else self._first())
+
+    def has(self, place: FilePlace) -> bool:
+        """Return whether the bytes before a place are unchanged. Raises OSError."""
+        return place.offset <= self._size and place.mark in (0, self._mark(place.offset))
+
+    def go_to(self, place: FilePlace) -> None:
+        self.line_place = place
+        self.clock.before = place.at
+        self._waiting.clear()
+        self._following = (-1, None)
+        self._cutter = LineCutter(place.offset, place.is_skipping)
+
+    @property
+    def place(self) -> FilePlace:
+        if self._waiting:
+            return FilePlace(self._waiting[0][0], False, self.clock.before)
+        return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
+
+    def marked(self, place: FilePlace) -> FilePlace:
+        """Return the place with a checksum of the bytes before it. Raises OSError."""
+        return place._replace(mark=self._mark(place.offset))
+
+    def _mark(self, offset: int) -> int:
+        begin = max(offset - _MARKED, 0)
+        return zlib.crc32(os.pread(self._fd, offset - begin, begin)) or 1
+
+    def _read(self) -> bool:
+        read = len(self._waiting)
+        while len(self._waiting) == read:
+            if self._budget.is_spent:
+                self.has_more = self._cutter.offset < self._size
+                return False
+            self._skip_hole()
+            piece = os.pread(self._fd, min(PIECE, max(self._size - self._cutter.offset, 0)), self._cutter.offset)
+            self._budget.take(len(piece))
+            if piece:
+                self._waiting.extend(self._likely(self._cutter.feed(piece)))
+            elif self._is_quiet and self._cutter.has_half_line:
+                self._waiting.extend(self._cutter.half_line())
+            else:
+                self.has_more = False
+                return False
+        return True
+
+    def _skip_hole(self) -> None:
+        data = self._data_at(self._cutter.offset)
+        if data > self._cutter.offset:
+            self._waiting.extend(self._cutter.half_line())
+            self._cutter = LineCutter(min(data, self._size))
+
+    def _data_at(self, offset: int) -> int:
+        """Return the offset of the next byte outside holes."""
+        if offset < self._size:
+            with contextlib.suppress(OSError):  # the file system does not report holes, or the rest is one
+                return os.lseek(self._fd, offset, os.SEEK_DATA)
+        return offset
+
+    def _last_stated(self) -> list[tuple[int, Stated]]:
+        """Return the end offsets and the times of some of the last lines."""
+        begin = max(self._size - _PROBE, 0)
+        stated: list[tuple[int, Stated]] = []
+        for place, raw in LineCutter(begin, begin > 0).feed(os.pread(self._fd, _PROBE, begin)):
+            _, written = self._times_in(raw)
+            if written is not None:
+                stated.append((place + len(raw), written))
+        return stated[-100:]
+
+    def _first(self) -> FilePlace:
+        """Return a place before the first possible match."""
+        since = self._wanted.query.since
+        low, high = 0, self._size
+        arrivals = self.clock.arrivals
+        if arrivals is not None:
+            # A line's time is before its arrival, or a little after it.
+            wanted = since - AHEAD
+            low = arrivals.first_place(wanted)
+            arrival = arrivals.of(low, wanted) if low < self._size else None
+            is_wide = arrival is not None and (arrival.after is None or arrival.at - arrival.after > AHEAD)
+            high = min(arrival.until, self._size) if arrival is not None and is_wide else low
+            if not is_wide and self._size - low > _MUCH:
+                low = high = self._after_old(low, since - SLACK)
+        while high - low > _NEAR:
+            middle = (low + high) // 2
+            if self._data_at(middle) >= high:  # nothing but a hole
+                high = middle
+                continue
+            at = self._time_at(middle, high)
+            if at is None:
+                self.is_untimed = arrivals is None
+                low = max(high - UNTIMED_BYTES, low) if self.is_untimed else low
+                break
+            low, high = (low, middle) if at >= since else (middle, high)
+        low = max(low - _BEFORE, 0)
+        return FilePlace(low, low > 0, BEGINNING)
+
+    def _after_old(self, low: int, since: datetime) -> int:
+        """Return a place from `low` on before which lines state times before `since`.
+
+        What came late can be old, as in a file that was copied. All lines at a place must be old, because several
+        processes can write a file.
+        """
+        high = self._size
+        while high - low > _NEAR:
+            middle = (low + high) // 2
+            at = self._time_at(middle, high, is_latest=True)
+            if at is None:
+                break
+            low, high = (low, middle) if at >= since else (middle, high)
+        return low
+
+    def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
+        """Return the time of the first line after `offset` that states one, or the latest time of the lines there."""
+        for _ in range(_PROBES):
+            offset = self._data_at(offset)
+            if offset >= before:
+                return None
+            raw = os.pread(self._fd, _PROBE, offset)
+            self._budget.take(len(raw))
+            latest: datetime | None = None
+            for place, line in LineCutter(offset, True).feed(raw)[:1000]:
+                if (at := self._stated_by(place, line)) is not None:
+                    latest = at if latest is None else max(at, latest)
+                    if not is_latest:
+                        break
+            if latest is not None:
+                return latest
+            offset += _PROBE
+        return None

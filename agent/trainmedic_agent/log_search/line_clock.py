@@ -1,0 +1,180 @@
+"""The times of the lines of one file, in the file's order.
+
+A line that states its time has that time, unless it arrived long before or after. A line without a time lies between
+its timed neighbours, and within the time in which its bytes arrived, as far as the agent has recorded that
+(``log_reading.arrivals``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import NamedTuple
+
+from trainmedic_agent.log_reading.arrivals import Arrival, FileArrivals
+from trainmedic_logs.domain.log_search import TimeKnownBy
+from trainmedic_logs.lines import line_times
+from trainmedic_logs.lines.line_times import AHEAD, Lacks, Stated
+
+BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+SLACK = timedelta(seconds=60)
+"""Lines of a file may be out of order by so much, because several processes write it."""
+_BEHIND = timedelta(hours=24)
+"""A time so long before the line's arrival is not the line's own."""
+_NARROW = timedelta(minutes=15)
+"""An arrival that is known this well completes a time without year or date, or in the hour that summer time repeats."""
+_WEAK = timedelta(minutes=15)
+_EXACT = timedelta(seconds=2)
+"""A time with an error up to this counts as exact."""
+_QUARTER = timedelta(minutes=15)
+"""All zones differ from UTC by whole quarters of an hour."""
+_LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
+_MOST_OFFSET = 14 * 4
+_LEAST_VOTES = 3
+
+
+class LineTime(NamedTuple):
+    """When a line was written."""
+
+    at: datetime
+    known_by: TimeKnownBy
+    earliest: datetime | None = None
+    """Lower bound of the time of a line that states none. None if unknown."""
+    error: float | None = None
+    """Seconds between `at` and the farther bound."""
+    is_vague: bool = False
+    """True if `earliest` and `at` are too far apart for a search, and no neighbour states a time."""
+
+
+class LineClock:
+    """Assigns a time to each line. Lines come in the file's order."""
+
+    def __init__(
+        self,
+        written_at: datetime,
+        *,
+        arrivals: FileArrivals | None = None,
+        born_at: datetime | None = None,
+        zone: tzinfo | None = None,
+    ) -> None:
+        """`zone` is the zone of times without one; None is this machine's. `written_at` and `born_at` are the
+        file's."""
+        first_at = arrivals.first_at if arrivals is not None else None
+        if first_at is not None and born_at is not None and first_at < born_at - _EARLY:
+            arrivals = None  # they belong to an earlier file with this inode
+        self.arrivals = arrivals
+        self.latest = BEGINNING
+        """The latest time of a line so far."""
+        self.before = BEGINNING
+        """The time of the last line that states one."""
+        self.goes_back = False
+        """True if a line states an earlier time than lines before it."""
+        self._written_at = written_at
+        self._born_at = born_at
+        self._zone = zone
+        self._is_learned = False
+        self._arrival = Arrival(None, written_at)
+        self._arrival_begin = self._arrival_end = -1
+
+    def learn_zone(self, lines: Iterable[tuple[int, Stated]]) -> None:
+        """Detect the zone of times without one from the arrival of lines: a container may have another zone than its
+        node.
+
+        `lines` are end offsets with the times that the lines state.
+        """
+        votes: Counter[int] = Counter()
+        for end, stated in lines:
+            arrival = self._arrived(end)
+            if arrival.after is None or arrival.at - arrival.after > _EXACT or self.arrivals is None:
+                continue
+            if stated.has_zone or stated.lacks is Lacks.DATE:
+                continue
+            wall = line_times.moment(stated, UTC, arrival.at + _QUARTER * _MOST_OFFSET, arrival.at)
+            if wall is None:
+                continue
+            quarters = round((wall - arrival.at) / _QUARTER)
+            rest = wall - arrival.at - quarters * _QUARTER
+            if abs(quarters) <= _MOST_OFFSET and -_LATE <= rest <= _EARLY:
+                votes[quarters] += 1
+        if not votes:
+            return
+        quarters, count = votes.most_common(1)[0]
+        offset = self._written_at.astimezone(self._zone).utcoffset()
+        if count >= _LEAST_VOTES and count * 5 >= votes.total() * 4 and offset != quarters * _QUARTER:
+            self._zone = timezone(quarters * _QUARTER)
+            self._is_learned = True
+
+    def stated_at(self, end: int, at: datetime | None, stated: Stated | None) -> tuple[datetime, TimeKnownBy] | None:
+        """Return the time that the line ending at `end` states, and how it is known. None if it states none, or one
+        that cannot be its own. `at` is a time with a zone, which the line's reader is sure of."""
+        if at is None and stated is None:
+            return None
+        arrival = self._arrived(end)
+        is_narrow = arrival.after is not None and arrival.at - arrival.after <= _NARROW
+        known_by = TimeKnownBy.LINE
+        if at is None and stated is not None:
+            before = self.before if self.before != BEGINNING else None
+            at = line_times.moment(stated, self._zone, arrival.at, arrival.at if is_narrow else before)
+            if not stated.has_zone:
+                known_by = TimeKnownBy.ARRIVAL_ZONE if self._is_learned else TimeKnownBy.NODE_ZONE
+            if at is not None and stated.is_weak and not (is_narrow and abs(at - arrival.at) <= _WEAK):
+                return None
+        if at is None or at > arrival.at + AHEAD:
+            return None
+        if self.arrivals is not None and arrival.after is not None and at < arrival.after - _BEHIND:
+            return None
+        return at, known_by
+
+    def stating(self, at: datetime, known_by: TimeKnownBy) -> LineTime:
+        """Take the time of the next line, which states it."""
+        self.goes_back = self.goes_back or at < self.latest - SLACK
+        self.latest = max(self.latest, at)
+        self.before = at
+        return LineTime(at, known_by)
+
+    def stating_none(self, end: int, following: datetime | None) -> LineTime:
+        """Return the time of the next line, which ends at `end` and states none. `following` is the next time in the
+        file."""
+        arrival = self._arrived(end)
+        moment = self._between(arrival, following if following is None or following >= self.before else None)
+        self.latest = max(self.latest, moment.at)
+        return moment
+
+    def _between(self, arrival: Arrival, following: datetime | None) -> LineTime:
+        before = self.before if self.before != BEGINNING else None
+        after = arrival.after if arrival.after is not None else self._born_at
+        if self.arrivals is None:
+            if before is not None or following is not None:
+                at = before or following or arrival.at
+                error = (following - before).total_seconds() if before and following else None
+                return LineTime(at, TimeKnownBy.NEIGHBOURS, before, error)
+            return self._arrival_moment(arrival.at, after, TimeKnownBy.FILE)
+        if before is not None and (after is None or before >= after):
+            # The previous timed line was written in the same interval, as with the lines of a traceback.
+            bound = min(following, max(arrival.at, before)) if following is not None else max(arrival.at, before)
+            return LineTime(before, TimeKnownBy.NEIGHBOURS, before, (bound - before).total_seconds())
+        if before is not None and following is not None and after is not None and following < after - _EXACT:
+            # The program buffered its output, so lines arrived long after they were written. A time in whole seconds
+            # does not show that: it can be a little earlier than its line.
+            return LineTime(before, TimeKnownBy.NEIGHBOURS, before, (following - before).total_seconds())
+        if following is not None and following < arrival.at:
+            begin = max((each for each in (before, after) if each is not None), default=None)
+            at = following if begin is None else max(following, begin)
+            return LineTime(at, TimeKnownBy.NEIGHBOURS, begin, (at - begin).total_seconds() if begin else None)
+        return self._arrival_moment(arrival.at, after, TimeKnownBy.ARRIVAL)
+
+    def _arrival_moment(self, at: datetime, after: datetime | None, known_by: TimeKnownBy) -> LineTime:
+        if after is None or after > at:
+            return LineTime(at, known_by)
+        return LineTime(at, known_by, after, (at - after).total_seconds(), at - after > _EXACT)
+
+    def _arrived(self, end: int) -> Arrival:
+        """Return when the last byte of a line arrived."""
+        place = max(end - 1, 0)
+        if self.arrivals is None:
+            return self._arrival
+        if not self._arrival_begin <= place < self._arrival_end:
+            self._arrival = self.arrivals.of(place, self._written_at)
+            self._arrival_begin, self._arrival_end = place, self._arrival.until
+        return self._arrival

@@ -1,0 +1,98 @@
+"""Selection of matching lines on one node, with a count of lines whose attributes are unknown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_agent.log_search.likely_lines import LikelyLines
+from trainmedic_agent.log_search.line_clock import LineTime
+from trainmedic_core.expressions.regexes import SearchPattern
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_search import TIME, FoundLine, LogLevel, LogQuery
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
+
+_EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+"""Longer windows are cut to these bounds, so that times can be added to their ends."""
+_OF_FILES = ("attempt", "node_rank")
+"""Attributes that a path or a sources file states, and a line does not."""
+_OF_LINES = ("rank", "local_rank")
+"""Attributes that both a line and its file can state."""
+
+
+class Answers(StrEnum):
+    """Result of matching a line with a query."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+    """All known attributes match, and a requested one is unknown."""
+
+
+class LineFilter(Struct, frozen=True):
+    """A query, prepared for this node."""
+
+    query: LogQuery
+    pattern: SearchPattern | None
+    levels: frozenset[LogLevel]
+    likely: LikelyLines | None = None
+    """None if it is unknown what text the pattern requires."""
+
+    @classmethod
+    def of(cls, query: LogQuery) -> LineFilter:
+        """Prepare a query. Raises ValueError if its pattern is not valid RE2."""
+        until = min(query.until, _LATEST) if query.until is not None else None
+        query = replace(query, since=min(max(query.since, _EARLIEST), _LATEST), until=until)
+        pattern = SearchPattern(query.grep) if query.grep else None
+        levels = query.level.at_least if query.level is not None else frozenset(LogLevel)
+        return cls(query, pattern, levels, LikelyLines.of(query.grep))
+
+    def is_out(self, level: LogLevel, moment: LineTime) -> bool:
+        """Return whether level or time exclude a line."""
+        return level not in self.levels or self._is_in_window(moment) is False
+
+    def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
+        """Return whether a line matches, and the name of its unknown attribute."""
+        is_known = self._is_in_window(moment)
+        if is_known is False or line.level not in self.levels:
+            return Answers.NO, ""
+        missing = TIME if is_known is None else ""
+        if line.source not in KERNEL_SOURCES:
+            for name in _OF_LINES:
+                asked, stated = getattr(self.query, name), getattr(line, name)
+                if asked is not None and stated is None:
+                    missing = missing or name
+                elif asked is not None and asked != stated:
+                    return Answers.NO, ""
+        if self.pattern is not None and self.pattern.search(line.text.encode()) is None:
+            return Answers.NO, ""
+        return (Answers.UNKNOWN, missing) if missing else (Answers.YES, "")
+
+    def _is_in_window(self, moment: LineTime) -> bool | None:
+        """Return None if the time is too uncertain."""
+        since, until = self.query.since, self.query.until
+        if moment.is_vague and moment.earliest is not None:
+            if moment.at < since or (until is not None and moment.earliest >= until):
+                return False
+            return True if moment.earliest >= since and (until is None or moment.at < until) else None
+        return moment.at >= since and (until is None or moment.at < until)
+
+
+def unknown_of_file(origin: Origin, query: LogQuery) -> str | None:
+    """Return the name of a requested attribute that the file's path and job do not state. Empty if the file can have
+    matches, None if it cannot."""
+    missing = ""
+    for name in _OF_FILES:
+        asked, stated = getattr(query, name), getattr(origin, name)
+        if asked is not None and stated is None:
+            missing = missing or name
+        elif asked is not None and asked != stated:
+            return None
+    for name in _OF_LINES:
+        asked, stated = getattr(query, name), getattr(origin, name)
+        if asked is not None and stated is not None and asked != stated:
+            return None
+    return missing

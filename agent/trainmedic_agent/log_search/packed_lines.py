@@ -1,0 +1,127 @@
+"""The lines of a gzip file that match a query. Offsets count uncompressed bytes.
+
+The file is decompressed in pieces from its beginning, up to `MOST_UNPACKED` bytes. So memory stays small for any
+content.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from datetime import tzinfo
+
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading.line_cutter import LineCutter
+from trainmedic_agent.log_reading.log_files import OpenLog
+from trainmedic_agent.log_search.line_clock import LineClock
+from trainmedic_agent.log_search.line_filter import LineFilter
+from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_logs.domain import file_times
+from trainmedic_logs.domain.finding import Origin
+
+MOST_UNPACKED = 128 * 1024 * 1024
+_PIECE = 256 * 1024
+_READ = 64 * 1024
+_GZIP = 31
+
+
+class PackedLines(WantedLines):
+    """One compressed file."""
+
+    def __init__(
+        self,
+        path: str,
+        origin: Origin,
+        line_filter: LineFilter,
+        budget: ReadBudget,
+        zone: tzinfo | None = None,
+        open_log: OpenLog = OwnFiles().open,
+    ) -> None:
+        """Open the file. Raises OSError, LogRefused."""
+        self._fd = open_log(path)
+        facts = os.fstat(self._fd)
+        written_at = file_times.written_at(facts)
+        key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
+        super().__init__(key, origin, line_filter, clock, budget)
+        self.is_cut = False
+        """True if the file is damaged, or larger than the part that is decompressed."""
+        self._cutter = LineCutter()
+        self._unpacking = zlib.decompressobj(_GZIP)
+        self._packed_offset = 0
+        self._unpacked = 0
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def begin(self, places: Mapping[str, FilePlace]) -> None:
+        """Continue at this file's entry in `places`."""
+        self.go_to(places.get(self.key, FilePlace()))
+
+    def go_to(self, place: FilePlace) -> None:
+        self.line_place = place
+        self.clock.before = place.at
+        self._waiting.clear()
+        self._following = (-1, None)
+        self._cutter = LineCutter(place.offset, place.is_skipping)
+
+    @property
+    def place(self) -> FilePlace:
+        if self._waiting:
+            return FilePlace(self._waiting[0][0], False, self.clock.before)
+        return FilePlace(self._cutter.resume_at, self._cutter.is_skipping, self.clock.before)
+
+    def _read(self) -> bool:
+        read = len(self._waiting)
+        while len(self._waiting) == read:
+            if self._budget.is_spent:
+                self.has_more = True
+                return False
+            piece = self._piece()
+            self._budget.take(len(piece))
+            if piece:
+                self._waiting.extend(self._likely(self._cutter.feed(piece)))
+            elif self._cutter.has_half_line:
+                self._waiting.extend(self._cutter.half_line())
+            else:
+                self.has_more = False
+                return False
+        return True
+
+    def _piece(self) -> bytes:
+        """Return the next bytes from the cutter's offset. Empty at the end, or beyond the part that is decompressed."""
+        if self._cutter.offset < self._unpacked:  # the cutter went back
+            self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
+        while not self._budget.is_stopped:
+            if self._unpacked >= MOST_UNPACKED:
+                self.is_cut = True
+                return b""
+            try:
+                piece = self._unpack()
+            except zlib.error:
+                self.is_cut = True
+                return b""
+            if not piece:
+                return b""
+            begin, self._unpacked = self._unpacked, self._unpacked + len(piece)
+            if self._unpacked > self._cutter.offset:
+                return piece[max(self._cutter.offset - begin, 0) :]
+        return b""
+
+    def _unpack(self) -> bytes:
+        """Return the next decompressed bytes. Empty at the end. Raises zlib.error, OSError."""
+        while True:
+            if self._unpacking.eof:
+                # A file can consist of several gzip members.
+                rest = self._unpacking.unused_data
+                self._packed_offset -= len(rest)
+                self._unpacking = zlib.decompressobj(_GZIP)
+            packed = self._unpacking.unconsumed_tail
+            if not packed:
+                packed = os.pread(self._fd, _READ, self._packed_offset)
+                self._packed_offset += len(packed)
+                if not packed:
+                    return b""
+            piece = self._unpacking.decompress(packed, _PIECE)
+            if piece:
+                return piece

@@ -1,0 +1,76 @@
+"""The older parts of a log file that rotation has renamed, copied or compressed in the same directory."""
+
+from __future__ import annotations
+
+import re
+import stat
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles
+
+MOST_OLDER = 16
+"""Older parts of one file that are searched, the newest ones."""
+_OLDER = re.compile(r"(?:\.\d{1,3}|[.-]\d{8}(?:-?\d{1,6})?|[.-]\d{4}-\d\d-\d\d[\w.:-]{0,16}?)(?P<packed>\.gz)?\Z")
+_MOST_ENTRIES = 20_000
+_MOST_LISTED = 200_000
+
+
+class OlderPart(NamedTuple):
+    """One older part."""
+
+    path: str
+    is_packed: bool
+    """True if gzip has compressed it."""
+    written_at: float
+    """Unix time."""
+
+
+class Rotations:
+    """Finder of older parts. It lists each directory once, so each answer needs a new one."""
+
+    def __init__(self, files: NodeFiles, seconds: float) -> None:
+        """After so many `seconds` no further directory is listed."""
+        self._files = files
+        self._until = time.monotonic() + seconds
+        self.left_out = 0
+        """Files whose older parts were not looked for."""
+        self._names: dict[tuple[str, NamedBy | None], list[str]] = {}
+
+    def of(self, path: str, since: float, named_by: NamedBy | None = None) -> list[OlderPart]:
+        """Return the older parts of the file at `path` that were written after `since`, newest first."""
+        directory, _, name = path.rpartition("/")
+        if (directory, named_by) not in self._names and time.monotonic() > self._until:
+            self.left_out += 1
+            return []
+        matches = {
+            other: match
+            for other in self._listed(directory, named_by)
+            if other.startswith(name) and (match := _OLDER.match(other, len(name))) is not None
+        }
+        parts: list[OlderPart] = []
+        for other, facts in zip(matches, self._facts(directory, list(matches), named_by), strict=True):
+            if facts is not None and stat.S_ISREG(facts.mode) and facts.written_ns / 1e9 >= since:
+                is_packed = matches[other]["packed"] is not None
+                parts.append(OlderPart(f"{directory}/{other}", is_packed, facts.written_ns / 1e9))
+        return sorted(parts, key=lambda part: -part.written_at)[:MOST_OLDER]
+
+    def _facts(self, directory: str, names: Sequence[str], named_by: NamedBy | None) -> Sequence[FileFacts | None]:
+        if not names:
+            return ()
+        try:
+            return self._files.facts(directory, names, named_by)
+        except (OSError, LogRefused):
+            return [None] * len(names)
+
+    def _listed(self, directory: str, named_by: NamedBy | None) -> Sequence[str]:
+        key = (directory, named_by)
+        if key not in self._names:
+            try:
+                entries = self._files.listing(directory, _MOST_LISTED, named_by).entries
+            except (OSError, LogRefused):
+                entries = ()
+            names = [entry.name for entry in entries if _OLDER.search(entry.name)]
+            self._names[key] = names[:_MOST_ENTRIES]
+        return self._names[key]

@@ -1,0 +1,63 @@
+"""The pages of ``logs.read``, as the reader of logs makes them: lines of a job, as the output of a reply.
+
+The output's ``page`` is packed (``trainmedic_logs.domain.log_pages``): ``lines``, ``cursor`` for the next page,
+``end``, ``notes``, ``left_out``, ``job_files``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic_agent.errors import CommandInterrupted, CommandRejected
+from trainmedic_agent.log_search import searcher
+from trainmedic_agent.log_search.searcher import LogPage, LogSearcher, Places
+from trainmedic_logs.domain import log_pages
+from trainmedic_logs.domain.log_search import LogQuery
+
+
+class SearchPages(Struct, frozen=True):
+    """The pages of searches in what the policy lets be read. ``log_link.linked_reading`` has the executor."""
+
+    searcher: LogSearcher
+
+    def page(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
+        """Return the page in pieces.
+
+        Raises CommandRejected if the query cannot be answered, and CommandInterrupted once `is_stopping` returns true.
+        """
+        try:
+            query = LogQuery.of_wire(params)
+            cursor = params.get("cursor")
+            places = searcher.places_of_json(log_pages.unpacked(cursor)["places"]) if cursor is not None else {}
+            most = params.get("most", searcher.MOST_LINES)
+            most = most if isinstance(most, int) and 0 < most <= searcher.MOST_LINES else searcher.MOST_LINES
+            while True:
+                page = self.searcher.page(query, places, is_stopping, most)
+                if is_stopping():
+                    raise CommandInterrupted("the search was stopped")
+                pieces = _pieces(page)
+                if log_pages.fits(pieces) or most == 1:
+                    return pieces
+                most = max(len(page.lines) // 2, 1)
+        except (ValueError, KeyError) as error:
+            raise CommandRejected(f"the query cannot be answered: {error}") from error
+
+
+def _pieces(page: LogPage) -> list[str]:
+    return log_pages.packed(
+        {
+            "lines": [line.to_json() for line in page.lines],
+            "cursor": cursor_of(page.places),
+            "end": page.is_end,
+            "notes": list(page.notes),
+            "left_out": {name: each.to_json() for name, each in page.left_out.items()},
+            "job_files": page.job_files,
+        }
+    )
+
+
+def cursor_of(places: Places) -> list[str]:
+    return log_pages.packed({"places": searcher.places_json(places)})

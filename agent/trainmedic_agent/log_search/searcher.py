@@ -1,0 +1,420 @@
+"""One page of an answer: the lines of all files that can have some, merged by time.
+
+A cursor says how far each file was read, by its inode, so that a file which was renamed meanwhile is read on. Only
+this node makes and reads cursors. Who calls it: ``executor``, in one thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from datetime import datetime, tzinfo
+from functools import partial
+from typing import Protocol
+
+from msgspec import Struct, field, structs
+
+from trainmedic_agent.log_opening.node_files import LogRefused, NamedBy, NodeFiles
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading import kernel_log
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_reading.discovery import Discovery, FileKey, Scan
+from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
+from trainmedic_agent.log_search import packed_lines
+from trainmedic_agent.log_search.file_lines import FileLines
+from trainmedic_agent.log_search.kernel_lines import KernelLines
+from trainmedic_agent.log_search.line_clock import BEGINNING
+from trainmedic_agent.log_search.line_filter import LineFilter, unknown_of_file
+from trainmedic_agent.log_search.packed_lines import PackedLines
+from trainmedic_agent.log_search.rotations import OlderPart, Rotations
+from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, WantedLines
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_search import FoundLine, LeftOut, LogQuery, read_time, written
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
+
+log = logging.getLogger(__name__)
+
+MOST_FILES = 256
+MOST_LINES = 5000
+"""Lines of a page."""
+MOST_TEXT = 512 * 1024
+"""Characters of the lines of a page."""
+MOST_READ = 64 * 1024 * 1024
+"""Bytes that are read for a page."""
+MOST_SECONDS = 4.0
+SCAN_SECONDS = 4.0
+"""Time for the look for files, of all jobs."""
+_JOB_SECONDS = 2.0
+"""Time for the look at one job."""
+OPEN_SECONDS = 4.0
+"""Time for opening the files."""
+LISTING_SECONDS = 4.0
+"""Time for the look for older parts of the files."""
+_SCAN_AGAIN = 5.0
+
+Places = Mapping[str, FilePlace]
+
+
+class LogFileFound(Struct, frozen=True):
+    """A file that can have lines of the answer."""
+
+    path: str
+    origin: Origin
+    written_at: float
+    named_by: NamedBy | None = None
+    """The file of a job that names it."""
+
+
+class LogPage(Struct, frozen=True):
+    """What one command answers."""
+
+    lines: Sequence[FoundLine]
+    places: Places
+    """From where on the next page goes on, by file."""
+    is_end: bool
+    """There is nothing more now."""
+    notes: Sequence[str] = field(default=())
+    """Notes for the reader, such as files that were not searched, or lines that are out of order."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    """Lines and files that were excluded because a requested attribute is unknown, by that attribute's name."""
+    job_files: int = 0
+    """Files of the job on this node, before other filters."""
+
+
+class LooksForFiles(Protocol):
+    """What finds the files. See `Discovery.scan`."""
+
+    def scan(
+        self,
+        known: Collection[FileKey],
+        is_stopping: Callable[[], bool],
+        seconds: float | None = None,
+        job_seconds: float = 0.0,
+    ) -> Scan: ...
+
+
+class LogSearcher:
+    """Searches the files that the policy lets be read. One thread uses it."""
+
+    def __init__(
+        self,
+        policy: LogsPolicy,
+        node: str,
+        discovery: LooksForFiles | None = None,
+        *,
+        arrivals: ArrivalIndex | None = None,
+        zone: tzinfo | None = None,
+        files: NodeFiles = OwnFiles(),
+    ) -> None:
+        """`zone` is the zone of times without one. None is this machine's. Without `discovery`, it has its own."""
+        self._policy = policy
+        self._arrivals = arrivals
+        self._zone = zone
+        self._node = node
+        self._kernel = Origin("kernel", node)
+        self._discovery = discovery if discovery is not None else Discovery(policy, node, files=files)
+        self._node_files = files
+        self._files: Sequence[LogFileFound] = ()
+        self._scanned_at = float("-inf")
+        self._late, self._is_cut, self._is_stale = 0, False, False
+
+    def page(
+        self, query: LogQuery, places: Places, is_stopping: Callable[[], bool] = lambda: False, most: int = MOST_LINES
+    ) -> LogPage:
+        """Return the next lines, oldest first. Once `is_stopping` returns true, the page is incomplete and must not be
+        used. Raises ValueError where the query's pattern cannot be used."""
+        line_filter = LineFilter.of(query)
+        query = line_filter.query
+        if time.monotonic() - self._scanned_at > _SCAN_AGAIN:
+            scan = self._discovery.scan((), is_stopping, SCAN_SECONDS, _JOB_SECONDS)
+            if is_stopping():
+                return LogPage((), places, False)
+            self._files, self._scanned_at = self._found(scan), time.monotonic()
+            self._late, self._is_cut, self._is_stale = scan.late, scan.is_cut, scan.is_stale
+        job_files = [file for file in self._files if _is_of_job(file, query)]
+        notes = self._notes_on_scan()
+        if query.is_search and not job_files:
+            return LogPage((), places, True, [] if places else notes)
+        left_out: dict[str, LeftOut] = {}
+        files = self._candidates(query, job_files, notes, left_out)
+        budget = ReadBudget(MOST_READ, MOST_SECONDS, is_stopping)
+        rotations = Rotations(self._node_files, LISTING_SECONDS)
+        unopened: list[str] = []
+        with ExitStack() as stack:
+            opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack, rotations, unopened)]
+            budget.begin()  # a page gets on, however long opening takes
+            opened += self._kernel_lines(line_filter, places, budget, stack, notes)
+            lines, is_cut = _merged(opened, min(most, MOST_LINES))
+            reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
+        if places:
+            notes, left_out = [], {}  # they were on the first page
+        notes += unopened
+        if rotations.left_out:
+            notes.append(
+                f"older parts of {rotations.left_out} files on {self._node} are not searched: listing their "
+                "directories takes too long"
+            )
+        notes += self._notes_on(opened, is_first=not places)
+        for file in opened:
+            for name, counted in file.left_out.items():
+                left_out[name] = left_out.get(name, LeftOut()) + counted
+        is_end = not is_cut and not any(file.has_more for file in opened)
+        return LogPage(lines, reached, is_end, notes, left_out, len(job_files))
+
+    def _notes_on(self, opened: Sequence[WantedLines], *, is_first: bool) -> list[str]:
+        notes = []
+        untimed = sum(file.is_untimed for file in opened)
+        if untimed and is_first:
+            notes.append(f"{untimed} files on {self._node} state no times; only the last 1 MiB of each is searched")
+        cut = sum(isinstance(file, PackedLines) and file.is_cut for file in opened)
+        if cut:
+            most = packed_lines.MOST_UNPACKED >> 20
+            notes.append(
+                f"{cut} compressed files on {self._node} exceed {most} MiB or are damaged; the rest is not searched"
+            )
+        disordered = sum(file.clock.goes_back for file in opened)
+        if disordered:
+            notes.append(
+                f"{disordered} files on {self._node} have times out of order; lines are in the file's order, and some "
+                "lines of the window may be missing"
+            )
+        return notes
+
+    def _notes_on_scan(self) -> list[str]:
+        """Return what the look for files left out."""
+        notes = []
+        if self._late:
+            notes.append(
+                f"the directories of {self._late} jobs on {self._node} were not looked through in time; files may be "
+                "missing"
+            )
+        if self._is_stale:
+            notes.append(f"looking for files on {self._node} has not ended in time; new files may be missing")
+        if self._is_cut:
+            notes.append(f"a directory on {self._node} has more entries than are looked at; files may be missing")
+        return notes
+
+    def _found(self, scan: Scan) -> list[LogFileFound]:
+        files = [
+            LogFileFound(each.path, each.origin, each.written_ns / 1e9, each.named_by)
+            for each in scan.files
+            if each.origin is not None
+        ]
+        kernel = self._policy.kernel
+        is_found = any(each.origin.source in KERNEL_SOURCES for each in files)
+        if kernel is not None and kernel_log.way_of(kernel) is KernelReading.FILE and not is_found:
+            files.append(LogFileFound(kernel.path, self._kernel, time.time()))
+        return _with_node_ranks(files)
+
+    def _kernel_lines(
+        self, line_filter: LineFilter, places: Places, budget: ReadBudget, stack: ExitStack, notes: list[str]
+    ) -> list[KernelLines]:
+        """What is read of the kernel's log other than from a file."""
+        kernel = self._policy.kernel
+        if kernel is None or not line_filter.query.kernel:
+            return []
+        way = kernel_log.way_of(kernel)
+        if way is KernelReading.FILE:
+            return []
+        try:
+            reader = kernel_log.opened(way, {}, "")
+            stack.callback(reader.close)
+            return [KernelLines(reader, self._kernel, places, line_filter, budget)]
+        except OSError as error:
+            notes.append(f"the kernel's log of {self._node} cannot be read: {error.strerror}")
+            return []
+
+    def _candidates(
+        self, query: LogQuery, job_files: Sequence[LogFileFound], notes: list[str], left_out: dict[str, LeftOut]
+    ) -> list[LogFileFound]:
+        """Return the files that can have matches. Count those whose requested attribute is unknown."""
+        files = [file for file in self._files if query.kernel and file.origin.source in KERNEL_SOURCES]
+        written = self._written_since(job_files, query.since.timestamp())
+        for file in job_files:
+            missing = unknown_of_file(file.origin, query)
+            if missing is None or file.path not in written:
+                continue
+            if missing:
+                left_out[missing] = left_out.get(missing, LeftOut()) + LeftOut(files=1)
+            else:
+                files.append(file)
+        files.sort(key=lambda file: -file.written_at)
+        if len(files) > MOST_FILES:
+            notes.append(f"of {len(files)} files on {self._node} the last written {MOST_FILES} are searched")
+        return files[:MOST_FILES]
+
+    def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
+        """Return the paths of files that were written at `since` or later. A scan is some seconds old, so it does not
+        know of what was written after it."""
+        written = {file.path for file in files if file.written_at >= since}
+        others: dict[tuple[str, NamedBy | None], list[str]] = {}
+        for file in files:
+            if file.path not in written:
+                directory, _, name = file.path.rpartition("/")
+                others.setdefault((directory, file.named_by), []).append(name)
+        until = time.monotonic() + OPEN_SECONDS
+        for (directory, named_by), names in others.items():
+            if time.monotonic() > until:
+                break  # what the scan has seen holds
+            with suppress(OSError, LogRefused):
+                every = self._node_files.facts(directory, names, named_by)
+                facts_of = zip(names, every, strict=True)
+                written |= {
+                    f"{directory}/{name}" for name, facts in facts_of if facts and facts.written_ns / 1e9 >= since
+                }
+        return written
+
+    def _opened(
+        self,
+        files: Sequence[LogFileFound],
+        line_filter: LineFilter,
+        places: Places,
+        budget: ReadBudget,
+        stack: ExitStack,
+        rotations: Rotations,
+        late: list[str],
+    ) -> Iterable[WantedLines]:
+        """Yield the files that can be opened in time, each with its older parts. Note in `late` how many are not."""
+        until = time.monotonic() + OPEN_SECONDS
+        own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
+        met: set[str] = set()
+        for number, file in enumerate(files):
+            if budget.is_stopped:
+                return
+            if number and time.monotonic() > until:
+                late.append(
+                    f"{len(files) - number} files on {self._node} are not searched: opening them takes too long"
+                )
+                return
+            older = rotations.of(file.path, line_filter.query.since.timestamp(), file.named_by)
+            parts = [OlderPart(file.path, False, file.written_at), *older]
+            whole = [part for part in (self._part(part, file, line_filter, budget, stack) for part in parts) if part]
+            own_places = [places[lines.key] for lines in whole if lines.key in places]
+            for lines in whole:
+                if lines.key in met or (places and lines.key not in places and isinstance(lines, PackedLines)):
+                    continue  # this part was read before it was compressed
+                met.add(lines.key)
+                lines.skips_ranks = (
+                    file.origin.source == "launcher" and (file.origin.job, file.origin.attempt) in own_files
+                )
+                try:
+                    _begin(lines, places, own_places)
+                except OSError as error:
+                    log.warning("cannot search a log", extra={"reason": error.strerror})
+                    continue
+                yield lines
+
+    def _part(
+        self,
+        part: OlderPart,
+        file: LogFileFound,
+        line_filter: LineFilter,
+        budget: ReadBudget,
+        stack: ExitStack,
+    ) -> FileLines | PackedLines | None:
+        open_log = partial(self._node_files.open, named_by=file.named_by)
+        try:
+            lines: FileLines | PackedLines
+            if part.is_packed:
+                lines = PackedLines(part.path, file.origin, line_filter, budget, self._zone, open_log)
+            else:
+                lines = FileLines(part.path, file.origin, line_filter, budget, self._arrivals, self._zone, open_log)
+        except (OSError, LogRefused):
+            return None
+        stack.callback(lines.close)
+        return lines
+
+
+def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
+    """Return the files, where those without a node rank have that of the same attempt's other files on this node."""
+    stated: dict[tuple[str | None, int | None], set[int]] = {}
+    for file in files:
+        if file.origin.node_rank is not None and file.origin.job is not None:
+            stated.setdefault((file.origin.job, file.origin.attempt), set()).add(file.origin.node_rank)
+    shown = []
+    for file in files:
+        of_attempt = stated.get((file.origin.job, file.origin.attempt), set())
+        if file.origin.node_rank is None and len(of_attempt) == 1:
+            shown.append(structs.replace(file, origin=structs.replace(file.origin, node_rank=min(of_attempt))))
+        else:
+            shown.append(file)
+    return shown
+
+
+def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
+    origin = file.origin
+    if origin.source in KERNEL_SOURCES:
+        return False
+    return origin.job == query.job or (origin.pod is not None and origin.pod in query.pods)
+
+
+def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[FilePlace]) -> None:
+    """Start or continue to read a file. A new file can be the copy that rotation makes before it truncates the
+    original. Then the lines that were read from the original are skipped. Raises OSError."""
+    own = places.get(lines.key)
+    if places and isinstance(lines, FileLines) and (own is None or not lines.has(own)):
+        copied = [place for place in own_places if place.offset and place.mark and lines.has(place)]
+        if copied:
+            lines.go_to(max(copied, key=lambda place: place.offset))
+            return
+    lines.begin(places)
+
+
+def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
+    """Return the next lines of all files by time, and whether there are more. Each file's place is after its last
+    line."""
+    heads: list[tuple[datetime, int, FoundLine]] = []
+    latest: dict[int, datetime] = {}
+
+    def push(number: int) -> None:
+        try:
+            line = files[number].next()
+        except OSError as error:
+            log.warning("a log cannot be read on", extra={"reason": error.strerror})
+            return
+        if line is not None:
+            latest[number] = max(line.at, latest.get(number, line.at))
+            heapq.heappush(heads, (latest[number], number, line))
+
+    for number in range(len(files)):
+        push(number)
+    lines: list[FoundLine] = []
+    characters = 0
+    while heads and len(lines) < most and characters < MOST_TEXT:
+        # Coming lines of a file that is left for the next page can be earlier than those of the other files.
+        waiting = {number for _, number, _ in heads}
+        reached = [file.clock.latest for number, file in enumerate(files) if file.has_more and number not in waiting]
+        if reached and heads[0][0] > min(reached):
+            break
+        _, number, line = heapq.heappop(heads)
+        lines.append(line)
+        characters += len(line.text) + 100
+        push(number)
+    for _, number, _ in heads:  # read, and not given out
+        files[number].go_to(files[number].line_place)
+    return lines, bool(heads)
+
+
+def places_json(places: Places) -> str:
+    return json.dumps(
+        {
+            key: [each.offset, each.is_skipping, "" if each.at == BEGINNING else written(each.at), each.mark]
+            for key, each in places.items()
+        }
+    )
+
+
+def places_of_json(text: str) -> dict[str, FilePlace]:
+    """Raises ValueError where it is none of `places_json`."""
+    try:
+        members = json.loads(text)
+        return {
+            str(key): FilePlace(int(offset), bool(is_skipping), read_time(at) if at else BEGINNING, *map(int, mark))
+            for key, (offset, is_skipping, at, *mark) in members.items()
+        }
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError("the cursor is none of this agent's") from error

@@ -1,0 +1,226 @@
+"""The lines of one stream that match a query, from a place on, each with its time.
+
+Secrets are masked before any comparison, so that no query can find them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import NamedTuple
+
+from trainmedic_agent.log_reading.line_cutter import PlacedLine
+from trainmedic_agent.log_search.line_clock import BEGINNING, SLACK, LineClock
+from trainmedic_agent.log_search.line_filter import Answers, LineFilter
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_search import TIME, FoundLine, LeftOut
+from trainmedic_logs.lines import kernel_text, line_times, prefixes, raw_text, times
+from trainmedic_logs.lines.line_times import Stated
+from trainmedic_logs.lines.records import record_of
+from trainmedic_logs.lines.told_line import LineMask, told
+
+_MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
+_BEGINNING = 1024
+"""Bytes in which a line states its time, unless it is JSON."""
+PROBED_LINES = 256
+"""Number of lines ahead that are searched for the next time."""
+
+
+class ReadBudget:
+    """Limit of bytes and time for one answer. `is_stopping` ends it at once."""
+
+    def __init__(self, most_bytes: int, seconds: float, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        self._is_stopping = is_stopping
+        self._left = most_bytes
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    def begin(self) -> None:
+        """Count the time from now on."""
+        self._until = time.monotonic() + self._seconds
+
+    def take(self, count: int) -> None:
+        self._left -= count
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0 or time.monotonic() > self._until or self._is_stopping()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the answer is no longer wanted."""
+        return self._is_stopping()
+
+
+class FilePlace(NamedTuple):
+    """The place from which a file is still unread."""
+
+    offset: int = 0
+    is_skipping: bool = False
+    """True if the next bytes are the rest of a line whose beginning was read."""
+    at: datetime = BEGINNING
+    """The time of the last line before it that states one."""
+    mark: int = 0
+    """Checksum of the bytes before it, which shows whether the file is still the same."""
+
+
+class WantedLines(ABC):
+    """Lines of one stream that match a query, one by one."""
+
+    def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
+        self.key = key
+        self._budget = budget
+        self.is_untimed = False
+        self.skips_ranks = False
+        """True if lines to which torchrun has added a rank are skipped, because they are in that rank's own file."""
+        self.has_more = False
+        """True if reading stopped before the end, because the budget was spent."""
+        self.line_place = FilePlace()
+        """The place of the last line that was returned."""
+        self.clock = clock
+        self._origin = origin
+        self._wanted = line_filter
+        self._booted_at = datetime.fromtimestamp(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME), UTC)
+        self._mask = LineMask()
+        self._waiting: deque[PlacedLine] = deque()
+        self._following: tuple[int, datetime | None] = (-1, None)
+        """The next time in the stream, and the place up to which it is the next one."""
+        self._left_out: Counter[str] = Counter()
+        self._left_out_since: datetime | None = None
+
+    @property
+    @abstractmethod
+    def place(self) -> FilePlace:
+        """The place after the last line that was returned or skipped."""
+
+    @abstractmethod
+    def go_to(self, place: FilePlace) -> None:
+        """Continue at this place."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _read(self) -> bool:
+        """Read more lines into the queue. Return False if there are none now, or the budget is spent. Raises
+        OSError."""
+
+    def marked(self, place: FilePlace) -> FilePlace:
+        """Return the place with a mark that shows later whether the file is still the same. Raises OSError."""
+        return place
+
+    @property
+    def left_out(self) -> dict[str, LeftOut]:
+        """Number of lines that were excluded because an attribute is unknown, by that attribute's name."""
+        since = {TIME: self._left_out_since}
+        return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
+
+    def next(self) -> FoundLine | None:
+        """Return the next match. None at the end, or if the budget is spent. Raises OSError."""
+        until = self._wanted.query.until
+        while not self._budget.is_stopped:
+            if not self._waiting and not self._read():
+                return None
+            if until is not None and self.clock.latest >= until + SLACK:
+                self.has_more = False
+                return None
+            before = self.place
+            offset, raw = self._waiting.popleft()
+            line = self._answering(offset, raw)
+            if line is not None:
+                self.line_place = before
+                return line
+        return None
+
+    def _answering(self, offset: int, raw: bytes) -> FoundLine | None:
+        origin, end = self._origin, offset + len(raw)
+        line = told(raw, origin.source, self._booted_at)
+        if line is None or (self.skips_ranks and line.local_rank is not None):
+            return None
+        if not line.text and raw and not raw.strip(b"\0"):
+            return None  # the rest of a hole
+        said = self.clock.stated_at(end, line.at, line.stated)
+        moment = self.clock.stating(*said) if said is not None else self.clock.stating_none(end, self._ahead(offset))
+        if self._wanted.is_out(line.level, moment):
+            self._mask.skip(line.text)  # masking each line would take most of the time
+            return None
+        shown = FoundLine(
+            moment.at,
+            self._mask.of(line.text),
+            origin.node,
+            origin.source,
+            line.level,
+            origin.job,
+            origin.attempt,
+            line.rank if line.rank is not None else origin.rank,
+            line.local_rank if line.local_rank is not None else origin.local_rank,
+            moment.known_by,
+            round(moment.error, 3) if moment.error is not None else None,
+        )
+        answer, missing = self._wanted.answers(shown, moment)
+        if answer is Answers.UNKNOWN:
+            self._left_out[missing] += 1
+            if missing == TIME and moment.earliest is not None:
+                since = self._left_out_since
+                self._left_out_since = moment.earliest if since is None else min(since, moment.earliest)
+        return shown if answer is Answers.YES else None
+
+    def _ahead(self, offset: int) -> datetime | None:
+        """Return the next time that one of the hundreds of lines after `offset` states."""
+        until, at = self._following
+        if offset < until:
+            return at
+        while len(self._waiting) < PROBED_LINES and self._read():
+            continue
+        place = offset
+        for number, (place, raw) in enumerate(islice(self._waiting, PROBED_LINES)):
+            said = self._stated_by(place, raw)
+            if said is not None:
+                self._following = (place, said)
+                return said
+            if number == PROBED_LINES // 2:
+                # The lines up to here state no time.
+                self._following = (place, None)
+        if self._following[0] <= offset:
+            self._following = (place, None)
+        return None
+
+    def _stated_by(self, offset: int, raw: bytes) -> datetime | None:
+        """Return the time of a line, for its neighbours. None for a skipped line."""
+        at, stated = self._times_in(raw)
+        said = self.clock.stated_at(offset + len(raw), at, stated)
+        return said[0] if said is not None else None
+
+    def _times_in(self, raw: bytes) -> tuple[datetime | None, Stated | None]:
+        if self._origin.source != "kernel" and not _may_state(raw):
+            return None, None
+        text, _ = raw_text.text_of(raw)
+        if self._origin.source == "kernel":
+            at = kernel_text.split(text, self._booted_at).at
+            return at, line_times.stated(text) if at is None else None
+        prefixed = prefixes.split(text, self._origin.source)
+        if self.skips_ranks and prefixed.local_rank is not None:
+            return None, None
+        at = prefixed.at or times.said_by(prefixed.text, record_of(prefixed.text))
+        return at, line_times.stated(prefixed.text) if at is None else None
+
+    def _likely(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
+        """Return the lines that can affect the answer."""
+        likely = self._wanted.likely
+        if likely is None or self._mask.is_in_key or self._origin.source == "kernel":
+            return lines
+        together = b"\n".join(raw for _, raw in lines)
+        if _MAY_STATE.search(together) is None and b"\0" not in together:
+            return likely.among(lines, lambda _: False)  # none of many lines states a time
+        return likely.among(lines, lambda placed: self._stated_by(*placed) is not None)
+
+
+def _may_state(raw: bytes) -> bool:
+    """Return whether a line can state a time. This look at its bytes costs a tenth of reading the line."""
+    is_whole = raw.startswith(b"{") or b"\r" in raw
+    return _MAY_STATE.search(raw if is_whole else raw[:_BEGINNING]) is not None or b"\0" in raw[:_BEGINNING]

@@ -1,0 +1,178 @@
+"""From physical lines to the entries of a store: a time of its own for each, labels, and no secrets.
+
+A store keeps one of two lines of a stream that have the same time and text. So each line of a file gets another
+nanosecond, and one that says its time gets the same again when it is read again after a kill: what is pushed twice is
+then in the store once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from trainmedic_agent.log_reading.line_cutter import PlacedLine
+from trainmedic_agent.log_shipping.ship_counters import LostReason
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_search import TimeKnownBy
+from trainmedic_logs.lines import line_times
+from trainmedic_logs.lines.told_line import LineMask, ToldLine, told
+
+LONGEST_LINE = 64 * 1024
+"""Bytes of a line that are pushed. Loki takes 256 KiB; what is longer than this is seldom a line."""
+LONGEST_LABEL = 1024
+"""Characters of a label's value; Loki takes 2,048."""
+_FUTURE = timedelta(minutes=1)
+"""A line that says it is from so far ahead has a wrong clock, and gets the time when it came; Loki takes 10 min."""
+_SAME_TIME = timedelta(seconds=2)
+"""A line without a time that came so soon after the one before it has that one's time."""
+_NEAR_ARRIVAL = timedelta(minutes=15)
+"""A time without a zone counts, in the node's zone, if the line arrived within this time of it."""
+_SHARES = 500
+"""Nanoseconds of a microsecond over which files are spread, so that ranks which print the same do not meet."""
+_MILLISECOND = 1_000_000
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+_MOST_ARRIVALS = 600
+
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class StoreEntry(Struct, frozen=True):
+    """A line as it is pushed."""
+
+    at: int
+    """Nanoseconds since 1970."""
+    labels: Labels
+    metadata: Mapping[str, str]
+    text: str
+    source: str
+    place: int
+    """From where on its file must be read again for this line, with the mask that it needs."""
+    turn: int = 0
+    """Counts the truncations of its file; the places before one are gone."""
+    lost: LostReason | None = None
+    """Why it is not pushed."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it adds to a push."""
+        return len(self.text) + 100
+
+
+class EntryMaker:
+    """Makes the entries of one file's lines, in their order."""
+
+    def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
+        """`last` is the time of the entry before, in nanoseconds, where a process before this one has made it."""
+        self.skips_ranks = False
+        """Whether lines are left out before which torchrun has put a rank: they are in that rank's own file."""
+        self._booted_at = booted_at
+        self._oldest = oldest
+        self._last = last
+        self._latest = _EPOCH + timedelta(microseconds=last // 1000) if last else None
+        self._mask = LineMask()
+        self._key_place = 0
+        self.become(origin)
+
+    def become(self, origin: Origin) -> None:
+        """From the next line on they are of this origin."""
+        self.origin = origin
+        # By the file's inode, which is the same when a file is met anew after a kill.
+        self._share = zlib.crc32(origin.generation.partition("-")[0].encode()) % _SHARES
+        labels = {"job": origin.job, "node": origin.node, "source": origin.source}
+        self._labels = tuple((name, value[:LONGEST_LABEL]) for name, value in labels.items() if value)
+        numbers = {"attempt": origin.attempt, "node_rank": origin.node_rank, "local_rank": origin.local_rank}
+        self._metadata = {name: str(value) for name, value in numbers.items() if value is not None}
+        if origin.pod is not None:
+            self._metadata["pod"] = origin.pod
+
+    @property
+    def key_place(self) -> int | None:
+        """Where a private key begins that may go on; None outside of one."""
+        return self._key_place if self._mask.is_in_key else None
+
+    def entry(self, placed: PlacedLine, arrived: datetime, now: datetime, turn: int = 0) -> StoreEntry | None:
+        """The next line as an entry; None for one that is none of its own, or is empty."""
+        place, raw = placed
+        line = told(raw, self.origin.source, self._booted_at, LONGEST_LINE)
+        if line is None or not line.text.strip() or (self.skips_ranks and line.local_rank is not None):
+            return None
+        key_place = self.key_place
+        text = self._mask.of(line.text)
+        if key_place is None:
+            self._key_place = place
+        stated, known_by = _stated(line, arrived)
+        return StoreEntry(
+            at=self._nanosecond(self._timed(stated, arrived)),
+            labels=(*self._labels, ("level", line.level.value)),
+            metadata=self._metadata_of(line, known_by),
+            text=text,
+            source=self.origin.source,
+            place=place if key_place is None else key_place,
+            turn=turn,
+            lost=LostReason.TOO_OLD if self._latest is not None and now - self._latest > self._oldest else None,
+        )
+
+    def _metadata_of(self, line: ToldLine, known_by: TimeKnownBy) -> Mapping[str, str]:
+        rank = line.rank if line.rank is not None else self.origin.rank
+        added = {"rank": rank, "local_rank": line.local_rank}
+        members = {name: str(value) for name, value in added.items() if value is not None}
+        if known_by is not TimeKnownBy.LINE:
+            members["time_source"] = known_by.value
+        return {**self._metadata, **members} if members else self._metadata
+
+    def _timed(self, said: datetime | None, arrived: datetime) -> datetime:
+        if said is not None:
+            self._latest = said
+        elif self._latest is None or not -_FUTURE <= arrived - self._latest < _SAME_TIME:
+            self._latest = arrived
+        return self._latest
+
+    def _nanosecond(self, at: datetime) -> int:
+        exact = (at - _EPOCH) // timedelta(microseconds=1) * 1000 + self._share
+        is_same = self._last - _MILLISECOND < exact <= self._last
+        self._last = self._last + 1 if is_same else exact
+        return self._last
+
+
+def _stated(line: ToldLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
+    """Return the line's time, and how it is known."""
+    if line.at is not None and line.at <= arrived + _FUTURE:
+        return line.at, TimeKnownBy.LINE
+    at = line_times.moment(line.stated, None, arrived, arrived) if line.stated is not None else None
+    if at is None or line.stated is None or not arrived - _NEAR_ARRIVAL < at <= arrived + _FUTURE:
+        return None, TimeKnownBy.ARRIVAL
+    return at, TimeKnownBy.LINE if line.stated.has_zone else TimeKnownBy.NODE_ZONE
+
+
+class Arrivals:
+    """When the bytes of a file came, as far as it was looked at meanwhile: for lines that say no time and are read
+    late, because the store was away."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []
+        self._times: list[datetime] = []
+
+    def note(self, size: int, now: datetime) -> None:
+        """The file has so many bytes now."""
+        if self._sizes and size <= self._sizes[-1]:
+            return
+        self._sizes.append(size)
+        self._times.append(now)
+        if len(self._sizes) > _MOST_ARRIVALS:  # of two, the later one stays
+            self._sizes, self._times = self._sizes[1::2], self._times[1::2]
+
+    def of(self, place: int, now: datetime) -> datetime:
+        """When the byte at `place` had come at the latest; what came before it is forgotten."""
+        at = bisect_right(self._sizes, place)
+        if at > 0:
+            del self._sizes[:at], self._times[:at]
+        return self._times[0] if self._times else now
+
+    def forget(self) -> None:
+        """The file was truncated."""
+        self._sizes, self._times = [], []

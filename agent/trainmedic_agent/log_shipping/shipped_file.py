@@ -1,0 +1,191 @@
+"""A file whose lines are pushed to a store: which of them come next, and how far the store has it.
+
+Lines are read when they are asked for, a small piece of the file at a time, and its position stays where the oldest
+line begins that the store has not taken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import Any
+
+from msgspec.structs import asdict, replace
+
+from trainmedic_agent.log_reading.followed_file import HALF_LINE_SECONDS, KnownFile, microseconds
+from trainmedic_agent.log_reading.line_cutter import PlacedLine
+from trainmedic_agent.log_reading.log_files import GrowingFile, ReadSizes
+from trainmedic_agent.log_shipping.entries import LONGEST_LINE, Arrivals, EntryMaker, StoreEntry
+from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
+from trainmedic_agent.log_shipping.ship_positions import ShipPositions
+from trainmedic_logs.domain.finding import Origin
+
+SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
+"""So that many files which all have much to read take little memory."""
+_MOST_PIECES = 64
+"""Pieces that are read at once while none of them ends a line."""
+_HELD_SECONDS = 600.0
+"""For so long a deleted file is held open, and takes room on the disk, while the store does not take what is in it."""
+
+
+class ShippedFile:
+    """One open file. One thread uses it."""
+
+    def __init__(
+        self,
+        file: GrowingFile,
+        known: KnownFile,
+        positions: ShipPositions,
+        booted_at: datetime,
+        oldest: timedelta,
+        counters: ShipCounters,
+    ) -> None:
+        self.file = file
+        self.origin = replace(known.origin, generation=known.position.generation)
+        self.maker = EntryMaker(self.origin, booted_at, oldest, int(known.stream.get("at", 0)))
+        self._positions = positions
+        self._counters = counters
+        self._position = known.position
+        self._at = int(known.stream.get("at", 0))
+        self._arrivals = Arrivals()
+        self._turn = 0  # counts its truncations
+        self._raw: deque[tuple[int, PlacedLine]] = deque()
+        self._head: StoreEntry | None = None
+        self._unsent: deque[StoreEntry] = deque()
+        self._left_out = file.left_out  # what was there before the agent was first started is not lost
+        self._size = -1
+        self._grown_at = self._polled_at = 0.0
+        self._gone_at: float | None = None
+        self._is_key_here = True  # a key that may go on has begun since the last truncation
+        self._now = datetime.now(UTC)
+
+    # --- as ``files`` follows it ------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        return self.known().key
+
+    @property
+    def grown_at(self) -> float:
+        """A file that has something which the store does not is never quiet, unless it was deleted long ago."""
+        is_held = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
+        return self._grown_at if is_held or not self.behind else self._polled_at
+
+    @property
+    def behind(self) -> int:
+        """Bytes that are in the file, and not in the store."""
+        oldest = self._oldest_place()
+        return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
+
+    def begin(self) -> None:
+        """Have it written down soon that it is read."""
+        self._positions.begin()
+
+    def poll(self, now: datetime, monotonic: float) -> bool:
+        """See whether something is new; what is there is read when it is asked for. Raises OSError."""
+        if not self.file.look():
+            self._begin_anew(now)
+            self.file.look()
+        written_at = datetime.fromtimestamp(self.file.written_at, UTC) if self.file.written_at > 0 else now
+        if self.file.size > self._size:
+            self._arrivals.note(self.file.size, min(now, written_at) if self._polled_at == 0.0 else now)
+            self._grown_at = monotonic
+        self._size = self.file.size
+        self._now, self._polled_at = now, monotonic
+        if self._gone_at is None and self.file.names == 0:
+            self._gone_at = monotonic
+        quiet = monotonic - self._grown_at
+        if quiet >= HALF_LINE_SECONDS and not self.file.has_more and self.file.has_half_line:
+            self._keep(self.file.half_line())
+        return False
+
+    def place_json(self) -> Mapping[str, Any]:
+        self._position = self.file.position(self._oldest_place())
+        return {"file": self._position.to_json(), "origin": asdict(self.origin)}
+
+    def known(self) -> KnownFile:
+        return KnownFile(self._position, self.origin, self.state())
+
+    def state(self) -> Mapping[str, Any]:
+        """What goes on after a restart beside the place."""
+        return {"at": self._at}
+
+    def is_of(self, origin: Origin) -> bool:
+        return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
+
+    def change_origin(self, origin: Origin) -> None:
+        self.origin = replace(origin, stream=self.origin.stream, generation=self.origin.generation)
+        self.maker.become(self.origin)
+
+    def end(self, now: datetime) -> None:
+        self._counters.lose_bytes(LostReason.DELETED, self.file.size - self._unread_place())
+        self.file.close()
+        self._positions.forget(self.key)
+
+    # --- as ``shipper`` asks it -------------------------------------------------------------------------
+
+    def head(self) -> StoreEntry | None:
+        """The next entry, which stays; None where there is none now. Raises OSError."""
+        while self._head is None:
+            if not self._raw and not self._read():
+                return None
+            turn, placed = self._raw.popleft()
+            arrived = self._arrivals.of(placed[0], self._now) if turn == self._turn else self._now
+            self._head = self.maker.entry(placed, arrived, self._now, turn)
+            self._is_key_here = turn == self._turn
+        return self._head
+
+    def take(self) -> None:
+        """The next entry is on its way."""
+        assert self._head is not None
+        self._unsent.append(self._head)
+        self._head = None
+
+    def taken_by_store(self) -> None:
+        """The store has the oldest of those that are on their way."""
+        self._at = self._unsent.popleft().at
+
+    def _read(self) -> bool:
+        """Read until there is a line. Return False if the next `_MOST_PIECES` have none: in a hole, for instance."""
+        for _ in range(_MOST_PIECES):
+            if not self.file.has_more:
+                return False
+            self._keep(self.file.read())
+            left_out = self.file.left_out - self._left_out
+            self._left_out = self.file.left_out
+            is_long = left_out < SIZES.piece * 2
+            self._counters.lose_bytes(LostReason.TOO_LARGE if is_long else LostReason.BEHIND, left_out)
+            if self._raw:
+                return True
+        return False
+
+    def _oldest_place(self) -> int | None:
+        unsent = chain(self._unsent, filter(None, [self._head]))
+        places = (entry.place for entry in unsent if entry.turn == self._turn)
+        key_places = filter(None, [self.maker.key_place if self._is_key_here else None])
+        waiting = (place for turn, (place, _) in self._raw if turn == self._turn)
+        return next(chain(places, key_places, waiting), None)
+
+    def _unread_place(self) -> int:
+        """Where the oldest line begins that is on no way to the store."""
+        if self._head is not None:
+            return self._head.place
+        return self._raw[0][1][0] if self._raw else self.file.offset
+
+    def _keep(self, placed: list[PlacedLine]) -> None:
+        self._raw.extend((self._turn, line) for line in placed)
+
+    def _begin_anew(self, now: datetime) -> None:
+        """What was not read of it is gone; what was read is still pushed."""
+        self._counters.lose_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
+        self._keep(self.file.half_line())
+        self._turn, self._is_key_here = self._turn + 1, False
+        self._arrivals.forget()
+        self._size = -1
+        self._positions.forget(self.key)
+        self.file.begin_anew(microseconds(now))
+        self._position = self.file.position(None)
+        self.origin = replace(self.origin, generation=self._position.generation)
+        self.maker.become(self.origin)

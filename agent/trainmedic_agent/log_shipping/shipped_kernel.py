@@ -1,0 +1,95 @@
+"""The kernel's log, where it is read by ``/dev/kmsg`` or the journal, as a source of lines for a store.
+
+The kernel's own memory, and the journal, keep what the store has not taken; what the kernel overwrites meanwhile is
+counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainmedic_agent.log_reading.kernel_log import KernelReader, retimed
+from trainmedic_agent.log_reading.line_cutter import PlacedLine
+from trainmedic_agent.log_shipping.entries import EntryMaker, StoreEntry
+from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
+from trainmedic_logs.domain.finding import Origin
+
+KEY = "kernel"
+_LIVE_SECONDS = 3.0
+"""Who has read so lately, and all that there was, knows that what comes next is new."""
+
+
+class ShippedKernel:
+    """The lines of one boot. One thread uses it."""
+
+    key = KEY
+
+    def __init__(
+        self,
+        reader: KernelReader,
+        origin: Origin,
+        booted_at: datetime,
+        oldest: timedelta,
+        last: int,
+        counters: ShipCounters,
+    ) -> None:
+        """`last` is the time of the last entry that a process before this one has made."""
+        self.reader = reader
+        self._origin = origin
+        self._booted_at = booted_at
+        self._maker = EntryMaker(origin, booted_at, oldest, last)
+        self._counters = counters
+        self._at = last
+        self._raw: deque[PlacedLine] = deque()
+        self._head: StoreEntry | None = None
+        self._unsent: deque[StoreEntry] = deque()
+        self._lost = 0
+        self._now = booted_at
+        self._all_read_at: datetime | None = None
+
+    def poll(self, now: datetime) -> None:
+        """It is so late now."""
+        self._now = now
+
+    def head(self) -> StoreEntry | None:
+        """The next entry, which stays; None where there is none now. Raises OSError."""
+        while self._head is None:
+            if not self._raw and not self._read():
+                return None
+            self._head = self._maker.entry(self._raw.popleft(), self._now, self._now)
+        return self._head
+
+    def take(self) -> None:
+        """The next entry is on its way."""
+        assert self._head is not None
+        self._unsent.append(self._head)
+        self._head = None
+
+    def taken_by_store(self) -> None:
+        """The store has the oldest of those that are on their way."""
+        self._at = self._unsent.popleft().at
+
+    def place_json(self) -> Mapping[str, Any]:
+        place = {**self.reader.place_json(), "boot": self._origin.generation}
+        waiting = [entry.place for entry in self._unsent] + [number for number, _ in self._raw]
+        if self._head is not None:
+            waiting.append(self._head.place)
+        return {**place, "next": min(waiting), "cursor": ""} if waiting else place
+
+    def state(self) -> Mapping[str, Any]:
+        return {"at": self._at}
+
+    def _read(self) -> bool:
+        placed = self.reader.read()
+        self._counters.lose_lines(LostReason.OVERWRITTEN, self.reader.lost - self._lost)
+        self._lost = self.reader.lost
+        is_live = self._all_read_at is not None and (self._now - self._all_read_at).total_seconds() < _LIVE_SECONDS
+        if is_live:
+            since_boot = (self._now - self._booted_at).total_seconds()
+            placed = [(place, retimed(raw, since_boot)) for place, raw in placed]
+        self._raw.extend(placed)
+        self._all_read_at = self._now if not placed else self._all_read_at if is_live else None
+        return bool(placed)

@@ -1,0 +1,326 @@
+"""Shipping as a whole: its thread, which merges lines by time into batches and pushes them until the store has them.
+
+Loki takes a line only where it is not far behind the others of its labels, and a node's files are read at different
+speeds once the store was away; so it is always the oldest line of all files that goes next. A batch is pushed each
+second, or when it is full. While the store does not take it, files go on being looked at, so that one which is renamed
+is not lost; none is read any further.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from msgspec.structs import replace
+from prometheus_client.metrics_core import Metric
+
+from trainmedic.wire.log_limit import LogLimit
+from trainmedic_agent.log_opening.node_files import NodeFiles
+from trainmedic_agent.log_opening.own_files import OwnFiles
+from trainmedic_agent.log_reading import kernel_log
+from trainmedic_agent.log_reading.discovery import Scan
+from trainmedic_agent.log_reading.files import FileFollowing
+from trainmedic_agent.log_reading.followed_file import KnownFile
+from trainmedic_agent.log_reading.log_files import GrowingFile
+from trainmedic_agent.log_reading.log_policy import KernelReading, LogsPolicy
+from trainmedic_agent.log_reading.log_store import NodeBoot
+from trainmedic_agent.log_reading.reading_context import ReadingContext
+from trainmedic_agent.log_shipping.entries import Labels, StoreEntry
+from trainmedic_agent.log_shipping.ship_counters import LostReason, ShipCounters
+from trainmedic_agent.log_shipping.ship_policy import ShipPolicy
+from trainmedic_agent.log_shipping.ship_positions import ShipPositions
+from trainmedic_agent.log_shipping.shipped_file import SIZES, ShippedFile
+from trainmedic_agent.log_shipping.shipped_kernel import KEY, ShippedKernel
+from trainmedic_agent.log_shipping.store_push import Answer, Outcome, StorePush
+from trainmedic_logs.domain.finding import Origin
+
+log = logging.getLogger(__name__)
+
+BATCH_SECONDS = 1.0
+MOST_BYTES = 1024 * 1024
+"""Of a push, before it is compressed."""
+_LEAST_BYTES = 16 * 1024
+MOST_JOBS = 100
+"""Jobs of which this node has lines in an hour; of more, lines are not pushed, for each makes labels of its own."""
+_JOB_SECONDS = 3600.0
+_SETTLE_SECONDS = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_MOST_REFUSALS = 25
+"""Whole pushes that were refused one after another. To find one bad line in a full batch takes half as many."""
+_KERNEL_AGAIN = 60.0
+_PAUSE_AFTER_ERROR = 1.0
+
+Source = ShippedFile | ShippedKernel
+
+
+class LogShipping:
+    """The part of the agent that pushes lines. `start` and `stop` once each."""
+
+    def __init__(
+        self,
+        context: ReadingContext,
+        policy: LogsPolicy,
+        ship: ShipPolicy,
+        boot: NodeBoot,
+        push: StorePush,
+        *,
+        files: NodeFiles = OwnFiles(),
+        monotonic: Callable[[], float] = time.monotonic,
+        kmsg: str = kernel_log.KMSG,
+    ) -> None:
+        """Raises JournalUnavailable."""
+        self.counters = ShipCounters()
+        self._context = context
+        self._policy, self._ship, self._boot, self._kmsg = policy, ship, boot, kmsg
+        self._push = push
+        self._monotonic = monotonic
+        self._positions = ShipPositions(context.database)
+        self._booted_at = boot.booted_at or context.now()
+        self._following: FileFollowing[ShippedFile] = FileFollowing(
+            self._positions,
+            self._followed,
+            self.counters,
+            max_files=policy.max_files,
+            max_job_files=policy.max_job_files,
+            now=context.now,
+            monotonic=monotonic,
+            sizes=SIZES,
+            files=files,
+        )
+        self._kernel: ShippedKernel | None = None
+        self._kernel_due = 0.0
+        self._kernel_kept = self._positions.kept().get(KEY, {})
+        self._batch: deque[tuple[Source, StoreEntry]] = deque()
+        self._most = MOST_BYTES
+        self._pause = _FIRST_PAUSE
+        self._retry_at = self._settle_at = 0.0
+        self._has_more = False
+        self._refusals = 0
+        self._jobs: dict[str, float] = {}
+        self._log_limit = LogLimit()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-ship", daemon=True)
+
+    @property
+    def known_keys(self) -> Collection[tuple[int, int]]:
+        return self._following.known_keys
+
+    def found(self, scan: Scan) -> None:
+        """Files that were found; the next round takes them into account."""
+        files = [file for file in scan.files if file.origin is None or self._wants(file.origin.source)]
+        self._following.found(replace(scan, files=tuple(files)))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """What the store has not taken by then is pushed after the next start."""
+        self._stopping.set()
+        self._thread.join(timeout)
+
+    def metrics(self) -> Iterator[Metric]:
+        return self.counters.families()
+
+    def round(self) -> float:
+        """Look at every file, and push a batch; return the seconds until there may be more to do."""
+        began = self._monotonic()
+        self._following.read()
+        self._look_at_kernel(began)
+        if not self._batch:
+            self._batch = self._filled(began)
+        is_due = bool(self._batch) and began >= self._retry_at
+        wait = self._pushed() if is_due else BATCH_SECONDS
+        if began >= self._settle_at or self._positions.has_begun:
+            self.settle()
+            self._settle_at = began + _SETTLE_SECONDS
+        took = self._monotonic() - began
+        return max(wait, took)  # half of a processor's time at most
+
+    def settle(self) -> None:
+        """Write down how far the store has everything."""
+        files = self._following.followed
+        self.counters.behind = sum(file.behind for file in files)
+        self._positions.settle([*files, *filter(None, [self._kernel])], self._context.now())
+
+    # --- the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                wait = self.round()
+            except Exception:  # the thread's boundary: what one log brings about must not end the shipping of others
+                log.exception("shipping logs goes on after an unexpected error")
+                self._context.counters.loop_error("log-ship")
+                wait = _PAUSE_AFTER_ERROR
+            self._stopping.wait(wait)
+        self.settle()
+        self._push.close()
+
+    # --- what is pushed ---------------------------------------------------------------------------------
+
+    def _wants(self, source: str) -> bool:
+        return not self._ship.sources or source in self._ship.sources
+
+    def _followed(self, file: GrowingFile, known: KnownFile, monotonic: float) -> ShippedFile:
+        return ShippedFile(file, known, self._positions, self._booted_at, self._ship.oldest, self.counters)
+
+    def _look_at_kernel(self, now: float) -> None:
+        """Open the kernel's log where it is no file that is followed, and tell it the time."""
+        if self._kernel is not None:
+            self._kernel.poll(self._context.now())
+            return
+        if self._policy.kernel is None or not self._wants("kernel") or now < self._kernel_due:
+            return
+        self._kernel_due = now + _KERNEL_AGAIN
+        way = kernel_log.way_of(self._policy.kernel, self._kmsg)
+        if way is KernelReading.FILE:
+            return
+        kept = self._kernel_kept
+        is_same = kept.get("place", {}).get("boot") == self._boot.boot
+        origin = Origin("kernel", self._boot.node, generation=self._boot.boot)
+        try:
+            reader = kernel_log.opened(way, kept.get("place", {}), self._boot.boot, self._kmsg)
+        except OSError as error:
+            log.warning("the kernel's log cannot be shipped", extra={"reason": str(error)})
+            return
+        last = int(kept.get("stream", {}).get("at", 0)) if is_same else 0
+        self._kernel = ShippedKernel(reader, origin, self._booted_at, self._ship.oldest, last, self.counters)
+        self._kernel.poll(self._context.now())
+
+    def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
+        """The next batch: of all lines that were not pushed the oldest."""
+        files = self._following.followed
+        own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
+        for file in files:
+            origin = file.origin
+            file.maker.skips_ranks = origin.source == "launcher" and (origin.job, origin.attempt) in own
+        sources: list[Source] = [*files, *filter(None, [self._kernel])]
+        heads = [(head.at, number) for number, source in enumerate(sources) if (head := _head(source)) is not None]
+        heapq.heapify(heads)
+        batch: deque[tuple[Source, StoreEntry]] = deque()
+        met: set[tuple[int, Labels, str]] = set()
+        size = 0
+        while heads and size < MOST_BYTES:
+            number = heads[0][1]
+            source = sources[number]
+            entry = _head(source)
+            assert entry is not None
+            source.take()
+            batch.append((source, self._admitted(_unlike(entry, met), now)))
+            size += entry.size
+            following = _head(source)
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following.at, number))
+        self._has_more = bool(heads)
+        return batch
+
+    def _admitted(self, entry: StoreEntry, now: float) -> StoreEntry:
+        """The entry; as a lost one where its job is one too many."""
+        job = dict(entry.labels).get("job")
+        if job is None or entry.lost is not None:
+            return entry
+        if job not in self._jobs and len(self._jobs) >= MOST_JOBS:
+            self._jobs = {name: at for name, at in self._jobs.items() if now - at < _JOB_SECONDS}
+            if len(self._jobs) >= MOST_JOBS:
+                return replace(entry, lost=LostReason.TOO_MANY_JOBS)
+        self._jobs[job] = now
+        return entry
+
+    # --- pushing ----------------------------------------------------------------------------------------
+
+    def _pushed(self) -> float:
+        """Push the beginning of the batch; return the seconds until the next push."""
+        piece = self._piece()
+        entries = [entry for _, entry in piece if entry.lost is None]
+        if entries:
+            answer = self._push.push(entries)
+            if not self._is_over(answer, entries):
+                return 0.0 if answer.outcome is Outcome.REFUSED else BATCH_SECONDS
+            self._count(entries, answer)
+        lost = Counter(entry.lost for _, entry in piece if entry.lost is not None)
+        for reason, count in lost.items():
+            self.counters.lose_lines(reason, count)
+        for source, _ in piece:
+            self._batch.popleft()
+            source.taken_by_store()
+        return 0.0 if self._batch or self._has_more else BATCH_SECONDS
+
+    def _is_over(self, answer: Answer, entries: Sequence[StoreEntry]) -> bool:
+        """Whether these need not be pushed again: the store has them, or will never take them. Else say how and when
+        they are."""
+        if answer.outcome is Outcome.TAKEN:
+            self._recovered()
+            return True
+        if answer.outcome is Outcome.REFUSED:
+            self._refusals += 1
+            if self._refusals > _MOST_REFUSALS:  # it is not about lines
+                self._failed(answer)
+            if len(entries) == 1:
+                return True
+            self._most = max(sum(entry.size for entry in entries) // 2, 1)
+            return False
+        if answer.outcome is Outcome.SMALLER:
+            self._most = max(self._most // 2, _LEAST_BYTES)
+        self._failed(answer)
+        return False
+
+    def _piece(self) -> list[tuple[Source, StoreEntry]]:
+        """The beginning of the batch, as large as the store takes now."""
+        piece: list[tuple[Source, StoreEntry]] = []
+        size = 0
+        for each in self._batch:
+            size += each[1].size if each[1].lost is None else 0
+            if piece and size > self._most:
+                break
+            piece.append(each)
+        return piece
+
+    def _count(self, entries: Sequence[StoreEntry], answer: Answer) -> None:
+        """Count what became of lines, and tell what the store says of those that it does not take."""
+        lost = answer.lost
+        if answer.outcome is Outcome.REFUSED:
+            lost = {LostReason.TOO_LARGE if answer.reason == "too_large" else LostReason.REFUSED: len(entries)}
+        for reason, count in lost.items():
+            self.counters.lose_lines(reason, count)
+        if lost and self._log_limit.lets_through():
+            log.warning("the store of logs does not take some lines", extra={"answer": answer.words})
+        self.counters.shipped(Counter(entry.source for entry in entries[sum(lost.values()) :]))
+
+    def _recovered(self) -> None:
+        self._most, self._pause, self._refusals = min(self._most * 2, MOST_BYTES), _FIRST_PAUSE, 0
+        if self.counters.problem:
+            log.info("the store of logs takes lines again")
+            self.counters.problem = ""
+
+    def _failed(self, answer: Answer) -> None:
+        """Try the same again later."""
+        self.counters.fail(answer.reason)
+        if not self.counters.problem:
+            log.warning("the store of logs takes no lines; trying again", extra={"answer": answer.words})
+        self.counters.problem = f"{answer.reason}: {answer.words}"
+        pause = answer.retry_after or self._pause * random.uniform(0.75, 1.25)  # noqa: S311
+        self._retry_at = self._monotonic() + pause
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+
+def _unlike(entry: StoreEntry, met: set[tuple[int, Labels, str]]) -> StoreEntry:
+    """The entry, a nanosecond later while another of the batch is the same to a store."""
+    while (same := (entry.at, entry.labels, entry.text)) in met:
+        entry = replace(entry, at=entry.at + 1)
+    met.add(same)
+    return entry
+
+
+def _head(source: Source) -> StoreEntry | None:
+    try:
+        return source.head()
+    except OSError as error:
+        log.warning("a log cannot be shipped further now", extra={"reason": str(error)})
+        return None

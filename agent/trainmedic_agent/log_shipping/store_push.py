@@ -1,0 +1,203 @@
+"""Pushing entries to a store by Loki's push call, which VictoriaLogs has as well, and what its answers mean.
+
+Of lines that Loki does not take it says why, and keeps the others of the same push; a push of which it understands
+nothing it refuses as a whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import encodings.idna  # noqa: F401 - host names take it, and a confined reader may be unable to load it later
+import gzip
+import http.client
+import json
+import re
+import ssl
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from msgspec import Struct, field
+
+from trainmedic_agent import __version__
+from trainmedic_agent.log_shipping.entries import Labels, StoreEntry
+from trainmedic_agent.log_shipping.ship_counters import LostReason
+from trainmedic_agent.log_shipping.ship_policy import ShipPolicy, StoreKind
+from trainmedic_agent.log_shipping.store_access import StoreAccess
+
+_PATHS = {StoreKind.LOKI: "/loki/api/v1/push", StoreKind.VICTORIALOGS: "/insert/loki/api/v1/push"}
+_TIMEOUT = 10.0
+_LONGEST_ANSWER = 64 * 1024
+_LONGEST_WORDS = 300
+_COMPRESSION = 3
+_MOST_RETRY_AFTER = 300.0
+_OF_LINES = (
+    ("timestamp too old", LostReason.TOO_OLD),
+    ("timestamp too new", LostReason.TOO_NEW),
+    ("too far behind", LostReason.OUT_OF_ORDER),
+    ("out of order", LostReason.OUT_OF_ORDER),
+    ("max entry size", LostReason.TOO_LARGE),
+)
+"""What Loki says of single lines (its ``pkg/validation`` and ``pkg/chunkenc``)."""
+_IGNORED = re.compile(r"total ignored: (\d{1,9}) out of")
+_LIKE = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
+
+
+class Outcome(StrEnum):
+    """What became of a push."""
+
+    TAKEN = "taken"
+    """All lines of it are in the store, but those that are lost."""
+    LATER = "later"
+    """Nothing is known to be in the store; it may take the same push later."""
+    SMALLER = "smaller"
+    """As `LATER`, and rather in smaller pieces: it takes so many bytes a second, or in one call."""
+    REFUSED = "refused"
+    """It will not take this push ever."""
+
+
+class Answer(Struct, frozen=True):
+    """What the store has said."""
+
+    outcome: Outcome
+    reason: str = ""
+    """For the metrics: ``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found``, ``refused``."""
+    words: str = ""
+    """The store's own, for the log."""
+    lost: Mapping[LostReason, int] = field(default_factory=dict)
+    retry_after: float | None = None
+    """Seconds, where the store has said so."""
+
+
+class StorePush:
+    """One store, over a connection that is kept. One thread uses it."""
+
+    def __init__(self, policy: ShipPolicy, access: Callable[[], StoreAccess] = StoreAccess) -> None:
+        """`access` returns the store's credential as it is now."""
+        parts = urlsplit(policy.url)
+        self._is_secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname or "", parts.port
+        self._path = parts.path + _PATHS[policy.kind]
+        self._policy = policy
+        self._access = access
+        self._certificates: str | None = None
+        self._connection: http.client.HTTPConnection | None = None
+        self._was_used = False
+
+    def push(self, entries: Sequence[StoreEntry]) -> Answer:
+        """Push entries, which are in the order of their times."""
+        body = gzip.compress(body_of(entries), _COMPRESSION, mtime=0)
+        try:
+            try:
+                answer, text = self._posted(body)
+            except (ConnectionError, http.client.RemoteDisconnected):
+                if not self._was_used:
+                    raise
+                self.close()  # the store has closed a connection that nobody used for a while
+                answer, text = self._posted(body)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            return Answer(Outcome.LATER, "unavailable", f"{type(error).__name__}: {error}"[:_LONGEST_WORDS])
+        return answer_of(answer.status, text, len(entries), answer.headers.get("Retry-After"))
+
+    def _posted(self, body: bytes) -> tuple[http.client.HTTPResponse, str]:
+        """Raises OSError, ValueError, HTTPException."""
+        headers = self._headers()
+        self._was_used = self._connection is not None
+        if self._connection is None:
+            self._connection = self._connected()
+        self._connection.request("POST", self._path, body, headers)
+        answer = self._connection.getresponse()
+        text = answer.read(_LONGEST_ANSWER).decode(errors="replace").strip()
+        if not answer.isclosed():  # it says more than anybody reads
+            self.close()
+        return answer, text
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> http.client.HTTPConnection:
+        """Raises OSError, ValueError if the certificates are of no use."""
+        if not self._is_secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
+        self._certificates = self._access().certificates
+        context = ssl.create_default_context(cadata=self._certificates)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=_TIMEOUT, context=context)
+
+    def _headers(self) -> dict[str, str]:
+        """Raises OSError if the files of the access cannot be read."""
+        access = self._access()
+        if access.problem:
+            raise OSError(access.problem)
+        if access.certificates != self._certificates:
+            self.close()
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Encoding": "gzip",
+            "User-Agent": f"trainmedic-agent/{__version__}",
+        }
+        tenant = self._policy.tenant
+        if tenant and self._policy.kind is StoreKind.LOKI:
+            headers["X-Scope-OrgID"] = tenant
+        elif tenant:
+            account, _, project = tenant.partition(":")
+            headers |= {"AccountID": account, "ProjectID": project or "0"}
+        token = access.token
+        if token and ":" in token:
+            headers["Authorization"] = f"Basic {base64.b64encode(token.strip().encode()).decode()}"
+        elif token:
+            headers["Authorization"] = f"Bearer {token.strip()}"
+        return headers
+
+
+def body_of(entries: Sequence[StoreEntry]) -> bytes:
+    """The document of a push, before it is compressed."""
+    streams: dict[Labels, list[list[object]]] = {}
+    for entry in entries:
+        value: list[object] = [str(entry.at), entry.text]
+        if entry.metadata:
+            value.append(dict(entry.metadata))
+        streams.setdefault(entry.labels, []).append(value)
+    document = {"streams": [{"stream": dict(labels), "values": values} for labels, values in streams.items()]}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def answer_of(status: int, text: str, count: int, retry_after: str | None = None) -> Answer:
+    """What a status and its text mean for a push of `count` lines."""
+    words = f"{status} {text}"[:_LONGEST_WORDS]
+    if 200 <= status < 300:
+        return Answer(Outcome.TAKEN)
+    if status in (400, 422) and (lost := lost_lines(text, count)):
+        return Answer(Outcome.TAKEN, "refused", words, lost)
+    if status in (400, 422):
+        return Answer(Outcome.REFUSED, "refused", words)
+    if status == 413:
+        return Answer(Outcome.REFUSED, "too_large", words)
+    if status == 429:
+        return Answer(Outcome.SMALLER, "rate_limited", words, retry_after=_seconds(retry_after))
+    reason = {401: "unauthorized", 403: "unauthorized", 404: "not_found"}.get(status, "unavailable")
+    return Answer(Outcome.LATER, reason, words, retry_after=_seconds(retry_after))
+
+
+def lost_lines(text: str, count: int) -> Mapping[LostReason, int]:
+    """How many of `count` lines a store says that it has not taken, by the reason; nothing where it says no such thing.
+
+    A long answer of Loki names some of them only, and says in the end how many there are.
+    """
+    lost: Counter[LostReason] = Counter()
+    for number, like in _LIKE.findall(text):
+        lost[next((reason for phrase, reason in _OF_LINES if phrase in like), LostReason.REFUSED)] += int(number)
+    if not lost:
+        for phrase, reason in _OF_LINES:
+            lost[reason] += text.count(phrase)
+        ignored = sum(int(number) for number in _IGNORED.findall(text))
+        lost[LostReason.OUT_OF_ORDER] = max(lost[LostReason.OUT_OF_ORDER], ignored)
+    lost += Counter()  # without those that are none
+    return {reason: min(number, count) for reason, number in lost.items()}
+
+
+def _seconds(text: str | None) -> float | None:
+    return min(float(text), _MOST_RETRY_AFTER) if text is not None and text.isascii() and text.isdigit() else None

@@ -1,0 +1,22 @@
+"""The answer to a search of logs on a node whose policy lets none be read: it needs nothing of what reading takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic_agent.errors import CommandRejected
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_logs.domain.log_search import READ
+
+
+class NoLogsExecutor(Struct, frozen=True):
+    """Rejects each ``logs.read``."""
+
+    action: str = READ
+    queue: str = "facts"
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        raise CommandRejected("this node's policy has no logs part: its agent reads none")

@@ -1,0 +1,192 @@
+"""The node's own policy: what any command, however valid, may do here at most.
+
+It is a YAML file of five parts: ``allow`` lists the actions that change something, ``power`` bounds power
+limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``), ``containers`` states which
+leftovers of a container engine may be removed (``containers.policy``), ``logs`` says which logs are read
+(``log_reading.log_policy``). Reading actions are always allowed. Without a file nothing else is: the agent then
+only answers what it is asked.
+
+Undoing a power limit is always allowed, so that a policy which has become stricter never keeps a GPU at a cap. No
+other action can be undone, so a command cannot bypass the policy by calling itself an undo.
+``docs/reference/agent-policy.md`` is the reference.
+
+Not here: applying the bounds, which is up to the executors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from trainmedic.errors import ConfigurationError
+from trainmedic.wire import envelope
+from trainmedic_agent import mapping_reader
+from trainmedic_agent.containers.policy import ContainersPolicy, read_containers
+from trainmedic_agent.disk.rules import CleaningInvalid, CleaningPolicy, read_cleaning
+from trainmedic_agent.log_reading.log_policy import LogsPolicy, read_logs
+from trainmedic_agent.mapping_reader import FieldFault, MappingReader
+from trainmedic_core import duration, yaml_text
+from trainmedic_core.problems import did_you_mean, shown
+
+READING = frozenset({"node.facts", "logs.read"})
+"""Actions that change nothing."""
+CHANGING = ("gpu.power_limit", "disk.clean", "disk.prune_containers")
+"""Actions that a policy can allow."""
+_PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
+"""Allowed together with the action that they belong to."""
+_TAKES_BACK = frozenset({"gpu.power_limit"})
+"""Actions whose undo is allowed even if the action is not."""
+_KEYS = ("allow", "power", "cleaning", "containers", "logs")
+_LONGEST_LEASE = timedelta(days=1)
+
+
+class PowerBounds(Struct, frozen=True):
+    """Bounds of ``gpu.power_limit``.
+
+    ``floor_percent``: no limit goes below this share of the card's default limit.
+    ``max_lease``: no cap lasts longer than this without being renewed, so that the power is restored that long after
+    the server has died.
+    """
+
+    floor_percent: float = 50.0
+    max_lease: timedelta = timedelta(minutes=15)
+
+
+class Policy(Struct, frozen=True):
+    """What commands may do on this node.
+
+    ``allow``: the actions that change something and are allowed.
+    ``containers``: which leftovers of a container engine may be removed; None for none.
+    ``logs``: which logs are read; None without that part, and then nothing of reading logs is loaded.
+    ``source``: the file; None without one.
+    ``digest``: the first 12 hexadecimal digits of the file's SHA-256; None without a file.
+    """
+
+    allow: frozenset[str] = frozenset()
+    power: PowerBounds = field(default_factory=PowerBounds)
+    cleaning: CleaningPolicy = field(default_factory=CleaningPolicy)
+    containers: ContainersPolicy | None = None
+    logs: LogsPolicy | None = None
+    source: str | None = None
+    digest: str | None = None
+
+    def allows(self, action: str) -> bool:
+        return action in READING or _PART_OF.get(action, action) in self.allow
+
+    def refusal(self, command: envelope.Command) -> str | None:
+        """Return why the command is not allowed; None where it is."""
+        is_undo = command.undo_of is not None and command.action in _TAKES_BACK
+        if is_undo or self.allows(command.action):
+            return None
+        if self.source is None:
+            return f"{command.action} is not allowed: this agent has no policy file, so it only reads"
+        return f"{command.action} is not allowed by this node's policy {self.source}: it is not under allow"
+
+
+def load(path: Path) -> Policy:
+    """Read the policy from a file. Raises ConfigurationError, which names every mistake with its line and column."""
+    try:
+        raw = path.read_bytes()
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigurationError(f"the policy {path} cannot be read: {error.strerror}") from error
+    if mode & stat.S_IWOTH:
+        raise ConfigurationError(f"the policy {path} can be written by every user of this node; run chmod o-w on it")
+    text = yaml_text.decode(raw, str(path))
+    if not isinstance(text, str):
+        raise ConfigurationError(str(text))
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Policy:
+    """Read the policy from the `text` of the file `source`. Raises ConfigurationError."""
+    documents, problems = yaml_text.read(text, source)
+    if problems:
+        raise ConfigurationError("\n".join(map(str, problems)))
+    if len(documents) != 1:
+        raise ConfigurationError(f"{source}: a policy is one YAML document, and {len(documents)} are in the file")
+    document = documents[0]
+    reader = MappingReader((), document.value)
+    reader.refuse_unknown_keys(_KEYS)
+    policy = Policy(
+        allow=frozenset(reader.each("allow", _action)),
+        power=_power(reader),
+        cleaning=_cleaning(document.value, reader.faults),
+        containers=_containers(document.value, reader.faults),
+        logs=_logs(document.value, reader.faults),
+        source=source,
+        digest=hashlib.sha256(text.encode()).hexdigest()[:12],
+    )
+    if "disk.prune_containers" in policy.allow and policy.containers is None and not reader.faults:
+        reader.fault(("allow",), "disk.prune_containers needs the part containers, which states what may be removed")
+    if reader.faults:
+        raise ConfigurationError("\n".join(_placed(document, fault) for fault in reader.faults))
+    return policy
+
+
+def _action(raw: object) -> str:
+    name = mapping_reader.text(raw)
+    if name in READING:
+        raise ValueError(f"{name} needs no permission: it only reads; leave it out")
+    if name in _PART_OF:
+        raise ValueError(f"{name} belongs to {_PART_OF[name]}; allow that")
+    if name not in CHANGING:
+        raise ValueError(f"{shown(name)} is not one of {', '.join(CHANGING)}{did_you_mean(name, CHANGING)}")
+    return name
+
+
+def _power(parent: MappingReader) -> PowerBounds:
+    empty: Mapping[Any, Any] = {}
+    reader = MappingReader(("power",), parent.optional("power", mapping_reader.mapping, empty), parent.faults)
+    reader.refuse_unknown_keys(("floor_percent", "max_lease"))
+    return PowerBounds(
+        floor_percent=reader.optional("floor_percent", _floor, PowerBounds().floor_percent),
+        max_lease=reader.optional("max_lease", _lease, PowerBounds().max_lease),
+    )
+
+
+def _floor(raw: object) -> float:
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and 0 < raw <= 100:
+        return float(raw)
+    raise ValueError(f"must be a number above 0 and up to 100, in percent of the default limit, not {shown(raw)}")
+
+
+def _lease(raw: object) -> timedelta:
+    lease = mapping_reader.age(raw)
+    if not timedelta(minutes=1) <= lease <= _LONGEST_LEASE:
+        raise ValueError(f"must be from 1m to {duration.write(_LONGEST_LEASE)}, not {shown(raw)}")
+    return lease
+
+
+def _cleaning(value: Any, faults: list[FieldFault]) -> CleaningPolicy:
+    try:
+        return read_cleaning(value.get("cleaning") if isinstance(value, Mapping) else None)
+    except CleaningInvalid as error:
+        faults.extend(error.faults)
+        return CleaningPolicy()
+
+
+def _containers(value: Any, faults: list[FieldFault]) -> ContainersPolicy | None:
+    has_part = isinstance(value, Mapping) and "containers" in value
+    return read_containers(value["containers"], faults) if has_part else None
+
+
+def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:
+    return read_logs(value["logs"], faults) if isinstance(value, Mapping) and "logs" in value else None
+
+
+def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
+    """Where a key is unknown the line and column are the key's, for every other fault those of its value."""
+    is_about_a_key = fault.message.startswith("is not known")
+    return str(document.problem(fault.path, str(fault), at_key=is_about_a_key))
+
+
+def allowed(policy: Policy, actions: Collection[str]) -> list[str]:
+    """Return those of `actions` that the policy allows, in alphabetical order."""
+    return sorted(action for action in actions if policy.allows(action))

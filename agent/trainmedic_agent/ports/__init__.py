@@ -1,0 +1,1 @@
+"""The interface between the agent and its node's GPUs."""

@@ -1,0 +1,202 @@
+"""The executors of ``gpu.power_limit`` and ``gpu.renew_lease``: what a command asks for is checked here.
+
+What happens to the GPUs is in ``control``, what the replies say in ``outputs``. Both executors and ``lease_expiry`` run
+in the worker queue ``gpu``, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic.wire import undoing
+from trainmedic_agent.errors import CommandFailed, CommandRejected, GpuError, NotSupported
+from trainmedic_agent.executors import AcceptedCommand
+from trainmedic_agent.ports.gpus import PowerLimits
+from trainmedic_agent.power import outputs
+from trainmedic_agent.power.control import Outcomes, PowerControl
+
+DEFAULT_LEASE = 300.0
+"""Seconds for which a cap is active where its command does not say."""
+_PARAMETERS = ("watts", "percent", "restore", "lease_seconds")
+MOST_GPUS = 64
+"""In one command."""
+
+
+class PowerLimitExecutor(Struct, frozen=True):
+    """``gpu.power_limit``: a cap in watts or percent of the card's default, on one GPU or on several alike."""
+
+    control: PowerControl
+    action: str = "gpu.power_limit"
+    queue: str = "gpu"
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        command = accepted.command
+        if command.undo_of is not None:
+            return self._undo(command.id, command.undo_of)
+        unknown = [name for name in command.params if name not in _PARAMETERS]
+        if unknown:
+            raise CommandRejected(f"{self.action} does not know {_listed(unknown)}; it takes {_listed(_PARAMETERS)}")
+        requested = _requested(command.params)
+        lease = _number(command.params, "lease_seconds", DEFAULT_LEASE)
+        uuids = self._uuids(command.target)
+        if requested is None:
+            return self._restore(command.id, uuids)
+        ended_by = self.control.ended_by(command.id)
+        if ended_by is not None:
+            reason = outputs.end_reason(ended_by)
+            raise CommandFailed(f"the cap was begun before the agent was restarted, and it has ended since: {reason}")
+        outcomes = self.control.cap(command.id, requested, uuids, lease)
+        errors = outputs.errors_of(outcomes)
+        if errors:
+            raise outputs.refusal(errors, len(uuids))
+        return outputs.one_or_all(outputs.capped(command.id, outcomes), "gpus" in command.target)
+
+    def remembers(self, command_id: str) -> bool:
+        """Whether the ledger has the cap, active or ended; a cap that is renewed can outlast the journal's memory."""
+        return any(state.cap(command_id) is not None for state in self.control.ledger.all().values())
+
+    def abandon(self, accepted: AcceptedCommand) -> None:
+        """Forget a cap that was begun and whose command has expired since; the command may come again."""
+        self.control.forget(accepted.command.id)
+
+    def _uuids(self, target: Mapping[str, Any]) -> list[str]:
+        """Find the GPUs that the target names, as this node's driver knows them."""
+        names = target["gpus"] if "gpus" in target else [target.get("gpu")]
+        if (
+            not isinstance(names, list)
+            or not names
+            or not all(isinstance(name, str) and name.strip() for name in names)
+        ):
+            raise CommandRejected(
+                "the target names no GPU: gpu must be a UUID, a PCI address or an index, or gpus a list of them"
+            )
+        if len(names) > MOST_GPUS:
+            raise CommandRejected(f"the target names {len(names)} GPUs; a command may name {MOST_GPUS}")
+        uuids: dict[str, None] = {}  # a set that keeps the order
+        errors: dict[str, GpuError] = {}
+        for name in names:
+            try:
+                uuids[self.control.gpus.find(name).uuid] = None
+            except GpuError as error:
+                errors[name] = error
+        if errors:
+            raise outputs.refusal(errors, len(names))
+        return list(uuids)
+
+    def _undo(self, command_id: str, cap_id: str) -> Mapping[str, Any]:
+        by = f"undo {command_id}"
+        ended_by = self.control.ended_by(cap_id)
+        outcomes = self.control.end({cap_id}, by)
+        # GPUs whose cap this undo had already ended when the agent was restarted in the middle of it.
+        begun = [
+            uuid
+            for uuid, state in self.control.ledger.all().items()
+            if uuid not in outcomes and (cap := state.cap(cap_id)) is not None and cap.ended_by == by
+        ]
+        if outcomes or (begun and ended_by == by):
+            return self._restored(outcomes | self.control.reconcile(begun))
+        note = outputs.end_reason(ended_by) if ended_by else "no such cap stands here"
+        return undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note=note)
+
+    def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
+        """End every cap on these GPUs, whichever command set it."""
+        cap_ids = {cap.id for uuid in uuids for cap in self.control.ledger.of(uuid).caps}
+        self.control.record_ended(cap_ids, f"undo {command_id}", uuids)
+        return self._restored(self.control.reconcile(uuids))
+
+    def _restored(self, outcomes: Outcomes) -> Mapping[str, Any]:
+        errors = outputs.errors_of(outcomes)
+        if errors:
+            reason = "; ".join(f"{uuid}: {error}" for uuid, error in errors.items())
+            raise CommandFailed(f"not given back yet: {reason}. The agent goes on trying", {"owed": sorted(errors)})
+        return outputs.one_or_all(outputs.restored(outcomes), len(outcomes) > 1)
+
+
+class RenewLeaseExecutor(Struct, frozen=True):
+    """``gpu.renew_lease``: extends the leases of caps to ``issued_at + lease_seconds``.
+
+    ``holds`` are the ids of the commands that set the caps. Those that are also listed under ``again`` are set again if
+    their lease has expired meanwhile.
+    """
+
+    control: PowerControl
+    action: str = "gpu.renew_lease"
+    queue: str = "gpu"
+
+    def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
+        command = accepted.command
+        cap_ids, again = _ids(command.params, "holds"), _ids(command.params, "again", [])
+        # From the time of issue, not of arrival, so that a renewal which comes twice or late changes nothing.
+        until = command.issued_at.timestamp() + _number(command.params, "lease_seconds", DEFAULT_LEASE)
+        renewed = self.control.renew(set(cap_ids), until)
+        outcomes = {
+            cap_id: self.control.set_again(cap_id, until)
+            for cap_id in cap_ids
+            if cap_id in again and cap_id not in renewed
+        }
+        failures = {cap_id: reason for cap_id, by_gpu in outcomes.items() if (reason := _set_again_failure(by_gpu))}
+        renewed |= {cap_id for cap_id, by_gpu in outcomes.items() if by_gpu and cap_id not in failures}
+        unknown = [cap_id for cap_id in cap_ids if cap_id not in renewed]
+        ended = {cap_id: by for cap_id in unknown if (by := self.control.ended_by(cap_id)) is not None}
+        optional = {
+            "ended": {cap_id: outputs.end_reason(by) + failures.get(cap_id, "") for cap_id, by in ended.items()},
+            "lapsed": [cap_id for cap_id in unknown if self.control.has_expired(cap_id)],
+            "again": {cap_id: outputs.capped(cap_id, outcomes[cap_id]) for cap_id in outcomes if cap_id in renewed},
+        }
+        return {
+            "renewed": [cap_id for cap_id in cap_ids if cap_id in renewed],
+            "unknown": unknown,
+            **{name: value for name, value in optional.items() if value},
+        }
+
+
+def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None:
+    """Return a function from a card's limits to the milliwatts that a command requests of it; None where it wants the
+    caps to end. Raises CommandRejected; the function raises NotSupported."""
+    names = [name for name in ("watts", "percent", "restore") if params.get(name) is not None]
+    if len(names) != 1:
+        raise CommandRejected("give exactly one of watts and percent")
+    if names == ["restore"]:
+        if params["restore"] is not True:
+            raise CommandRejected("restore can only be true")
+        return None
+    value = _number(params, names[0], 0.0)
+    if names == ["watts"]:
+        return lambda _: round(value * 1000)
+    if value > 100:
+        raise CommandRejected(f"percent is of the card's default limit, and at most 100, not {value:g}")
+
+    def fraction_of_default(limits: PowerLimits) -> int:
+        if limits.default_mw is None:
+            raise NotSupported(
+                "the card does not tell its default limit, so a percentage of it means nothing: give watts"
+            )
+        return round(limits.default_mw * value / 100)
+
+    return fraction_of_default
+
+
+def _listed(names: Sequence[object]) -> str:
+    return ", ".join(repr(name)[:130] for name in names[:20])
+
+
+def _ids(params: Mapping[str, Any], name: str, default: Sequence[str] | None = None) -> Sequence[str]:
+    value = params.get(name, default)
+    if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
+        raise CommandRejected(f"{name} must be a list of command ids")
+    return value
+
+
+def _number(params: Mapping[str, Any], name: str, default: float) -> float:
+    value = params.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise CommandRejected(f"{name} must be a number over 0, not {value!r}")
+    return float(value)
+
+
+def _set_again_failure(outcomes: Outcomes) -> str:
+    errors = [str(error) for error in outputs.errors_of(outcomes).values()]
+    return f", and it could not be set again: {'; '.join(errors)}" if errors else ""

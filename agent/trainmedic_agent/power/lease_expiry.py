@@ -1,0 +1,74 @@
+"""The periodic task that ends caps whose lease is over, and checks the limits that are in force.
+
+It runs in the worker queue of the power executors, between their commands. Not here: what happens to a GPU
+(``control``).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+
+from trainmedic.wire.backoff import Backoff
+from trainmedic_agent.errors import GpuError
+from trainmedic_agent.power.caps import EXPIRED
+from trainmedic_agent.power.control import PowerControl, PowerOutcome
+
+log = logging.getLogger(__name__)
+
+_VERIFY_SECONDS = 30.0
+"""Seconds between two checks that the limits are still what was set."""
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
+"""Seconds after which a GPU that did not answer is tried again."""
+
+
+class LeaseExpiry:
+    """Ends caps whose lease is over, and gives back what a GPU is owed.
+
+    Due at once when the agent starts, so that no lease that ran out meanwhile outlives the start.
+    """
+
+    queue = "gpu"
+
+    def __init__(self, control: PowerControl, boottime: Callable[[], float]) -> None:
+        self._control = control
+        self._boottime = boottime
+        self._verify_at = -math.inf
+        self._backoffs: dict[str, Backoff] = {}
+        self._retry_at: dict[str, float] = {}
+
+    def due(self) -> float | None:
+        states = self._control.ledger.all()
+        if not any(state.baseline is not None for state in states.values()):
+            return None
+        now = self._boottime()
+        owed = [self._retry_at.get(uuid, now) - now for uuid, state in states.items() if state.needs_reconciling]
+        next_end = self._control.next_end()
+        return min([self._verify_at - now, *owed, *([] if next_end is None else [next_end])])
+
+    def run(self) -> None:
+        overdue = self._control.overdue()
+        for cap_id in overdue:
+            log.warning("a lease is over and was not renewed; its power cap ends", extra={"command": cap_id})
+        self._schedule_retries(self._control.end(overdue, EXPIRED))
+        now = self._boottime()
+        verifies = now >= self._verify_at
+        if verifies:
+            self._verify_at = now + _VERIFY_SECONDS
+        uuids = (
+            uuid
+            for uuid, state in self._control.ledger.all().items()
+            if (verifies and state.baseline is not None)
+            or (state.needs_reconciling and now >= self._retry_at.get(uuid, now))
+        )
+        self._schedule_retries(self._control.reconcile(uuids))
+
+    def _schedule_retries(self, outcomes: Mapping[str, PowerOutcome | GpuError]) -> None:
+        for uuid, outcome in outcomes.items():
+            if isinstance(outcome, GpuError):
+                backoff = self._backoffs.setdefault(uuid, Backoff(_FIRST_RETRY, _LONGEST_RETRY))
+                self._retry_at[uuid] = self._boottime() + backoff.next()
+            else:
+                self._backoffs.pop(uuid, None)
+                self._retry_at.pop(uuid, None)

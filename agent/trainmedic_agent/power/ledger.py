@@ -1,0 +1,74 @@
+"""The power caps of this node on disk: the `caps.GpuPowerState` of each GPU, in the agent's database.
+
+The table is read once, when the agent starts; from then on memory answers. A change that adds a cap is on the
+disk before it takes effect (`save`). One that ends a cap takes effect at once (`save_best_effort`): a full disk is
+no reason to keep a cap, and the agent ends it again at its next start if it was never written.
+
+Any thread may read; changes come from one thread, that of the worker queue ``gpu``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.power.caps import GpuPowerState
+
+log = logging.getLogger(__name__)
+
+_TABLES = ("CREATE TABLE power (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID",)
+
+
+class PowerLedger:
+    """The state of each GPU, by its UUID."""
+
+    def __init__(self, journal: Journal) -> None:
+        """Raises JournalUnavailable, or ConfigurationError where a newer agent has written it."""
+        journal.install("power", [_TABLES])
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._unwritten: set[str] = set()
+        rows = journal.rows("SELECT gpu, state FROM power")
+        self._states = {gpu: GpuPowerState.of_json(json.loads(state)) for gpu, state in rows}
+
+    def all(self) -> dict[str, GpuPowerState]:
+        with self._lock:
+            return dict(self._states)
+
+    def of(self, gpu: str) -> GpuPowerState:
+        with self._lock:
+            return self._states.get(gpu, GpuPowerState())
+
+    def save(self, states: Mapping[str, GpuPowerState]) -> None:
+        """Write all these states or none; they are on the disk when this returns.
+
+        Raises JournalUnavailable; then nothing has changed.
+        """
+        unwritten = {gpu: self.of(gpu) for gpu in self._unwritten - states.keys()}
+        changed = {gpu: state for gpu, state in states.items() if gpu in self._unwritten or state != self.of(gpu)}
+        if not changed and not unwritten:
+            return
+        rows = [(gpu, json.dumps(state.to_json())) for gpu, state in {**unwritten, **changed}.items()]
+        self._journal.write(
+            lambda connection: connection.executemany("INSERT OR REPLACE INTO power VALUES (?, ?)", rows)
+        )
+        self._unwritten.clear()
+        with self._lock:
+            self._states.update(states)
+
+    def save_best_effort(self, states: Mapping[str, GpuPowerState]) -> None:
+        """Like `save`, but the states take effect even if they cannot be written; the next change then writes them."""
+        try:
+            self.save(states)
+        except JournalUnavailable as error:
+            log.error(
+                "the end of a power cap is not in the journal, and takes effect all the same",
+                extra={"reason": str(error)},
+            )
+            with self._lock:
+                self._states.update(states)
+            self._unwritten.update(states)

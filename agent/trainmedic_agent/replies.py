@@ -1,0 +1,155 @@
+"""The agent's replies on their way to the server, and its presence.
+
+The outcome of a command is in the journal before it comes here, so none is lost while Redis is unreachable or the
+agent restarts: unsent outcomes of the journal are sent later. Other replies (``accepted``, or why a command was not
+taken) answer a stream entry, and that entry stays on the stream until Redis has the reply.
+
+The thread that writes is the SDK's `ReplyWriter`. Not here: deciding what to answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from trainmedic.wire import envelope
+from trainmedic.wire.command_book import CommandRecord, ended
+from trainmedic.wire.command_memory import CommandMemory
+from trainmedic.wire.connection import RedisConnection
+from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
+from trainmedic_agent.context import AgentContext
+from trainmedic_agent.errors import JournalUnavailable
+
+log = logging.getLogger(__name__)
+
+_PRESENCE_SECONDS = 30
+_PRESENCE_EVERY = 10.0
+_REFILL = 500
+"""How many unsent outcomes are taken from the journal at once; the writer's queue holds twice as many."""
+
+
+class AgentReplies:
+    """Sends replies in the order in which they are put in. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        context: AgentContext,
+        instance: str,
+        connection: RedisConnection,
+        describe: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._node = node = context.node
+        self._counters = context.counters
+        self._journal = context.journal
+        self._now = context.now
+        self._lock = threading.Lock()
+        self._in_flight: set[str] = set()
+        self._sent_ids: list[str] = []
+        self._conflict: tuple[datetime, str] | None = None
+        self._is_behind = True  # an earlier process may have left some
+        name = envelope.agent_presence(node)
+        self._writer = ReplyWriter(
+            connection,
+            CommandMemory(f"node:{node}", instance),  # names this process; what it remembers is in the journal
+            envelope.node_commands(node),
+            PresenceKey(name, node, describe, self._on_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
+            context.signer,
+            self._on_sent,
+        )
+
+    def start(self) -> None:
+        self._refill()
+        self._writer.start()
+
+    def stop(self, timeout: float) -> None:
+        """Send what waits and delete the presence. What Redis has not taken by then stays in the journal."""
+        self._writer.stop(timeout)
+        self._mark_sent()
+
+    def name_conflict(self) -> str | None:
+        """The other agent that has recently announced itself by this node's name; None if there is none."""
+        conflict = self._conflict
+        if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_SECONDS:
+            return None
+        return conflict[1]
+
+    def answer(self, command_id: str, record: CommandRecord, entry: bytes) -> None:
+        """Answer a command that has come with its record; with the reply `entry` is taken off the stream."""
+        self._writer.put(OutgoingReplies((self._reply(command_id, record),), entry))
+
+    def refuse(self, command_id: str, reason: str, entry: bytes) -> None:
+        """Answer a command that is not genuine, or not for this node; its id may be that of another."""
+        reply = self._reply(command_id, ended(envelope.REJECTED, reason))
+        self._writer.put(OutgoingReplies((replace(reply, is_to_genuine=False),), entry))
+
+    def send_outcome(self, command_id: str, outcome: CommandRecord) -> None:
+        """Send the outcome of a command. It is in the journal, as unsent."""
+        with self._lock:
+            self._in_flight.add(command_id)
+        if not self._writer.put(OutgoingReplies((self._reply(command_id, outcome),))):
+            with self._lock:
+                self._in_flight.discard(command_id)
+                self._is_behind = True
+
+    def _reply(self, command_id: str, record: CommandRecord) -> envelope.Reply:
+        return envelope.Reply(command_id, self._node, record.status, None, record.output, record.at, node=self._node)
+
+    def _on_conflict(self, presence: Mapping[str, Any]) -> None:
+        """Record that another agent's presence has this node's key. Called in the writer's thread."""
+        other = f"process {presence.get('pid')} on {presence.get('host')!r}"
+        if self.name_conflict() != other:
+            log.error(
+                "another agent calls itself %s too: %s. Until one of them is stopped, or named otherwise (--node), "
+                "commands are refused, for they could be meant for the other",
+                self._node,
+                other,
+            )
+        self._conflict = self._now(), other
+
+    def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
+        """Redis has taken these replies. Called in the writer's thread.
+
+        They are marked in the journal with the next presence, many at once, because each mark is a disk write.
+        If the mark is lost, a reply is sent twice, which does no harm.
+        """
+        self._counters.redis_answered(self._now().timestamp())
+        with self._lock:
+            for batch in sent:
+                if batch.replies[0].is_final and batch.command_id in self._in_flight:
+                    self._in_flight.discard(batch.command_id)
+                    self._sent_ids.append(batch.command_id)
+            is_behind = self._is_behind and not self._in_flight
+        if is_behind or not sent:
+            self._mark_sent()
+        if is_behind:
+            self._refill()
+
+    def _mark_sent(self) -> None:
+        with self._lock:
+            sent_ids, self._sent_ids = self._sent_ids, []
+        if not sent_ids:
+            return
+        try:
+            self._journal.mark_sent(sent_ids)
+        except JournalUnavailable as error:
+            log.error("sent replies could not be noted, and will be sent again", extra={"reason": str(error)})
+            with self._lock:
+                self._sent_ids = sent_ids + self._sent_ids
+
+    def _refill(self) -> None:
+        """Send what the journal holds unsent."""
+        try:
+            unsent = self._journal.unsent(_REFILL)
+        except JournalUnavailable as error:
+            log.error("unsent replies could not be read", extra={"reason": str(error)})
+            return
+        with self._lock:
+            known = {*self._in_flight, *self._sent_ids}
+            self._is_behind = len(unsent) == _REFILL
+        for command_id, outcome in unsent:
+            if command_id not in known:
+                self.send_outcome(command_id, outcome)

@@ -1,0 +1,169 @@
+"""The agent as a whole: its parts, started in order, and stopped without leaving anything half-done.
+
+What was interrupted is taken up before the first new command is read. On the way down no further command is
+begun; what runs has a few seconds to end, and what does not end is left in the journal, to be resumed.
+
+Who calls it: ``trainmedic_agent.wiring.agent``, which hands in the executors and the periodic tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from trainmedic.wire import envelope
+from trainmedic.wire.receiver import Addressee, CommandReceiver
+from trainmedic.wire.steady_time import since_boot
+from trainmedic_agent import __version__
+from trainmedic_agent.command_runner import CommandRunner
+from trainmedic_agent.context import AgentContext
+from trainmedic_agent.errors import JournalUnavailable
+from trainmedic_agent.executors import Executor, PeriodicTask
+from trainmedic_agent.policy import allowed
+from trainmedic_agent.replies import AgentReplies
+from trainmedic_agent.worker_queues import WorkerQueue
+
+log = logging.getLogger(__name__)
+
+QUEUES = ("gpu", "disk", "facts", "logs")
+STOP_SECONDS = 8.0
+"""How long what runs may take to end when the agent is told to. With the three below it stays under the 20 s after
+which systemd kills the agent (``packaging/systemd``)."""
+_READ_SECONDS = 1.0
+_SEND_SECONDS = 2.0
+_LOG_SECONDS = 3.0
+_PRUNE_EVERY = 3600.0
+
+
+class ReadsLogs(Protocol):
+    """What reads logs, as ``trainmedic_agent.wiring.agent_logs`` makes it."""
+
+    def start(self) -> None:
+        """Raises JournalUnavailable."""
+        ...
+
+    def stop(self, timeout: float) -> None: ...
+
+    def presence(self) -> Mapping[str, Any]:
+        """What the presence says of it."""
+        ...
+
+
+class AgentParts(Struct, frozen=True):
+    """What acts on the node.
+
+    ``executors``: one for each action that the agent knows.
+    ``tasks``: what comes due by itself.
+    ``inventory``: returns what the presence says of the node's GPUs.
+    ``log_reader``: reads the node's logs; None where the policy names none.
+    """
+
+    executors: Sequence[Executor] = ()
+    tasks: Sequence[PeriodicTask] = ()
+    inventory: Callable[[], Mapping[str, Any]] = dict
+    log_reader: ReadsLogs | None = None
+
+
+class _Pruning:
+    """Keeps the journal from growing for ever.
+
+    The age of commands is counted from the newest that an earlier process has left, by the time since boot: a clock
+    that was set forward, also while the agent was away, makes none of them old.
+    """
+
+    queue = "facts"
+
+    def __init__(self, context: AgentContext) -> None:
+        self._journal = context.journal
+        self._now = context.now
+        self._newest_at = context.journal.newest_at() or context.now()
+        self._began = since_boot()
+        self._due = self._began + _PRUNE_EVERY
+
+    def due(self) -> float:
+        return self._due - since_boot()
+
+    def run(self) -> None:
+        self._due = since_boot() + _PRUNE_EVERY
+        try:
+            at_most = self._newest_at + timedelta(seconds=since_boot() - self._began)
+            self._journal.prune(min(self._now(), at_most))
+        except JournalUnavailable as error:
+            log.warning("old commands could not be forgotten; trying again later", extra={"reason": str(error)})
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, context: AgentContext, parts: AgentParts) -> None:
+        self._context = context
+        self._inventory = parts.inventory
+        self._log_reader = parts.log_reader
+        self._instance = envelope.new_id()
+        self._booted_at = envelope.write_time(context.now() - timedelta(seconds=since_boot()))
+        self._stopping = threading.Event()
+        executors = {executor.action: executor for executor in parts.executors}
+        self._actions = allowed(context.policy, executors)
+        self._replies = AgentReplies(context, self._instance, context.redis.shared(), self._describe)
+        self._runner = CommandRunner(context, executors, self._replies, self._stopping)
+        tasks: list[PeriodicTask] = [*parts.tasks, _Pruning(context)]
+        self._queues = {
+            name: WorkerQueue(
+                name,
+                self._runner.carry_out,
+                [task for task in tasks if task.queue == name],
+                self._stopping,
+                context.counters,
+            )
+            for name in QUEUES
+        }
+        name = f"node {context.node}"
+        addressee = Addressee("node", context.node, envelope.node_commands(context.node), "agent", name)
+        self._receiver = CommandReceiver(context.redis.shared(), addressee, context.signer, self._runner)
+
+    def start(self) -> None:
+        """Take up what was interrupted, then start every thread. Raises JournalUnavailable."""
+        self._runner.begin(self._queues)
+        for worker_queue in self._queues.values():
+            worker_queue.start()
+        self._replies.start()
+        self._receiver.start()
+        if self._log_reader is not None:
+            self._log_reader.start()
+
+    def stop(self) -> bool:
+        """End everything; return whether nothing was left for the next start."""
+        self._receiver.stop(_READ_SECONDS)
+        self._stopping.set()
+        if self._log_reader is not None:
+            self._log_reader.stop(_LOG_SECONDS)
+        deadline = time.monotonic() + STOP_SECONDS
+        for worker_queue in self._queues.values():
+            worker_queue.wake()
+        running = [name for name, each in self._queues.items() if not each.join(max(deadline - time.monotonic(), 0.0))]
+        for name in running:
+            log.warning("a command did not end in time; it is resumed at the next start", extra={"queue": name})
+        self._replies.stop(_SEND_SECONDS)
+        return not running
+
+    def _describe(self) -> Mapping[str, Any]:
+        return {
+            "node": self._context.node,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": __version__,
+            "instance": self._instance,
+            "booted_at": self._booted_at,
+            "actions": self._actions,
+            "policy": self._context.policy.digest or "none",
+            **self._inventory(),
+            **(self._log_reader.presence() if self._log_reader is not None else {}),
+        }

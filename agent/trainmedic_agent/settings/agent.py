@@ -1,0 +1,277 @@
+"""The node agent's settings: one frozen value, and how flags and environment variables become one.
+
+Every field says its unit, its default and the reason for it; ``docs/reference/settings.md`` lists the same,
+and a test keeps the two together. Variables that the server has too mean the same here.
+
+Who calls it: ``trainmedic_agent.cli.agent`` makes its flags from `SETTINGS` and reads the settings with `load`;
+``trainmedic_agent.wiring.agent`` is handed the result.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic import settings as sdk
+from trainmedic.errors import ConfigurationError
+from trainmedic.wire.connection import open_client
+from trainmedic.wire.signing import Signer
+from trainmedic_core import setting_sources
+from trainmedic_core.setting_sources import SettingSource
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
+_SHORT_KEY = 16
+_LEAST_MEMORY = 96
+"""MiB. A reader that follows no file takes about 50."""
+
+
+class ReaderStart(StrEnum):
+    """Who starts the process that reads logs."""
+
+    CHILD = "child"
+    """The agent."""
+    EXTERNAL = "external"
+    """Something else, such as systemd or the kubelet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """Everything that can be set of an agent when it starts."""
+
+    node: str
+    policy: Path | None
+    redis: str | None = field(repr=False)
+    signing_key: bytes | None = field(repr=False)
+    previous_signing_key: bytes | None = field(repr=False)
+    state_dir: Path
+    exporter_host: str
+    exporter_port: int
+    log_store_token: str | None = field(repr=False)
+    reader: ReaderStart
+    reader_user: str | None
+    reader_memory: int
+    log_level: str
+    read_keys: Callable[[], Sequence[bytes]] | None = field(default=None, repr=False)
+    """Reads the keys that are set, those in files again each time."""
+
+    def find_redis(self) -> str | None:
+        """The Redis URL: the one that is set, else what a server has left in the state directory by now."""
+        return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
+
+    @property
+    def signer(self) -> Signer | None:
+        """Checks and signs with the keys that are set. Those in files are read again while the agent runs."""
+        if self.read_keys is not None:
+            return Signer(self.read_keys)
+        if self.signing_key is None:
+            return None
+        return Signer.of(self.signing_key, *filter(None, [self.previous_signing_key]))
+
+    @property
+    def has_short_key(self) -> bool:
+        """Whether the signing key could be guessed."""
+        return self.signing_key is not None and len(self.signing_key) < _SHORT_KEY
+
+
+class AgentSetting(Struct, frozen=True):
+    """One setting: where it comes from, its default, how its text is read, and what it means."""
+
+    source: SettingSource
+    default: Callable[[], Any]
+    read: Callable[[str], Any]
+    description: str
+
+
+def _node(text: str) -> str:
+    if not _NODE.fullmatch(text):
+        raise ValueError("must be the node's name as its alerts give it, without spaces, at most 253 characters")
+    return text
+
+
+def _signing_key(text: str) -> bytes:
+    key = text.encode().strip()
+    if not key:
+        raise ValueError("must not be blank: everybody has an empty key")
+    return key
+
+
+def _url(text: str) -> str:
+    open_client(text).close()
+    return text
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or int(text) > 65535:
+        raise ValueError("must be a port, 0 to 65535")
+    return int(text)
+
+
+def _reader(text: str) -> ReaderStart:
+    if text not in list(ReaderStart):
+        raise ValueError(f"must be {' or '.join(ReaderStart)}")
+    return ReaderStart(text)
+
+
+def _memory(text: str) -> int:
+    if not re.fullmatch(r"\d{1,7}", text, re.ASCII) or int(text) < _LEAST_MEMORY:
+        raise ValueError(f"must be a number of MiB, {_LEAST_MEMORY} or more")
+    return int(text) * 1024**2
+
+
+def _level(text: str) -> str:
+    if text.lower() not in LOG_LEVELS:
+        raise ValueError(f"must be one of {', '.join(LOG_LEVELS)}")
+    return text.lower()
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _nothing() -> None:
+    return None
+
+
+_STATE = "~/.local/state/trainmedic"
+
+SETTINGS: Mapping[str, AgentSetting] = {
+    "node": AgentSetting(
+        SettingSource("TRAINMEDIC_NODE", "--node", "NAME", shown_default="host name"),
+        socket.gethostname,
+        _node,
+        "This node's name, as its alerts give it: commands are addressed to it. The host name by default, because "
+        "that is what most exporters report.",
+    ),
+    "policy": AgentSetting(
+        SettingSource("TRAINMEDIC_POLICY", "--policy", "FILE", shown_default="none"),
+        _nothing,
+        _path,
+        "YAML file that says what commands may do on this node. Without one the agent only reads, so that an agent "
+        "that was merely started changes nothing.",
+    ),
+    "redis": AgentSetting(
+        SettingSource(
+            "TRAINMEDIC_REDIS_URL",
+            "--redis",
+            "URL",
+            secret=True,
+            shown_default="the embedded Redis of the same user on the same machine",
+        ),
+        _nothing,
+        _url,
+        "redis://, rediss:// or redis+sentinel:// URL where commands come from; the server's.",
+    ),
+    "signing_key": AgentSetting(
+        SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True, shown_default="none"),
+        _nothing,
+        _signing_key,
+        "The server's key. With it, a command without the right signature is refused; without it, whoever can write "
+        "to Redis can command this agent within its policy. No flag, because other users can see a command line.",
+    ),
+    "previous_signing_key": AgentSetting(
+        SettingSource("TRAINMEDIC_PREVIOUS_SIGNING_KEY", secret=True, shown_default="none", can_be_withdrawn=True),
+        _nothing,
+        _signing_key,
+        "A key that counts beside the signing key, while one takes the place of the other.",
+    ),
+    "state_dir": AgentSetting(
+        SettingSource("TRAINMEDIC_STATE_DIR", "--state-dir", "DIR", shown_default=_STATE),
+        lambda: _path(_STATE),
+        _path,
+        "Directory of what must outlive a restart: the agent's journal. Must be on a disk of this node.",
+    ),
+    "exporter_host": AgentSetting(
+        SettingSource("TRAINMEDIC_EXPORTER_HOST", "--exporter-host", "TEXT", shown_default="127.0.0.1"),
+        lambda: "127.0.0.1",
+        str,
+        "Address on which Prometheus reads the node's metrics; 0.0.0.0 for a Prometheus elsewhere. Loopback by "
+        "default, because the endpoint has no password.",
+    ),
+    "exporter_port": AgentSetting(
+        SettingSource("TRAINMEDIC_EXPORTER_PORT", "--exporter-port", "NUMBER", shown_default="9445"),
+        lambda: 9445,
+        _port,
+        "TCP port of the metrics; 0 picks a free one. 9445 is what GPU exporters are expected on.",
+    ),
+    "log_store_token": AgentSetting(
+        SettingSource("TRAINMEDIC_LOG_STORE_TOKEN", secret=True, shown_default="none"),
+        _nothing,
+        str,
+        "Bearer token, or user:password, for the store that lines are pushed to (`logs.ship` of the policy), where the "
+        "policy names no `token_file`, which could be renewed without a restart.",
+    ),
+    "reader": AgentSetting(
+        SettingSource("TRAINMEDIC_READER", "--reader", "WAY", shown_default="child"),
+        lambda: ReaderStart.CHILD,
+        _reader,
+        "Who starts the process that reads logs: child (the agent) or external (a unit or container of its own, which "
+        "runs `trainmedic agent-reader`).",
+    ),
+    "reader_user": AgentSetting(
+        SettingSource("TRAINMEDIC_READER_USER", "--reader-user", "USER", shown_default="trainmedic-reader"),
+        _nothing,
+        str,
+        "User, by name or number, under whom logs are read. By default trainmedic-reader if the node has that user, "
+        "else 2100000017, or 60999 in a user namespace without that number: users without an account. An agent "
+        "without the right to change the user reads as its own, which its log, `trainmedic agent check` and a metric "
+        "state.",
+    ),
+    "reader_memory": AgentSetting(
+        SettingSource("TRAINMEDIC_READER_MEMORY", "--reader-memory", "MIB", shown_default="256"),
+        lambda: 256 * 1024**2,
+        _memory,
+        "Memory in MiB that the process that reads logs may have. At the limit that process ends and is started "
+        "again; the agent is not affected.",
+    ),
+    "log_level": AgentSetting(
+        SettingSource("TRAINMEDIC_LOG_LEVEL", "--log-level", "LEVEL", shown_default="info"),
+        lambda: "info",
+        _level,
+        "Least level of the JSON log lines on standard error: debug, info, warning, error.",
+    ),
+}
+"""Every setting by its field's name, in the order of the documentation."""
+assert (*SETTINGS, "read_keys") == tuple(setting.name for setting in fields(AgentSettings))
+
+# Variables with the same prefix that other programs read: one environment may serve the server too.
+_OF_OTHER_PROGRAMS = frozenset(
+    {"TRAINMEDIC_JOB", "TRAINMEDIC_URL", "TRAINMEDIC_TOKEN", "TRAINMEDIC_PORT", "TRAINMEDIC_HOST"}
+)
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
+    """The settings that `flags` (by field name; None where not given) and `environ` make.
+
+    Raises ConfigurationError, which names every flag or variable that is wrong, its value unless it is a
+    secret, and what is allowed.
+    """
+    values: dict[str, Any] = {}
+    mistakes: list[str] = []
+    for name, setting in SETTINGS.items():
+        value = setting_sources.read(setting.source, flags.get(name), environ)
+        if value is None:
+            values[name] = setting.default()
+            continue
+        text, origin = value
+        try:
+            values[name] = setting.read(str(text))
+        except ValueError as error:
+            mistakes.append(f"{origin}: {error}" if setting.source.secret else f"{origin}: {text!r}: {error}")
+    if values.get("previous_signing_key") and not values.get("signing_key"):
+        mistakes.append("TRAINMEDIC_PREVIOUS_SIGNING_KEY: is set, and TRAINMEDIC_SIGNING_KEY is not")
+    if mistakes:
+        raise ConfigurationError("\n".join(mistakes))
+    return AgentSettings(**values, read_keys=sdk.key_reader(None, setting_sources.without_empty(environ)))
+
+
+def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Variables that look like a setting but are none, each with the most similar setting's variable."""
+    return setting_sources.misspelt(environ, [setting.source for setting in SETTINGS.values()], _OF_OTHER_PROGRAMS)

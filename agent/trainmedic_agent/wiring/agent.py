@@ -1,0 +1,131 @@
+"""The node agent's composition root: builds every part from the settings, starts them in order, and stops them.
+
+The order: the policy first, because nothing may start without a valid one; then the journal, which also has the
+lock that keeps a second agent out; then the GPUs, the executors and the exporter; last the agent itself, which
+takes up what was interrupted and begins to read. Stopping goes the other way.
+
+Who calls it: ``trainmedic_agent.cli.agent``, and tests that replace `node_parts` by executors of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from trainmedic.wire import steady_time
+from trainmedic.wire.steady_time import ClockStep, since_boot
+from trainmedic_agent import __version__
+from trainmedic_agent import policy as policies
+from trainmedic_agent.containers.executor import PruneContainersExecutor
+from trainmedic_agent.context import AgentContext
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.disk.cleaner import Cleaner
+from trainmedic_agent.disk.exclusive_roots import exclusive_roots
+from trainmedic_agent.disk.executor import DiskCleanExecutor
+from trainmedic_agent.executors import Executor
+from trainmedic_agent.exporter import AgentCollector, Exporter
+from trainmedic_agent.facts.executor import NodeFactsExecutor
+from trainmedic_agent.facts.gpu import presence
+from trainmedic_agent.gpu_record import GpuRecord
+from trainmedic_agent.journal import Journal
+from trainmedic_agent.no_logs import NoLogsExecutor
+from trainmedic_agent.pods import pods_of
+from trainmedic_agent.policy import Policy
+from trainmedic_agent.ports.gpus import Gpus
+from trainmedic_agent.power.control import PowerControl
+from trainmedic_agent.power.executors import PowerLimitExecutor, RenewLeaseExecutor
+from trainmedic_agent.power.lease_expiry import LeaseExpiry
+from trainmedic_agent.power.ledger import PowerLedger
+from trainmedic_agent.service import Agent, AgentParts
+from trainmedic_agent.settings.agent import AgentSettings
+from trainmedic_agent.wiring.node_gpus import own_gpus
+
+if TYPE_CHECKING:
+    from trainmedic_agent.log_link.linked_reading import LinkedReading
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: AgentSettings, wait: Callable[[], object]) -> None:
+    """Serve the node until `wait` returns.
+
+    Raises ConfigurationError where a setting or file is of no use, JournalUnavailable where the journal is.
+    """
+    steady_time.OF_PROCESS.tell = _log_clock_step
+    policy = load_policy(settings)
+    if settings.has_short_key:
+        log.warning("the signing key is short enough to be guessed; use 16 random characters or more")
+    if settings.signing_key is None:
+        log.warning(
+            "no signing key is set: whoever can write to Redis can command this agent, within its policy, and answer "
+            "the server in its name"
+        )
+    with contextlib.closing(Journal(settings.state_dir)) as journal:
+        context = AgentContext(settings.node, settings.find_redis, settings.signer, policy, journal, AgentCounters())
+        with node_parts(settings, context) as parts:
+            agent = Agent(context, parts)
+            agent.start()
+            log.info("ready", extra={"node": settings.node, "version": __version__, "policy": policy.digest or "none"})
+            wait()
+            agent.stop()
+    log.info("stopped")
+
+
+def _log_clock_step(step: ClockStep) -> None:
+    fields = {"seconds": round(step.seconds), "kind": step.kind, "reason": str(step)}
+    log.warning("the machine's clock was set", extra=fields)
+
+
+def load_policy(settings: AgentSettings) -> Policy:
+    """Read the policy file that is set; without one the policy allows reading only. Raises ConfigurationError."""
+    return policies.load(settings.policy) if settings.policy is not None else Policy()
+
+
+@contextlib.contextmanager
+def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[AgentParts]:
+    """What acts on this node, and its metrics, for as long as the block lasts.
+
+    Raises ConfigurationError where another agent has a GPU or root, or the exporter cannot listen, JournalUnavailable.
+    """
+    policy = context.policy
+    cleaning_roots = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})
+    with exclusive_roots(cleaning_roots), contextlib.closing(own_gpus()) as gpus:
+        ledger = PowerLedger(context.journal)
+        control = PowerControl(gpus, ledger, policy.power)
+        agent_labels = {"node": settings.node, "version": __version__, "policy": policy.digest or "none"}
+        record = GpuRecord(context.journal)
+        logs, search = _log_reading(settings, context, gpus, record)
+        log_metrics = logs.metrics if logs is not None else lambda: iter(())
+        collector = AgentCollector(gpus, ledger.all, context.counters, agent_labels, record, log_metrics)
+        with contextlib.closing(Exporter(collector, settings.exporter_host, settings.exporter_port)) as exporter:
+            log.info("metrics", extra={"host": settings.exporter_host, "port": exporter.port})
+            yield AgentParts(
+                executors=[
+                    PowerLimitExecutor(control),
+                    RenewLeaseExecutor(control),
+                    DiskCleanExecutor(Cleaner(policy.cleaning, state_dir=settings.state_dir)),
+                    PruneContainersExecutor(policy.containers),
+                    NodeFactsExecutor(settings.node, gpus, record, cleaning_roots),
+                    search,
+                ],
+                tasks=[LeaseExpiry(control, since_boot)],
+                inventory=lambda: presence(gpus, pods_of),
+                log_reader=logs,
+            )
+
+
+def _log_reading(
+    settings: AgentSettings, context: AgentContext, gpus: Gpus, record: GpuRecord
+) -> tuple[LinkedReading | None, Executor]:
+    """Return what reads logs, if the policy names some, and the executor of searches.
+
+    Raises JournalUnavailable, ConfigurationError.
+    """
+    if context.policy.logs is None:
+        return None, NoLogsExecutor()
+    # An agent that reads no logs loads nothing of what the link to the reader takes.
+    from trainmedic_agent.wiring.agent_link import linked_reading
+
+    return linked_reading(settings, context, context.policy.logs, gpus, record)

@@ -1,0 +1,167 @@
+"""Builds what reads logs, in the reader's process.
+
+Who calls it: ``trainmedic_agent.wiring.agent_reader``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol
+
+from prometheus_client.metrics_core import Metric
+
+from trainmedic_agent.log_link import metric_families
+from trainmedic_agent.log_link.messages import LogMetric, ReaderStatus
+from trainmedic_agent.log_link.reader_process import is_stopped
+from trainmedic_agent.log_opening.node_files import NodeFiles
+from trainmedic_agent.log_reading import log_metrics
+from trainmedic_agent.log_reading.arrivals import ArrivalIndex
+from trainmedic_agent.log_reading.finding_sender import FindingPort
+from trainmedic_agent.log_reading.log_policy import LogsPolicy
+from trainmedic_agent.log_reading.log_reader import LogReader, ShipsLines
+from trainmedic_agent.log_reading.log_store import NodeBoot
+from trainmedic_agent.log_reading.reading_context import ReadingContext
+from trainmedic_agent.log_search.search_pages import SearchPages
+from trainmedic_agent.log_search.searcher import LogSearcher
+from trainmedic_agent.log_shipping.ship_counters import ShipCounters
+from trainmedic_agent.log_shipping.store_access import StoreAccess
+from trainmedic_core import gpu_names
+from trainmedic_core.confined_process import StartsPrograms
+from trainmedic_core.program_source import Programs
+from trainmedic_logs.files import dump_child, dump_reader
+
+_MEMORY_OF_DUMPS = 192 * 1024**2
+"""Address space of the process that reads dumps. One of 5 MB, with 2,000 entries, takes 45 MiB of memory."""
+_LONGEST_ANSWER = 1024**2
+"""Bytes that the reader takes of that process for one dump. As Python's values they are ten times as many."""
+_LONGEST_PROBLEM = 1000
+_STOPPED = "a signal has stopped the process that opens this node's logs; none is read until it is continued or ended"
+
+
+class LinkPorts(FindingPort, Protocol):
+    """The link to the agent, as what reads uses it."""
+
+    def uuid_of(self, address: str) -> str | None: ...
+
+    def access(self) -> StoreAccess: ...
+
+
+class Shipping(ShipsLines, Protocol):
+    """What pushes lines to a store, with its metrics."""
+
+    counters: ShipCounters
+
+    def metrics(self) -> Iterator[Metric]: ...
+
+
+PROGRAMS: Programs = {dump_child.__name__: dump_child.run}
+"""The programs that parse what users wrote."""
+
+
+def load(policy: LogsPolicy) -> None:
+    """Load what reading by this policy takes beside this module: a confined process may be unable to load it later."""
+    if policy.ship is not None:
+        importlib.import_module("trainmedic_agent.log_shipping.shipper")
+
+
+class LogReading:
+    """What reads the logs of this node, searches them, and pushes their lines to a store if the policy names one.
+
+    `start` and `stop` once each.
+    """
+
+    def __init__(
+        self,
+        context: ReadingContext,
+        policy: LogsPolicy,
+        boot: NodeBoot,
+        link: LinkPorts,
+        files: NodeFiles,
+        *,
+        takes_rights: bool,
+        start_program: StartsPrograms,
+    ) -> None:
+        """`takes_rights` says whether files are opened with the rights of users. Raises JournalUnavailable."""
+        self._context = context
+        self._shipping = _shipping(context, policy, boot, files, link)
+        arrivals = ArrivalIndex(context.database)
+        self._reader = LogReader(
+            context,
+            policy,
+            boot,
+            _uuid_by(link),
+            read_dumps=partial(
+                dump_reader.read_raw,
+                most_memory=_MEMORY_OF_DUMPS,
+                longest_answer=_LONGEST_ANSWER,
+                start=start_program,
+            ),
+            port=link,
+            files=files,
+            arrivals=arrivals,
+            shipping=self._shipping,
+        )
+        self._reader.counters.takes_rights = takes_rights
+        searcher = LogSearcher(policy, context.node, self._reader.scans, arrivals=arrivals, files=files)
+        self._searches = SearchPages(searcher)
+
+    def start(self) -> None:
+        """Raises JournalUnavailable."""
+        self._reader.start()
+
+    def stop(self, timeout: float) -> None:
+        self._reader.stop(timeout)
+
+    def take_rules(self, at: datetime, raw: bytes) -> None:
+        self._reader.rules.take(at, raw)
+
+    def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
+        return self._searches.page(params, is_stopping)
+
+    def status(self) -> ReaderStatus:
+        counters, way = self._reader.counters, self._reader.kernel_way
+        return ReaderStatus(
+            rules=counters.rules,
+            files=sum(counters.files.values()),
+            kernel=way.value if way is not None else None,
+            waiting=counters.findings_waiting,
+            problem=_STOPPED if is_stopped(os.getppid()) else self._reader.problem[:_LONGEST_PROBLEM],
+            shipping_problem=self._shipping.counters.problem[:_LONGEST_PROBLEM] if self._shipping else None,
+            cuts=[cut.plain() for cut in counters.cuts.cuts()],
+            uid=os.geteuid(),
+        )
+
+    def loop_errors(self) -> Mapping[str, int]:
+        return self._context.counters.loop_errors()
+
+    def metrics(self) -> list[LogMetric]:
+        families = list(log_metrics.families(self._reader.counters, self._reader.runner.near))
+        if self._shipping is not None:
+            families += self._shipping.metrics()
+        return metric_families.written(families)
+
+
+def _shipping(
+    context: ReadingContext, policy: LogsPolicy, boot: NodeBoot, files: NodeFiles, link: LinkPorts
+) -> Shipping | None:
+    if policy.ship is None:
+        return None
+    # A reader that ships nothing loads nothing of what that takes: HTTP, and TLS.
+    from trainmedic_agent.log_shipping.shipper import LogShipping
+    from trainmedic_agent.log_shipping.store_push import StorePush
+
+    return LogShipping(context, policy, policy.ship, boot, StorePush(policy.ship, link.access), files=files)
+
+
+def _uuid_by(link: LinkPorts) -> Callable[[str], str | None]:
+    """Return what finds the UUID of the GPU at a PCI address, however that is written."""
+
+    def uuid(address: str) -> str | None:
+        normal = gpu_names.normal_pci(address)
+        return link.uuid_of(normal) if normal is not None else None
+
+    return uuid

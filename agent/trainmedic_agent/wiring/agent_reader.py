@@ -1,0 +1,256 @@
+"""The reader's composition root: two processes, of which one may open files and the other reads them.
+
+The process that starts takes the agent's greeting, which says what may be read. Then it forks. The parent keeps the
+rights to open files and reads no content (``trainmedic_agent.log_opening``). The child gives up every right, serves the
+link and reads. Without rights there is nothing to divide. Each link has a child of its own.
+
+Who calls it: ``trainmedic_agent.cli.agent_reader``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainmedic.errors import ConfigurationError, TrainmedicError
+from trainmedic_agent.counters import AgentCounters
+from trainmedic_agent.database import AgentDatabase
+from trainmedic_agent.log_link import link_socket, reader_directory, reader_process
+from trainmedic_agent.log_link.agent_session import AgentSession
+from trainmedic_agent.log_link.frames import FrameFault, FrameStream, LinkClosed
+from trainmedic_agent.log_link.messages import LARGEST_OF_AGENT, Welcome
+from trainmedic_agent.log_opening.node_files import NodeFiles
+from trainmedic_agent.log_opening.opener import FileOpener
+from trainmedic_agent.log_opening.opener_client import OpenerClient
+from trainmedic_agent.log_opening.thread_rights import ThreadRights
+from trainmedic_agent.log_reading import kernel_log
+from trainmedic_agent.log_reading.reading_context import ReadingContext
+from trainmedic_agent.settings.agent_reader import ReaderSettings
+from trainmedic_agent.wiring.agent_files import KernelFiles, node_files
+from trainmedic_core import kill_as_user
+from trainmedic_core.program_source import ProgramSource
+
+log = logging.getLogger(__name__)
+
+_CONNECT_EVERY = 0.5
+_OPEN_SECONDS = 20.0
+"""Time for which the process before may still have the database."""
+_STOP_SECONDS = 2.5
+_LOOK_SECONDS = 0.5
+_HANG_SECONDS = 10.0
+_SIGNALLED = 128
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(settings: ReaderSettings, *, once: bool) -> int:
+    """Serve one agent after another until SIGTERM; with `once`, until the end of the first link.
+
+    Return the exit status of the last process that read: 128 and more after a signal. Raises ConfigurationError.
+    """
+    status = 0
+    user, reason = reader_process.usable_user(settings.reader_user, [settings.state_dir], is_started=True)
+    if reason is not None and not once:  # the agent has said it of the process that it starts
+        log.warning("logs are read under the opener's own user", extra={"reason": reason, "user": user.uid})
+    has_rights = reader_process.has_rights_to_read()
+    parent = os.getppid() if once else None
+    if has_rights:
+        ThreadRights().keep_only_these(reader_process.CAP_SYSLOG)
+    if parent is not None:
+        reader_process.end_with(parent)
+    stopping = _StopOrder()
+    while not stopping.is_given:
+        try:
+            stream = FrameStream(link_socket.connected(settings.state_dir), LARGEST_OF_AGENT)
+        except OSError as error:
+            if once:
+                raise ConfigurationError(f"the agent cannot be reached: {error.strerror or error}") from error
+            time.sleep(_CONNECT_EVERY)
+            continue
+        greeting = _greeting(stream)
+        if greeting is not None:
+            reading = _Reading(settings, user, *greeting)
+            status = _serve_by_child(reading, stopping, has_rights=has_rights)
+        stream.release()
+        if once:
+            break
+        log.info("the link to the agent has ended; waiting for the next one")
+    return status
+
+
+class _StopOrder:
+    """SIGTERM or SIGINT to this process, passed on to the child by the end of a pipe.
+
+    A signal would take the right to send one to the child's user.
+    """
+
+    def __init__(self) -> None:
+        self.is_given = False
+        self._pipe: int | None = None
+        for number in _SIGNALS:
+            signal.signal(number, self._take)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the agent blocks them, and passes that on
+
+    def pass_on(self, pipe: int) -> None:
+        """Close the pipe when the order is given."""
+        self._pipe = pipe
+        if self.is_given:
+            self._close()
+
+    def forget(self) -> None:
+        self._close()
+
+    def _take(self, *_: object) -> None:
+        self.is_given = True
+        self._close()
+
+    def _close(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            os.close(pipe)
+
+
+class _Reading:
+    """What the child does with one link."""
+
+    def __init__(
+        self, settings: ReaderSettings, user: reader_process.ReaderUser, session: AgentSession, welcome: Welcome
+    ) -> None:
+        self._settings = settings
+        self.user = user
+        self._session = session
+        self.welcome = welcome
+        self.stream = session.stream
+
+    def run(self, order: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
+        """Read until the link ends or the pipe `order` is closed. Raises TrainmedicError."""
+        # Only this process loads what reading takes, while it may still open the files of the program.
+        from trainmedic_agent.wiring.agent_logs import PROGRAMS, LogReading, load
+
+        load(self.welcome.policy)
+        own = os.getpid()
+        programs = ProgramSource.forked(PROGRAMS, lambda: self._confine(own))
+        self._confine(parent)
+        stopping = threading.Event()
+        threading.Thread(target=_await_end, args=(order, stopping), daemon=True).start()
+        session, welcome = self._session, self.welcome
+        directory = self._settings.state_dir / reader_directory.NAME
+        with contextlib.closing(_database(directory, stopping)) as database:
+            context = ReadingContext(welcome.boot.node, database, AgentCounters())
+            reading = LogReading(
+                context,
+                welcome.policy,
+                welcome.boot,
+                session,
+                files,
+                takes_rights=takes_rights,
+                start_program=programs.start,
+            )
+            reading.start()
+            session.serve(reading)
+            log.info("reading logs", extra={"node": welcome.boot.node, "user": os.geteuid()})
+            while not session.ended.wait(_LOOK_SECONDS) and not stopping.is_set() and not programs.has_ended:
+                continue
+            reading.stop(_STOP_SECONDS)
+            session.close()
+        if programs.has_ended:
+            raise TrainmedicError("the process that starts the parsers has ended")
+
+    def _confine(self, parent: int) -> None:
+        """Give up every right, and end with the parent. Raises ConfigurationError."""
+        reader_process.confine(self.user, self._settings.reader_memory)
+        reader_process.end_with(parent)
+
+
+def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
+    session = AgentSession(stream)
+    try:
+        return session, session.greeted()
+    except (LinkClosed, FrameFault) as error:
+        log.warning("the agent has not greeted the reader of logs", extra={"reason": str(error)})
+        return None
+
+
+def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool) -> int:
+    """Have a child read; open files for it meanwhile if this process has the rights. Return its exit status."""
+    order, giving = os.pipe()
+    opening, asking = socket.socketpair()
+    policy = reading.welcome.policy
+    own_files = node_files(policy)
+    takes_rights = own_files.takes_rights
+    files: NodeFiles = KernelFiles(own_files) if policy.kernel is not None else own_files
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(giving)
+        opening.close()
+        far_files: NodeFiles = OpenerClient(asking) if has_rights else files
+        _be_child(lambda: reading.run(order, far_files, parent, takes_rights=takes_rights), far_files)
+    os.close(order)
+    asking.close()
+    stopping.pass_on(giving)
+    child_ended = threading.Event()
+    watch = threading.Thread(target=_end_if_child_hangs, args=(reading, child, child_ended))
+    watch.start()
+    if has_rights:
+        FileOpener(files).serve(opening)
+    opening.close()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    child_ended.set()
+    reading.stream.close()
+    watch.join()
+    stopping.forget()
+    return status if status >= 0 else _SIGNALLED - status
+
+
+def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Event) -> None:
+    """End the child and this process if the child goes on although the agent has closed the link: it may be stopped.
+
+    Without the right to do so, whatever started this process ends the child: the agent, systemd, or the kubelet.
+    """
+    reading.stream.wait_for_end()
+    if not child_ended.wait(_HANG_SECONDS):
+        log.error("the process that reads logs does not end; ending both")
+        kill_as_user.kill(child, reading.user.uid)
+        os._exit(1)
+
+
+def _be_child(read: Callable[[], None], files: NodeFiles) -> None:
+    """Read, and end. Never returns."""
+    status = 1
+    try:
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)  # the parent gets them too, and passes them on
+        kernel_log.open_kmsg = files.open
+        read()
+        status = 0
+    except TrainmedicError as error:
+        log.error("logs cannot be read", extra={"reason": str(error)})
+    except BaseException:  # the process's boundary: nothing of the parent's may run in the child
+        log.exception("reading logs has ended unexpectedly")
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _await_end(order: int, stopping: threading.Event) -> None:
+    os.read(order, 1)
+    stopping.set()
+
+
+def _database(directory: Path, stopping: threading.Event) -> AgentDatabase:
+    """Open the reader's database. Raises ConfigurationError, JournalUnavailable."""
+    until = time.monotonic() + _OPEN_SECONDS
+    while True:
+        try:
+            return AgentDatabase(directory)
+        except ConfigurationError:
+            if time.monotonic() > until or stopping.wait(_CONNECT_EVERY):
+                raise

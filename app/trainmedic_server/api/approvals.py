@@ -1,0 +1,125 @@
+"""``GET /approvals``: what waits for people, with what would be done and until when."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from fastapi import Depends
+from pydantic import Field
+
+from trainmedic_server.api.view import View
+from trainmedic_server.auth.auth import Authenticator, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain import approval
+from trainmedic_server.domain.approval import StepAhead, Terms
+from trainmedic_server.domain.links import run_link
+from trainmedic_server.domain.run import Run, Status, StepState
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.problems import responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.ports.store import History, HistoryFilter
+
+MOST = 1000
+"""The questions that are shown; the oldest first."""
+
+
+class StepAheadView(View):
+    """A step that an approval would let happen."""
+
+    id: str
+    action: str
+    params: dict[str, Any] = Field(description="Rendered when it was asked; empty where they depend on the run.")
+    targets: list[str] = Field(description="What it changes; empty for one that only reads or tells.")
+    nodes: list[str] = Field(description="The nodes that it may change something on, as far as they are known.")
+    gpus: int | None = Field(description="How many GPUs that concerns; null where nobody knows.")
+    note: str | None = Field(description="On what it depends whether, or how, it is carried out.")
+
+
+class ApprovalView(View):
+    """A question that waits for people."""
+
+    run_id: str
+    playbook: str
+    target: str | None
+    alert_name: str
+    alert_labels: dict[str, str]
+    step: str = Field(description="The id of the step that asks; `approval` in mode approve.")
+    question: str
+    asked_at: datetime = Field(description="When it was last asked.")
+    asked: int = Field(description="How often it was asked.")
+    until: datetime | None = Field(description="When the question ends by itself; null for never.")
+    asked_again_at: datetime | None = Field(description="Nobody answered in time; then it is asked again.")
+    on_timeout: str = Field(description="What follows where nobody answers: fail, continue, reject, approve, escalate.")
+    escalated: bool = Field(description="Whether it was handed on to those who are asked next.")
+    steps: list[StepAheadView]
+    nodes: list[str]
+    gpus: int | None
+    count: int = Field(description="How many different people have to approve.")
+    by: list[str] = Field(
+        description="Who may approve: user:NAME, group:NAME, or a name of either; empty for any operator."
+    )
+    approved_by: list[str] = Field(description="Who has approved so far.")
+    link: str | None = Field(description="The page of the run; null where the server knows no URL of its own.")
+
+
+class ApprovalList(View):
+    """What waits for people, the question that ends first before the others."""
+
+    items: list[ApprovalView]
+
+
+async def approvals(history: History, external_url: str = "") -> ApprovalList:
+    """The questions that wait now. Raises StoreUnavailable."""
+    runs, _ = await history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), MOST, None)
+    waiting = [(run, step) for run in runs if (step := approval.waiting_step(run)) is not None]
+    items = [_view(run, step, external_url) for run, step in waiting]
+    return ApprovalList(items=sorted(items, key=lambda item: (item.until is None, item.until or item.asked_at)))
+
+
+def router(history: History, auth: Authenticator, reads: ReadTurns, external_url: str) -> ApiRoutes:
+    """The route ``GET /approvals``."""
+    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/approvals",
+        summary="What waits for people",
+        response_model=ApprovalList,
+        responses=responses(401, 403, 503),
+    )
+    async def waiting() -> ApprovalList:
+        """Each question with what would be done, on how many GPUs, by whom it can be approved, and until when."""
+        async with reads.take():
+            return await approvals(history, external_url)
+
+    return routes
+
+
+def _view(run: Run, step: StepState, external_url: str) -> ApprovalView:
+    terms = Terms.of(step)
+    return ApprovalView(
+        run_id=run.id,
+        playbook=run.playbook,
+        target=run.target_key or None,
+        alert_name=run.alert_name,
+        alert_labels=dict(run.alert_labels),
+        step=step.id,
+        question=step.message or "",
+        asked_at=step.started_at or run.created_at,
+        asked=terms.asked,
+        until=step.deadline,
+        asked_again_at=step.retry_at if terms.lapsed else None,
+        on_timeout=terms.on_timeout,
+        escalated=terms.escalated,
+        steps=[_ahead(ahead) for ahead in terms.steps],
+        nodes=sorted(terms.nodes),
+        gpus=terms.gpus,
+        count=terms.count,
+        by=list(terms.by),
+        approved_by=list(approval.approvers(step)),
+        link=run_link(external_url, run.id) or None,
+    )
+
+
+def _ahead(ahead: StepAhead) -> StepAheadView:
+    return StepAheadView.model_validate(ahead)

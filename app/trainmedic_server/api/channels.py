@@ -1,0 +1,159 @@
+"""``GET /channels`` and ``POST /channels/{name}/test``: where messages to people go, and whether they arrive.
+
+What is shown of a channel has no part of its URLs but their kind, since the rest holds secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from fastapi import Depends, Request
+from msgspec import Struct, field
+from pydantic import ConfigDict, Field
+
+from trainmedic_server.api.view import ApiModel, View
+from trainmedic_server.auth.auth import Authenticator, Principal, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.event_codec import recorded
+from trainmedic_server.domain.event_kinds import ChannelTested
+from trainmedic_server.domain.message import MessageKind, MessageRule
+from trainmedic_server.domain.message_routes import MessageRoutes
+from trainmedic_server.errors import ActionFailure, Conflict, NotFound
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.bodies import body_schema, read_body
+from trainmedic_server.http.body import BodyReader
+from trainmedic_server.http.problems import responses
+from trainmedic_server.ports.outside import Clock, Notifier
+from trainmedic_server.ports.store import Transaction
+
+_SECONDS = 30.0
+"""That a channel may take for a test; Apprise's services wait some 8."""
+T = TypeVar("T")
+
+
+class ChannelStore(Protocol):
+    """The part of the run store that the record of a test needs."""
+
+    async def transact(self, work: Callable[[Transaction], T]) -> T: ...
+
+
+class ChannelsApi(Struct, frozen=True):
+    """The channels that are set, by name: the kind of each service behind it, such as ``slack``."""
+
+    store: ChannelStore
+    clock: Clock
+    services: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rules: Mapping[MessageKind, MessageRule] = field(default_factory=dict)
+    notifier: Notifier | None = None
+    routes: MessageRoutes = field(default_factory=MessageRoutes)
+
+
+class ChannelView(View):
+    """A channel of messages to people."""
+
+    name: str
+    services: list[str] = Field(description="The kind of each service behind it, as its URL begins.")
+    messages: list[MessageKind] = Field(description="What is told there without being asked for by a playbook.")
+    routes: list[str] = Field(
+        default_factory=list,
+        description="The channel's routes: field:value,value;field:value, `all`, or `default` for messages that no "
+        "other channel takes. Empty if no routes are set.",
+    )
+
+
+class ChannelList(View):
+    items: list[ChannelView]
+
+
+class TestBody(ApiModel):
+    """Why; it stands in the message."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"note": "the room was renamed"}]})
+
+    note: str = Field("", max_length=500, pattern=r"^[^\x00]*$")
+
+
+class SentTestView(View):
+    """What became of a test message."""
+
+    channel: str
+    sent: bool = Field(description="Whether every service behind the channel took it.")
+    detail: str = Field(description="What went wrong; empty where it was sent.")
+
+
+def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
+    """The routes of this module."""
+    routes = ApiRoutes("operations")
+    viewer, operator = requires(auth, TokenRole.VIEWER), requires(auth, TokenRole.OPERATOR)
+    turn = asyncio.Lock()
+
+    @routes.get(
+        "/channels",
+        summary="The channels of messages to people",
+        response_model=ChannelList,
+        responses=responses(401, 403, 503),
+        dependencies=[Depends(viewer)],
+    )
+    async def listed() -> ChannelList:
+        """Each with the kinds of services behind it and of what is told there; no addresses, as they hold secrets."""
+        items = [
+            ChannelView(
+                name=name,
+                services=list(services),
+                messages=_told_at(name, messaging),
+                routes=messaging.routes.described(name),
+            )
+            for name, services in sorted(messaging.services.items())
+        ]
+        return ChannelList(items=items)
+
+    @routes.post(
+        "/channels/{name}/test",
+        summary="Send a test message to a channel",
+        response_model=SentTestView,
+        responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+        openapi_extra=body_schema(TestBody),
+    )
+    async def test(request: Request, name: str, actor: Principal = Depends(operator)) -> SentTestView:
+        """At once, and recorded with who wanted it and what came of it. One is sent at a time."""
+        body = await read_body(bodies, request, TestBody)
+        if messaging.notifier is None or name not in messaging.services:
+            there = ", ".join(sorted(messaging.services)) or "none"
+            raise NotFound(f"There is no channel of that name; there are: {there}.")
+        if turn.locked():
+            raise Conflict("Another test message is being sent; try again when it is through.")
+        async with turn:
+            detail = await _sent(messaging.notifier, name, actor.name, body.note.strip())
+        content = ChannelTested(name, not detail, detail)
+        event = recorded(content, messaging.clock.now(), actor=actor.name)
+        await messaging.store.transact(lambda unit: unit.append([event]))
+        return SentTestView(channel=name, sent=not detail, detail=detail)
+
+    return routes
+
+
+def _told_at(name: str, messaging: ChannelsApi) -> list[MessageKind]:
+    """Return the kinds of messages that can go to this channel."""
+    return [kind for kind, rule in messaging.rules.items() if rule.is_on and _may_go(name, kind, rule, messaging)]
+
+
+def _may_go(name: str, kind: MessageKind, rule: MessageRule, messaging: ChannelsApi) -> bool:
+    routes = messaging.routes
+    if rule.channels:
+        return name in rule.channels
+    return not routes.are_set or routes.may_get(name, kind)
+
+
+async def _sent(notifier: Notifier, name: str, actor: str, note: str) -> str:
+    """Why it did not arrive; empty where it did."""
+    text = f"{actor} has sent it to see whether messages arrive here; nothing has happened."
+    try:
+        async with asyncio.timeout(_SECONDS):
+            await notifier.notify("A test message of Trainmedic", f"{text} {note}".strip(), name)
+    except TimeoutError:
+        return f"no answer within {_SECONDS:g} s"
+    except ActionFailure as error:
+        return str(error)
+    return ""

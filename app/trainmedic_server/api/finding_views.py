@@ -1,0 +1,179 @@
+"""The models in which the API shows findings, and the functions that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from trainmedic_logs.domain.finding import CLAIMED_JOB, CauseClass, Role, TimeSource
+from trainmedic_logs.domain.finding_codec import write_ranks
+from trainmedic_logs.domain.known_finding import FindingEnd, KnownExcerpt, KnownFinding
+from trainmedic_server.api.view import View
+from trainmedic_server.domain.alert import AlertRecord
+from trainmedic_server.domain.own_source import LOG, SOURCE
+from trainmedic_server.ports.findings import FindingHistory, FindingRecord
+
+_MOST_OF_RUN = 5
+
+
+class FindingAlertView(View):
+    """The alert that a finding raises."""
+
+    labels: dict[str, str]
+    fingerprint: str
+    starts_at: datetime
+    summary: str
+    description: str
+
+
+class FindingView(View):
+    """What a log rule has found about one target."""
+
+    id: str
+    rule: str
+    role: Role
+    cause: CauseClass
+    target: str = Field(description="Such as gpu:node-1/GPU-5f3a, node:node-1, job:llm-1.")
+    node: str | None = Field(description="The target's node.")
+    gpu: str | None = Field(description="The target's GPU.")
+    job: str | None = Field(description="The target's job, else the job in whose log it stands.")
+    claimed_job: str | None = Field(
+        description="The job that only the log file names. Nothing proves that it runs there, and no playbook uses it."
+    )
+    attempt: int | None = Field(description="Which attempt of the job it was, counted from 1.")
+    source: str = Field(description="training, launcher, kernel, slurm, fabric-manager, or a name of the agent's.")
+    stream: str = Field(description="Where its first line was read: a file on the node, as a rule.")
+    nodes: list[str] = Field(description="On which nodes its lines were read.")
+    line: str = Field(description="The first line, masked.")
+    labels: dict[str, str] = Field(description="What the rule adds to the alert's labels.")
+    fields: dict[str, str] = Field(description="What the pattern took from the line.")
+    count: int = Field(description="Lines, in all streams together.")
+    ranks: str = Field(description="Whose lines they were, as spans.", examples=["0-511"])
+    first_at: datetime
+    last_at: datetime
+    time_source: TimeSource
+    clock_error: float = Field(description="Seconds by which the node's clock may be wrong.")
+    heard_first_at: datetime
+    heard_at: datetime
+    open: bool = Field(description="Whether it is not over.")
+    ended_at: datetime | None
+    ended_because: FindingEnd | None
+    suspected: bool = Field(description="Whether it waits for a confirmation, or never got one.")
+    confirmed_by: str | None = Field(description="The rule or alert that has confirmed it.")
+    alert: FindingAlertView | None
+    no_alert_because: str | None
+
+
+class FindingPage(View):
+    """A page of findings, newest first."""
+
+    items: list[FindingView]
+    next: str | None = Field(description="The cursor of the next page; null on the last.")
+
+
+class ExcerptView(View):
+    """The lines around the first line of one stream."""
+
+    node: str
+    source: str
+    stream: str
+    rank: int | None
+    first_at: datetime
+    lines: list[str]
+    at: int = Field(description="Which of the lines the finding begins with, counted from 0.")
+    number: int = Field(description="Which line of the stream the first one is, counted from 1; 0 where unknown.")
+
+
+class FindingDetail(FindingView):
+    """A finding with the lines around it."""
+
+    excerpts: list[ExcerptView]
+    kept: bool = Field(description="Whether it is locked against deletion.")
+
+
+class RunFinding(FindingView):
+    """A finding behind a run, with the lines around its first line."""
+
+    excerpt: ExcerptView | None
+
+
+def finding(known: KnownFinding) -> FindingView:
+    return FindingView(**_members(known))
+
+
+def page(newest_first: Sequence[KnownFinding], cursor: str | None) -> FindingPage:
+    return FindingPage(items=[finding(known) for known in newest_first], next=cursor)
+
+
+def detail(record: FindingRecord) -> FindingDetail:
+    excerpts = [_excerpt(known) for known in record.excerpts]
+    return FindingDetail(**_members(record.finding), excerpts=excerpts, kept=record.is_kept)
+
+
+async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> list[RunFinding]:
+    """The findings that raised these alerts, the first few of them."""
+    began = {record.alert.fingerprint: record.alert.starts_at for record in alerts}
+    of_logs = [record.alert.fingerprint for record in alerts if record.alert.labels.get(SOURCE) == LOG]
+    views: list[RunFinding] = []
+    for known in await findings.findings_of_alerts(of_logs) if of_logs else ():
+        if known.alert is None or known.alert.starts_at != began.get(known.alert.fingerprint):
+            continue
+        record = await findings.finding(known.id) if len(views) < _MOST_OF_RUN else None
+        if record is not None:
+            first = _excerpt(record.excerpts[0]) if record.excerpts else None
+            views.append(RunFinding(**_members(known), excerpt=first))
+    return views
+
+
+def _members(known: KnownFinding) -> dict[str, Any]:
+    target, origin = known.target, known.origin
+    return {
+        "id": known.id,
+        "rule": known.rule,
+        "role": known.role,
+        "cause": known.cause,
+        "target": target.key,
+        "node": target.node,
+        "gpu": target.gpu,
+        "job": target.job or origin.job,
+        "claimed_job": known.claimed_job or None,
+        "attempt": origin.attempt,
+        "source": origin.source,
+        "stream": origin.stream,
+        "nodes": sorted(known.nodes),
+        "line": known.line,
+        "labels": {name: value for name, value in known.labels.items() if name != CLAIMED_JOB},
+        "fields": dict(known.fields),
+        "count": known.count,
+        "ranks": write_ranks(known.ranks),
+        "first_at": known.first_at,
+        "last_at": known.last_at,
+        "time_source": known.time_source,
+        "clock_error": known.clock_error,
+        "heard_first_at": known.heard_first_at,
+        "heard_at": known.heard_at,
+        "open": known.is_open,
+        "ended_at": known.ended_at,
+        "ended_because": known.ended_because,
+        "suspected": known.is_suspected,
+        "confirmed_by": known.confirmed_by or None,
+        "alert": FindingAlertView.model_validate(known.alert) if known.alert else None,
+        "no_alert_because": known.no_alert_because or None,
+    }
+
+
+def _excerpt(known: KnownExcerpt) -> ExcerptView:
+    excerpt = known.excerpt
+    return ExcerptView(
+        node=known.key.node,
+        source=known.source,
+        stream=known.stream,
+        rank=known.rank,
+        first_at=known.first_at,
+        lines=list(excerpt.lines),
+        at=excerpt.at,
+        number=excerpt.number,
+    )

@@ -1,0 +1,278 @@
+"""``GET /findings``: what log rules have found, and the lines around it; and which jobs' findings are kept."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Depends, Header, Path, Query, Request, Response
+from msgspec import Struct
+from msgspec.structs import replace
+from pydantic import ConfigDict, Field
+
+from trainmedic_logs.domain.finding import Role
+from trainmedic_logs.domain.known_finding import KeptJob, KnownFinding
+from trainmedic_server.api import diagnoses, finding_views, operations
+from trainmedic_server.api.diagnoses import JobName
+from trainmedic_server.api.engine import KeptJobsPort
+from trainmedic_server.api.exports import AS_STREAM, CSV, NDJSON, Exports
+from trainmedic_server.api.query_types import Name, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.api.times import TimeText, time_of
+from trainmedic_server.api.view import ApiModel, View
+from trainmedic_server.auth.auth import Authenticator, Principal, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.errors import NotFound
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.ascii_json import AsciiJson
+from trainmedic_server.http.bodies import body_schema, read_body
+from trainmedic_server.http.body import BodyReader
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.negotiation import preferred
+from trainmedic_server.http.problems import responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.live.whereabouts import Whereabouts
+from trainmedic_server.ports.findings import FindingFilter, FindingHistory
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.verdicts import VerdictHistory
+
+_STREAMED = 200  # findings that are read at one go for a stream
+FindingId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The finding's id.")]
+
+
+class KeepBody(ApiModel):
+    """Which attempt, and why it is kept."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3, "note": "for the vendor"}]})
+
+    attempt: int | None = Field(None, ge=1, le=1_000_000, strict=True, description="None for all of them.")
+    note: str = Field("", max_length=500, pattern=r"^[^\x00]*$")
+
+
+class ReleaseBody(ApiModel):
+    """Which attempt is not kept any more."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3}]})
+
+    attempt: int | None = Field(
+        None, ge=1, le=1_000_000, strict=True, description="None for the lock of the whole job."
+    )
+
+
+class KeptJobView(View):
+    """A job, or one attempt of it, of which nothing is deleted."""
+
+    job: str
+    attempt: int | None
+    by: str
+    at: datetime
+    note: str
+
+
+class KeptJobList(ApiModel):
+    items: list[KeptJobView]
+
+
+class FindingsApi(Struct, frozen=True):
+    """What the routes are about."""
+
+    history: FindingHistory
+    kept_jobs: KeptJobsPort
+    verdicts: VerdictHistory
+    whereabouts: Whereabouts
+
+    def routers(
+        self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns, limits: ServerLimits
+    ) -> list[ApiRoutes]:
+        return [
+            reading(self.history, auth, clock, reads, limits),
+            keeping(self.kept_jobs, auth, bodies),
+            diagnoses.router(self.verdicts, self.whereabouts, auth, reads),
+        ]
+
+
+def reading(
+    history: FindingHistory, auth: Authenticator, clock: Clock, reads: ReadTurns, limits: ServerLimits
+) -> ApiRoutes:
+    """The routes that read."""
+    routes = ApiRoutes("findings", [Depends(requires(auth, TokenRole.VIEWER))])
+    exports: Exports[KnownFinding] = Exports(limits, finding_views.FindingView, finding_views.finding)
+
+    @routes.get(
+        "/findings",
+        summary="What log rules have found, newest first",
+        response_model=finding_views.FindingPage,
+        responses={**AS_STREAM, **responses(401, 403, 422, 503)},
+    )
+    async def page(
+        conditions: FindingFilter = Depends(_filter(clock)),
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
+        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    ) -> Response:
+        """A page of findings. One rule makes one finding about one target, however many ranks print its line.
+
+        With `Accept: application/x-ndjson` or `text/csv` the whole filtered result is streamed, and
+        `limit` and `cursor` have no meaning.
+        """
+        kind = preferred(accept, ("application/json", NDJSON, CSV))
+        if kind != "application/json":
+            return await exports.response(_all(history, conditions), kind)
+        async with reads.take():
+            try:
+                newest_first, next_cursor = await history.findings_page(conditions, limit, cursor)
+            except ValueError:
+                raise wrong_cursor() from None
+            return AsciiJson.of(finding_views.page(newest_first, next_cursor))
+
+    @routes.get(
+        "/findings/{finding_id}",
+        summary="One finding with the lines around it",
+        response_model=finding_views.FindingDetail,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def one(finding_id: FindingId) -> Response:
+        """The finding, and for each stream, up to a bound, its first line with the lines before and after it."""
+        async with reads.take():
+            record = await history.finding(finding_id)
+            if record is None:
+                raise NotFound(f"There is no finding {finding_id}.")
+            return AsciiJson.of(finding_views.detail(record))
+
+    _read_of_job(routes, history, clock, reads)
+    return routes
+
+
+def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads: ReadTurns) -> None:
+    """Add the routes below a job's path, which a token bounded to jobs may read too."""
+
+    @routes.get(
+        "/jobs/{job:path}/findings",
+        summary="What log rules have found in one job, newest first",
+        response_model=finding_views.FindingPage,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def page(
+        job: JobName,
+        conditions: FindingFilter = Depends(_filter_of_job(clock)),
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
+    ) -> Response:
+        """Return a page of the findings known to be the job's. Findings that only a log file attributes to it are
+        excluded. A token with `jobs` may read it."""
+        async with reads.take():
+            try:
+                newest_first, next_cursor = await history.findings_page(replace(conditions, job=job), limit, cursor)
+            except ValueError:
+                raise wrong_cursor() from None
+            return AsciiJson.of(finding_views.page(newest_first, next_cursor))
+
+    @routes.get(
+        "/jobs/{job:path}/findings/{finding_id}",
+        summary="One finding of one job with the lines around it",
+        response_model=finding_views.FindingDetail,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def one(job: JobName, finding_id: FindingId) -> Response:
+        """Return one finding that is known to be the job's, as `GET /findings/{finding_id}` does."""
+        async with reads.take():
+            record = await history.finding(finding_id)
+            if record is None or job != (record.finding.target.job or record.finding.origin.job):
+                # The answer for another job's finding is the same, so that its existence stays hidden.
+                raise NotFound(f"There is no finding {finding_id} of {job}.")
+            return AsciiJson.of(finding_views.detail(record))
+
+
+async def _all(history: FindingHistory, conditions: FindingFilter) -> AsyncGenerator[KnownFinding, None]:
+    cursor: str | None = None
+    while True:
+        newest_first, cursor = await history.findings_page(conditions, _STREAMED, cursor)
+        for known in newest_first:
+            yield known
+        if cursor is None:
+            return
+
+
+def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
+    """The routes that keep what is known of a job, and release it."""
+    routes = ApiRoutes("findings")
+    operator = requires(auth, TokenRole.OPERATOR)
+
+    @routes.get(
+        "/kept",
+        summary="The jobs of which nothing is deleted",
+        response_model=KeptJobList,
+        responses=responses(401, 403, 503),
+        dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
+    )
+    async def kept() -> KeptJobList:
+        return KeptJobList(items=[_view(each) for each in await kept_jobs.all()])
+
+    @routes.post(
+        "/jobs/{job:path}/keep",
+        summary="Keep what is known of a job, however old it gets",
+        response_model=KeptJobView,
+        responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+        openapi_extra=body_schema(KeepBody),
+    )
+    async def keep(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobView:
+        """Its findings, excerpts and verdicts, or those of one attempt, outlive the retention."""
+        body = await read_body(bodies, request, KeepBody)
+        return _view(await kept_jobs.keep(operations.job_name(job), body.attempt, actor.name, body.note.strip()))
+
+    @routes.post(
+        "/jobs/{job:path}/release",
+        summary="Let what is known of a job be deleted once it is old",
+        response_model=KeptJobList,
+        responses=responses(400, 401, 403, 404, 408, 413, 415, 422, 503),
+        openapi_extra=body_schema(ReleaseBody),
+    )
+    async def release(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobList:
+        """Takes back one lock; the answer has those that are left of the job."""
+        body = await read_body(bodies, request, ReleaseBody)
+        await kept_jobs.release(job, body.attempt, actor.name)
+        return KeptJobList(items=[_view(each) for each in await kept_jobs.all() if each.job == job])
+
+    return routes
+
+
+def _view(kept: KeptJob) -> KeptJobView:
+    return KeptJobView.model_validate(kept)
+
+
+def _filter(clock: Clock) -> Callable[..., FindingFilter]:
+    """A dependency for FastAPI that reads the filters from the query."""
+
+    async def conditions(
+        job: Annotated[Name | None, Query(description="The job that is known to have printed it.")] = None,
+        claimed_job: Annotated[
+            Name | None, Query(description="The job that only the log file names, without proof.")
+        ] = None,
+        node: Annotated[Name | None, Query(description="Its target is there, or a line was read there.")] = None,
+        rule: Name | None = None,
+        role: Role | None = None,
+        since: TimeText | None = None,
+        suspected: Annotated[bool | None, Query(description="Whether it waits, or has waited in vain.")] = None,
+        open: Annotated[bool | None, Query(description="Whether it is not over.")] = None,
+    ) -> FindingFilter:
+        begin = time_of(since, clock.now()) if since else None
+        return FindingFilter(job, node, rule, role, begin, suspected, open, claimed_job)
+
+    return conditions  # type: ignore[return-value]
+
+
+def _filter_of_job(clock: Clock) -> Callable[..., FindingFilter]:
+    """Return the filter without the parameters that name a job."""
+
+    async def conditions(
+        node: Annotated[Name | None, Query(description="A node where a line was read.")] = None,
+        rule: Name | None = None,
+        role: Role | None = None,
+        since: TimeText | None = None,
+        suspected: Annotated[bool | None, Query(description="Whether it waits, or has waited in vain.")] = None,
+        open: Annotated[bool | None, Query(description="Whether it is not over.")] = None,
+    ) -> FindingFilter:
+        begin = time_of(since, clock.now()) if since else None
+        return FindingFilter(None, node, rule, role, begin, suspected, open)
+
+    return conditions  # type: ignore[return-value]

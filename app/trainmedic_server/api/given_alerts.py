@@ -1,0 +1,142 @@
+"""Reads alerts in any form in which people have them.
+
+- what Alertmanager posts to a webhook, or one alert of it;
+- the list that Alertmanager's ``GET /api/v2/alerts`` answers, which is also what ``amtool alert query -o json`` prints;
+- what Prometheus' ``GET /api/v1/alerts`` answers;
+- runs of the history, as pages, lists or alone (``trainmedic history --output json``, ``history show RUN --output
+  json``), whose alerts count as firing, as they did when the run was decided on;
+- heard alerts (``GET /alerts``).
+
+Each is put into the webhook's form and then checked as a delivery is (``payload``). Who calls it: ``explanations``, and
+``cli.playbook``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from trainmedic_server.api import payload
+from trainmedic_server.domain.alert import Alert
+from trainmedic_server.errors import PayloadError
+
+MOST = 1000
+"""Alerts that are taken at once."""
+
+_BEGINNINGS = ("startsAt", "starts_at", "activeAt", "timestamp")
+_MEMBERS = ("annotations", "generatorURL", "fingerprint")
+_KEPT_BACK_BY = {
+    "silencedBy": "silenced by",
+    "inhibitedBy": "inhibited by",
+    "mutedBy": "muted by the time interval",
+}
+_UNKNOWN = (
+    "this is no form in which alerts are known: neither a webhook's body, nor a list of alerts as Alertmanager's API "
+    "or amtool gives it, nor a run of the history, nor an alert with 'labels'"
+)
+
+
+def read(document: Any, now: datetime) -> tuple[Alert, ...]:
+    """The alerts that `document`, parsed JSON, holds. Raises PayloadError.
+
+    An alert that does not say its status fires; one that does not say since when began at `now`.
+    """
+    if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
+        return _all_sound(document, now)
+    entries = [_as_of_webhook(entry, now) for entry in _entries(document)]
+    if not entries:
+        raise PayloadError("there is no alert in it" if document in ([], {}) else _UNKNOWN)
+    if len(entries) > MOST:
+        raise PayloadError(f"there are {len(entries)} alerts in it; at most {MOST} are explained at once")
+    return _all_sound({"version": payload.VERSION, "alerts": entries}, now)
+
+
+def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
+    """Return the alerts of a webhook's body. A malformed one is an error here, because the person who asks can correct
+    it."""
+    delivery = payload.delivery(document, "explained", now)
+    if delivery.rejected:
+        raise PayloadError.at([problem for each in delivery.rejected for problem in each.problems])
+    return delivery.alerts
+
+
+def kept_back(document: Any) -> tuple[str, ...]:
+    """Of each alert that `read` finds, why Alertmanager, as its API says, does not send it to anybody; empty where it
+    does, or where the form does not tell."""
+    if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
+        return ()
+    return tuple(map(_kept_back, _entries(document)))
+
+
+def _kept_back(entry: Any) -> str:
+    status = entry.get("status") if isinstance(entry, Mapping) else None
+    if not isinstance(status, Mapping):
+        return ""
+    by = [
+        f"{words} {', '.join(map(str, status[name]))}"
+        for name, words in _KEPT_BACK_BY.items()
+        if isinstance(status.get(name), list) and status[name]
+    ]
+    return " and ".join(by)
+
+
+def _entries(document: Any) -> Iterator[Any]:
+    """The alerts, each in the form that it has."""
+    if isinstance(document, list):
+        for entry in document:
+            yield from _entries(entry) if _holds_others(entry) else (entry,)
+        return
+    if not isinstance(document, Mapping):
+        raise PayloadError(_UNKNOWN)
+    if isinstance(document.get("data"), Mapping):  # Prometheus' API
+        document = document["data"]
+    for name in ("alerts", "items"):
+        if isinstance(document.get(name), list):
+            is_run = "run_id" in document
+            for entry in document[name]:
+                # A run's alerts may have resolved since; it was decided on while they fired.
+                yield {**entry, "status": "firing"} if is_run and isinstance(entry, Mapping) else entry
+            return
+    if "labels" not in document and "alert_labels" not in document:
+        raise PayloadError(_UNKNOWN)
+    yield document
+
+
+def _holds_others(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and isinstance(entry.get("alerts"), list)
+
+
+def _as_of_webhook(entry: Any, now: datetime) -> Any:
+    """The alert with the names that a webhook's has."""
+    if not isinstance(entry, Mapping):
+        return entry
+    is_item = "alert_labels" in entry
+    beginning = next((entry[name] for name in _BEGINNINGS if entry.get(name) is not None), now.isoformat())
+    return {
+        # Apply the active alert map to what Alertmanager sent, not to an earlier map's result.
+        "labels": entry.get("original_labels") or (entry["alert_labels"] if is_item else entry.get("labels")),
+        "status": "firing" if is_item else _status(entry, now),
+        "startsAt": beginning,
+        "endsAt": entry.get("endsAt", entry.get("ends_at")),
+        **{name: entry[name] for name in _MEMBERS if name in entry},
+    }
+
+
+def _status(entry: Mapping[str, Any], now: datetime) -> Any:
+    """The webhook's word for the status; in Alertmanager's API an alert has resolved once its end is past."""
+    status = entry.get("status")
+    if isinstance(status, str):
+        return status
+    ends_at = entry.get("endsAt")
+    if isinstance(status, Mapping) and isinstance(ends_at, str):
+        return "resolved" if _is_past(ends_at, now) else "firing"
+    return "firing" if status is None or isinstance(status, Mapping) else status
+
+
+def _is_past(text: str, now: datetime) -> bool:
+    try:
+        moment = datetime.fromisoformat(text.upper())
+    except ValueError:
+        return False
+    return moment.year > 1 and moment.replace(tzinfo=moment.tzinfo or UTC) <= now

@@ -1,0 +1,340 @@
+"""``GET /alerts``: every alert that was heard, and what each playbook made of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Depends, Header, Query, Response
+from msgspec.structs import replace
+from pydantic import ConfigDict, Field
+
+from trainmedic_core.problems import did_you_mean
+from trainmedic_server.api.engine import CatalogPort
+from trainmedic_server.api.exports import AS_STREAM, CSV, NDJSON, Exports
+from trainmedic_server.api.query_types import Few, Name, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.api.times import TimeText, time_of
+from trainmedic_server.api.view import View
+from trainmedic_server.auth.auth import Authenticator, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.alert import SHIPPED_RULE_LABEL, Alert, AlertRecord, AlertStatus
+from trainmedic_server.domain.alert_suggestions import snippet, suggest
+from trainmedic_server.domain.reaction import NoReaction, Reaction
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.ascii_json import AsciiJson
+from trainmedic_server.http.limits import MIB, ServerLimits
+from trainmedic_server.http.negotiation import preferred
+from trainmedic_server.http.problems import HttpProblem, responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.ports.heard_alerts import HeardAlertFilter, HeardAlerts
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+
+ORIGINAL_NAME = "The alertname that Alertmanager sent; null where no alert map changed the alert."
+ORIGINAL_LABELS = "The labels that Alertmanager sent; null where no alert map changed them."
+_PIECE = 100  # alerts that are read at one go
+
+LabelFilters = Annotated[
+    Few[Annotated[str, Field(max_length=10_000, pattern=r"^[^=\x00]+=[^\x00]*$")]],
+    Query(
+        alias="label",
+        description="A label and its exact value, as name=value. Can be repeated; all must hold.",
+        examples=["severity=critical"],
+    ),
+]
+
+
+class ReactionView(View):
+    """What one playbook made of the alert."""
+
+    playbook: str = Field(
+        description="Empty where the reason counts the playbooks of which none is kept, and for not_accepted."
+    )
+    decision: str = Field(
+        description="A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed "
+        "(one could not be evaluated), no_proof (the alert lacks what `on.proof` asks for), resolved (the alert was "
+        "first heard of when it had resolved), not_accepted (`accept` of the alert map refuses the alert)."
+    )
+    reason: str = Field(description="Empty where the decision says it all.")
+    run_id: str | None = Field(
+        description="The run that was started or joined, or the item of the history that says why not."
+    )
+
+
+class SuggestedPlaybook(View):
+    """Playbook that the suggested name would start."""
+
+    playbook: str
+    summary: str
+
+
+class SuggestionView(View):
+    """Rename that an alert map could have for an alert which no playbook names."""
+
+    alert_name: str = Field(description="New alertname.")
+    because: str = Field(description="Evidence for the meaning of the alert.")
+    playbooks: list[SuggestedPlaybook] = Field(
+        description="Playbooks that react to that name. The alert must also meet the conditions of each."
+    )
+    rename: str = Field(description="The entry of the alert map, YAML to paste.")
+
+
+class HeardAlertView(View):
+    """An alert as it was heard, and what was made of it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "alert_name": "GPUTemperatureHigh",
+                    "labels": {"alertname": "GPUTemperatureHigh", "node": "node-1", "gpu": "0", "severity": "info"},
+                    "annotations": {},
+                    "status": "firing",
+                    "fingerprint": "2a6f3c0d1b4e5f60",
+                    "starts_at": "2026-01-31T12:00:00Z",
+                    "first_heard": "2026-01-31T12:00:30Z",
+                    "last_heard": "2026-01-31T16:00:30Z",
+                    "count": 2,
+                    "resolved_at": None,
+                    "reacted": False,
+                    "reason": "gpu-temperature-high: 'severity' is 'info' and must not match info|informational|debug",
+                    "suggestion": None,
+                    "original_alert_name": "GPUTempHigh",
+                    "original_labels": {"alertname": "GPUTempHigh", "node": "node-1", "gpu": "0"},
+                    "reactions": [
+                        {
+                            "playbook": "gpu-temperature-high",
+                            "decision": "not_matched",
+                            "reason": "'severity' is 'info' and must not match info|informational|debug",
+                            "run_id": None,
+                        }
+                    ],
+                }
+            ]
+        }
+    )
+
+    alert_name: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    status: AlertStatus = Field(description="As far as is known; an alert may count as resolved without a report.")
+    fingerprint: str
+    starts_at: datetime
+    first_heard: datetime
+    last_heard: datetime
+    count: int = Field(description="How often it was reported.")
+    resolved_at: datetime | None
+    reacted: bool = Field(description="Whether a playbook reacted to it, whatever its guards said then.")
+    reason: str = Field(description="Why no playbook reacted; empty where one did.")
+    reactions: list[ReactionView] = Field(description="Of each playbook that names its alertname.")
+    suggestion: SuggestionView | None = Field(
+        description="A possible rename for the alert map, if no playbook names its alertname and its meaning is "
+        "known; null else."
+    )
+    original_alert_name: str | None = Field(description=ORIGINAL_NAME)
+    original_labels: dict[str, str] | None = Field(description=ORIGINAL_LABELS)
+
+
+class HeardAlertPage(View):
+    """Alerts, the newest first. ``next`` is the cursor of the page after this one; null on the last."""
+
+    items: list[HeardAlertView]
+    next: str | None
+
+
+async def page(
+    alerts: HeardAlerts,
+    catalog: CatalogPort,
+    matching: HeardAlertFilter,
+    limit: int = 100,
+    cursor: str | None = None,
+    most_bytes: int = 8 * MIB,
+) -> HeardAlertPage:
+    """A page of the alerts that were heard; fewer than `limit` where they are so large that `most_bytes` are reached
+    before. Raises ValueError on a cursor that no page gave."""
+    newest_first: list[AlertRecord] = []
+    size = 0
+    while True:
+        piece, cursor = await alerts.alerts_page(matching, min(limit - len(newest_first), _PIECE), cursor)
+        newest_first += piece
+        size += sum(_size(record.alert) for record in piece)
+        if cursor is None or len(newest_first) >= limit or size >= most_bytes:
+            break
+    names = alertnames(catalog)
+    return HeardAlertPage(items=[view(record, names) for record in newest_first], next=cursor)
+
+
+async def _every(alerts: HeardAlerts, matching: HeardAlertFilter) -> AsyncGenerator[AlertRecord, None]:
+    cursor = None
+    while True:
+        piece, cursor = await alerts.alerts_page(matching, _PIECE, cursor)
+        for record in piece:
+            yield record
+        if cursor is None:
+            return
+
+
+def _size(alert: Alert) -> int:
+    """Return the number of characters of its labels, the original ones too, and annotations."""
+    texts = (alert.labels, alert.annotations, alert.original or {})
+    return sum(len(name) + len(value) for mapping in texts for name, value in mapping.items())
+
+
+def view(record: AlertRecord, names: ReactingPlaybooks) -> HeardAlertView:
+    """Return the alert as the API shows it."""
+    alert = record.alert
+    suggestion = None if record.reactions else suggested(alert, names)
+    return HeardAlertView(
+        alert_name=alert.name,
+        labels=dict(alert.labels),
+        annotations=dict(alert.annotations),
+        status=AlertStatus.RESOLVED if record.is_resolved else AlertStatus.FIRING,
+        fingerprint=alert.fingerprint,
+        starts_at=alert.starts_at,
+        first_heard=record.first_heard_at,
+        last_heard=record.last_heard_at,
+        count=record.count,
+        resolved_at=record.resolved_at,
+        reacted=record.has_reaction,
+        reason="" if record.has_reaction else reason_for_nothing(record, names, suggestion),
+        reactions=[ReactionView.model_validate(reaction) for reaction in record.reactions],
+        suggestion=suggestion,
+        original_alert_name=alert.original_name,
+        original_labels=None if alert.original is None else dict(alert.original),
+    )
+
+
+_MISSPELT = 0.8
+"""How like a name another one is that was meant: alerts of one thing begin alike."""
+
+
+ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
+"""Playbooks by the alertname that they name, in alphabetical order."""
+
+
+def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
+    """Return the alertnames to which the loaded playbooks react."""
+    naming: dict[str, list[CompiledPlaybook]] = {}
+    for playbook in catalog.all():
+        for name in dict.fromkeys(playbook.definition.on.alertnames):
+            naming.setdefault(name, []).append(playbook)
+    return {name: naming[name] for name in sorted(naming)}
+
+
+def reason_for_nothing(record: AlertRecord, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
+    """Why no playbook reacted to the alert, for a person."""
+    if record.reactions:
+        return "; ".join(
+            f"{each.playbook}: {each.reason or each.decision}" if each.playbook else _of_none(each)
+            for each in record.reactions
+        )
+    return no_playbook(record.alert.name, names, suggestion)
+
+
+def _of_none(reaction: Reaction) -> str:
+    is_refused = reaction.decision == NoReaction.NOT_ACCEPTED
+    return f"not accepted by the alert map: {reaction.reason}" if is_refused else reaction.reason
+
+
+def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
+    """Return why an alert of this name matched no playbook, and a possible rename or correct spelling."""
+    if not name:
+        return "it has no alertname, by which playbooks are found"
+    if name in names:
+        return f"no playbook reacted to {name!r} when it was heard; one does now"
+    if suggestion is not None:
+        return (
+            f"no playbook reacts to {name!r}; by {suggestion.because} it means {suggestion.alert_name}, "
+            "to which an alert map can rename it"
+        )
+    return f"no playbook reacts to {name!r}{did_you_mean(name, names, _MISSPELT)}"
+
+
+def _renamed(alert: Alert, name: str) -> dict[str, str]:
+    """Return the labels that an alert map would make from the alert's by this rename."""
+    kept = {label: value for label, value in alert.labels.items() if label != SHIPPED_RULE_LABEL}
+    return {**kept, "alertname": name}
+
+
+def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
+    """Return the rename that an alert map could have for it. None if a playbook names it, or nothing fits it."""
+    if not alert.name or alert.name in names:
+        return None
+    rename = suggest(alert.labels, alert.generator_url, alert.annotations.values(), names)
+    if rename is None:
+        return None
+    renamed = replace(alert, labels=_renamed(alert, rename.name))
+    reacting = [each.definition for each in names[rename.name] if each.match(renamed).matched]
+    if not reacting:  # A rename that starts nothing has no use.
+        return None
+    playbooks = [SuggestedPlaybook(playbook=each.name, summary=each.summary) for each in reacting]
+    entry = snippet(alert.original_name or alert.name, rename)
+    return SuggestionView(alert_name=rename.name, because=rename.because, playbooks=playbooks, rename=entry)
+
+
+def router(
+    alerts: HeardAlerts,
+    catalog: CatalogPort,
+    auth: Authenticator,
+    clock: Clock,
+    limits: ServerLimits,
+    reads: ReadTurns,
+) -> ApiRoutes:
+    """The route ``GET /alerts``."""
+    routes = ApiRoutes("alerts", [Depends(requires(auth, TokenRole.VIEWER))])
+    exports: Exports[AlertRecord] = Exports(limits, HeardAlertView, lambda record: view(record, alertnames(catalog)))
+
+    @routes.get(
+        "/alerts",
+        summary="Every alert that was heard, newest first, and what became of it",
+        response_model=HeardAlertPage,
+        responses={**AS_STREAM, **responses(401, 403, 422, 503)},
+    )
+    async def heard(
+        conditions: HeardAlertFilter = Depends(_filter(clock)),
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
+        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    ) -> Response:
+        """A page of alerts, by when each was first heard of, with what each playbook made of it and why.
+
+        Alerts that no playbook reacted to are among them; `reacted=false` asks for those alone. An alert that is
+        reported again is the same item with a higher count, as long as it began at the same time. With
+        `Accept: application/x-ndjson` or `text/csv` the whole filtered result is streamed, and `limit` and `cursor`
+        have no meaning.
+        """
+        kind = preferred(accept, ("application/json", NDJSON, CSV))
+        if kind != "application/json":
+            return await exports.response(_every(alerts, conditions), kind)
+        async with reads.take():
+            try:
+                return AsciiJson.of(await page(alerts, catalog, conditions, limit, cursor, limits.page_bytes))
+            except ValueError:
+                raise wrong_cursor() from None
+
+    return routes
+
+
+def _filter(clock: Clock) -> Callable[..., HeardAlertFilter]:
+    """A dependency for FastAPI that reads the filters from the query."""
+
+    async def conditions(
+        alertname: Name | None = None,
+        labels: LabelFilters = [],  # noqa: B006 - FastAPI copies it
+        status: AlertStatus | None = None,
+        since: TimeText | None = None,
+        until: TimeText | None = None,
+        reacted: Annotated[bool | None, Query(description="Whether a playbook reacted to it.")] = None,
+    ) -> HeardAlertFilter:
+        now = clock.now()
+        pairs = [text.split("=", 1) for text in labels]
+        by_name = dict(pairs)
+        if len(by_name) < len(pairs):
+            message = "names a label twice"
+            raise HttpProblem(422, f"label: {message}", problems=[("label", message)])
+        begin = time_of(since, now) if since else None
+        end = time_of(until, now) if until else None
+        return HeardAlertFilter(alertname, by_name, status, begin, end, reacted)
+
+    return conditions  # type: ignore[return-value]

@@ -1,0 +1,287 @@
+"""``GET /history``: runs as pages or as one long stream (``exports``), and single runs in full.
+
+``GET /jobs/{job}/history`` is the same of one job, which a token that is bounded to jobs may read too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Path, Query, Response
+from msgspec.structs import replace
+
+from trainmedic_server.api import finding_views, run_ids, views
+from trainmedic_server.api.diagnoses import JobName
+from trainmedic_server.api.exports import AS_STREAM, CSV, NDJSON, Exports
+from trainmedic_server.api.query_types import Few, Names, PageCursor, PageLimit, wrong_cursor
+from trainmedic_server.api.run_ids import RunId
+from trainmedic_server.api.times import TimeText, span_of
+from trainmedic_server.auth.auth import Authenticator, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.run import Decision, Run, Status
+from trainmedic_server.errors import NotFound, PayloadError
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.ascii_json import AsciiJson
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.negotiation import preferred
+from trainmedic_server.http.problems import responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.live.now import NowApi
+from trainmedic_server.live.now import router as router_of_now
+from trainmedic_server.ports.findings import FindingHistory
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
+
+_TARGET = re.compile(r"cluster\Z|(job|node|gpu):.")
+_OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
+WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's full ID.")]
+_PIECE = 100  # runs that are read at one go for a page
+
+_NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
+"""Decisions that make no item of their own: events of the run that the alert joined tell of them."""
+FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
+
+
+def routers(
+    history: History,
+    findings: FindingHistory,
+    now: NowApi,
+    auth: Authenticator,
+    clock: Clock,
+    limits: ServerLimits,
+    reads: ReadTurns,
+    are_measured: bool = False,
+) -> tuple[ApiRoutes, ...]:
+    """The routes of this module, and that of how things stand."""
+    of_runs = _router_of_runs(history, auth, clock, limits, reads)
+    of_one = _router_of_one(history, findings, now, auth, reads, are_measured)
+    of_job = _router_of_job(history, findings, now, auth, clock, limits, reads, are_measured)
+    return of_runs, of_one, of_job, router_of_now(now, auth, reads)
+
+
+def _router_of_runs(
+    history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
+) -> ApiRoutes:
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
+    exports: Exports[Run] = Exports(limits, views.HistoryItem, views.item)
+
+    @routes.get("/history", summary="Runs, newest first", response_model=views.HistoryPage, responses=_OF_PAGES)
+    async def runs(
+        conditions: HistoryFilter = Depends(_filter(clock)),
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
+        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    ) -> Any:
+        """A page of runs and of decisions not to start one.
+
+        With `Accept: application/x-ndjson` or `text/csv` the whole filtered result is streamed, and
+        `limit` and `cursor` have no meaning.
+        """
+        kind = preferred(accept, ("application/json", NDJSON, CSV))
+        if kind != "application/json":
+            return await exports.response(history.stream(conditions), kind)
+        async with reads.take():
+            try:
+                newest_first, next_cursor = await _page(history, conditions, limit, cursor, limits.page_bytes)
+            except ValueError:
+                raise wrong_cursor() from None
+            return AsciiJson.of(views.page(newest_first, next_cursor))
+
+    return routes
+
+
+def _router_of_one(
+    history: History,
+    findings: FindingHistory,
+    now: NowApi,
+    auth: Authenticator,
+    reads: ReadTurns,
+    are_measured: bool,
+) -> ApiRoutes:
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/history/{run_id}",
+        summary="One run in full",
+        response_model=views.RunView,
+        responses=responses(401, 403, 404, 409, 422, 503),
+    )
+    async def run(run_id: RunId) -> Response:
+        """The run with its alerts and findings, its steps, its events in order, and what operators told it."""
+        async with reads.take():
+            record = await history.record(await run_ids.whole(now.present, run_id))
+            if record is None:
+                raise NotFound(f"There is no run {run_id}.")
+            return await _in_full(record, findings, now, are_measured)
+
+    return routes
+
+
+async def _in_full(record: RunRecord, findings: FindingHistory, now: NowApi, are_measured: bool) -> Response:
+    of_alerts = await finding_views.of_run(findings, record.alerts)
+    upcoming = await now.next_of(record.run, record.alerts, record.orders)
+    return AsciiJson.of(views.record(record, of_alerts, are_measured, upcoming))
+
+
+def _router_of_job(
+    history: History,
+    findings: FindingHistory,
+    now: NowApi,
+    auth: Authenticator,
+    clock: Clock,
+    limits: ServerLimits,
+    reads: ReadTurns,
+    are_measured: bool,
+) -> ApiRoutes:
+    """Return the routes below a job's path."""
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/jobs/{job:path}/history",
+        summary="The runs on one job, newest first",
+        response_model=views.HistoryPage,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def runs(
+        job: JobName,
+        conditions: HistoryFilter = Depends(_filter_of_job(clock)),
+        limit: PageLimit = 100,
+        cursor: PageCursor = None,
+    ) -> Response:
+        """Return a page of the runs whose target is the job. A token with `jobs` may read it."""
+        own = replace(conditions, job=(job,))
+        async with reads.take():
+            try:
+                newest_first, next_cursor = await _page(history, own, limit, cursor, limits.page_bytes)
+            except ValueError:
+                raise wrong_cursor() from None
+            return AsciiJson.of(views.page(newest_first, next_cursor))
+
+    @routes.get(
+        "/jobs/{job:path}/history/{run_id}",
+        summary="One run on one job, in full",
+        response_model=views.RunView,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def run(job: JobName, run_id: WholeRunId) -> Response:
+        """Return one run whose target is the job, as `GET /history/{run_id}` does. The ID must be complete."""
+        async with reads.take():
+            record = await history.record(run_id)
+            target = record.run.target if record is not None else None
+            if record is None or target is None or target.job != job:
+                # The answer for another job's run is the same, so that its existence stays hidden.
+                raise NotFound(f"There is no run {run_id} on {job}.")
+            return await _in_full(record, findings, now, are_measured)
+
+    return routes
+
+
+_SEVERAL = Query(description="Given several times, any of the values will do.")
+
+
+def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
+    """A dependency for FastAPI that reads the filters from the query."""
+
+    async def conditions(
+        alertname: Annotated[Names, _SEVERAL] = None,
+        playbook: Annotated[Names, _SEVERAL] = None,
+        status: Annotated[Few[Status] | None, _SEVERAL] = None,
+        decision: Annotated[Few[FindableDecision] | None, _SEVERAL] = None,
+        node: Annotated[Names, Query(description="The target's, or one that a run on a job touched.")] = None,
+        gpu: Annotated[Names, Query(description="Alone, or with its node: node-1/0, gpu:node-1/0.")] = None,
+        job: Annotated[Names, _SEVERAL] = None,
+        target: Annotated[Names, Query(description="As items have it, such as job:llm-1.")] = None,
+        by: Annotated[Names, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
+        since: TimeText | None = None,
+        until: TimeText | None = None,
+        is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,
+        owes_undo: Annotated[bool | None, Query(description="Closed runs that still owe an undo.")] = None,
+    ) -> HistoryFilter:
+        _check(target or ())
+        since_then, until_then = span_of(since, until, clock.now())
+        return HistoryFilter(
+            alertname=_several(alertname),
+            playbook=_several(playbook),
+            status=_several(status),
+            decision=_several(decision),
+            node=_several(node),
+            gpu=_several(gpu),
+            job=_several(job),
+            target=_several(target),
+            by=_several(by),
+            since=since_then,
+            until=until_then,
+            is_open=is_open,
+            owes_undo=owes_undo,
+        )
+
+    return conditions  # type: ignore[return-value]
+
+
+def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
+    """Return the filter without the parameters that name a job."""
+
+    async def conditions(
+        alertname: Annotated[Names, _SEVERAL] = None,
+        playbook: Annotated[Names, _SEVERAL] = None,
+        status: Annotated[Few[Status] | None, _SEVERAL] = None,
+        decision: Annotated[Few[FindableDecision] | None, _SEVERAL] = None,
+        node: Annotated[Names, Query(description="A node that the run touched.")] = None,
+        by: Annotated[Names, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
+        since: TimeText | None = None,
+        until: TimeText | None = None,
+        is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,
+        owes_undo: Annotated[bool | None, Query(description="Closed runs with a pending undo.")] = None,
+    ) -> HistoryFilter:
+        since_then, until_then = span_of(since, until, clock.now())
+        return HistoryFilter(
+            alertname=_several(alertname),
+            playbook=_several(playbook),
+            status=_several(status),
+            decision=_several(decision),
+            node=_several(node),
+            by=_several(by),
+            since=since_then,
+            until=until_then,
+            is_open=is_open,
+            owes_undo=owes_undo,
+        )
+
+    return conditions  # type: ignore[return-value]
+
+
+def _check(targets: Sequence[str]) -> None:
+    """Raises PayloadError for what no run can ever match: an empty page would say that nothing had happened."""
+    for target in targets:
+        if not _TARGET.match(target):
+            raise PayloadError.at([("target", "must be like job:llm-1, node:node-1, gpu:node-1/0 or cluster")])
+
+
+def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:
+    return tuple(map(str, values)) if values else None
+
+
+async def _page(
+    history: History, conditions: HistoryFilter, limit: int, cursor: str | None, most_bytes: int
+) -> tuple[list[Run], str | None]:
+    """Up to `limit` runs and the next cursor; fewer where they are so large that `most_bytes` are reached before, or
+    where the time of a search was over.
+
+    Piece by piece, because how large a run is turns out when it has been read. Raises ValueError for a wrong cursor.
+    """
+    runs: list[Run] = []
+    size = 0
+    while True:
+        asked = min(limit - len(runs), _PIECE)
+        piece, cursor = await history.page(conditions, asked, cursor)
+        runs += piece
+        size += sum(len(text) for run in piece for labels in _labels(run) for pair in labels.items() for text in pair)
+        if cursor is None or len(piece) < asked or len(runs) >= limit or size >= most_bytes:
+            return runs, cursor
+
+
+def _labels(run: Run) -> tuple[Mapping[str, str], ...]:
+    """Return the labels of its alert, and the original ones if there are any."""
+    return (run.alert_labels,) if run.original_labels is None else (run.alert_labels, run.original_labels)

@@ -1,0 +1,167 @@
+"""``GET /jobs``: the training jobs that are connected, and, where it is known, where each of them runs.
+
+What a job reports of its ranks, what the agents see on their GPUs, and what the cluster knows of its pods are
+put together here, at each call. Not here: finding a job for an alert (``engine.topology_watch``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from fastapi import Depends, Query, Response
+from pydantic import Field
+
+from trainmedic_core import gpu_names
+from trainmedic_server.api import agents
+from trainmedic_server.api.query_types import PageCursor, PageLimit
+from trainmedic_server.api.view import ApiModel
+from trainmedic_server.auth.auth import Authenticator, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.topology import AgentTopology, ClusterTopology, Pod, ranks_in
+from trainmedic_server.engine.shared_presences import SharedPresences
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.ascii_json import AsciiJson
+from trainmedic_server.http.problems import responses
+from trainmedic_server.live.presence_lists import PresenceLists, PresenceNames, page
+from trainmedic_server.live.presences import PresenceView, members_of
+from trainmedic_server.ports.outside import Clock, CommandBus, Presence
+
+
+class GpuPlace(ApiModel):
+    """A GPU, and the node that it is in."""
+
+    node: str
+    uuid: str
+
+
+class PodPlace(ApiModel):
+    """A pod, and the node that it runs on."""
+
+    namespace: str
+    name: str
+    node: str
+
+
+class JobView(PresenceView):
+    """A job, what it said of itself, and where it runs. Lists that nothing is known for are left out."""
+
+    connected: bool | None = Field(None, description="False, and present, where only the cluster knows the job.")
+    nodes: list[str] | None = None
+    gpus: list[GpuPlace] | None = None
+    pods: list[PodPlace] | None = None
+
+
+class JobList(ApiModel):
+    items: list[JobView]
+    next: str | None = Field(None, description="The cursor of the next page; missing on the last.")
+
+
+def routers(
+    bus: CommandBus,
+    presences: SharedPresences,
+    cluster_topology: Callable[[], ClusterTopology],
+    clock: Clock,
+    auth: Authenticator,
+) -> tuple[ApiRoutes, ...]:
+    """The route of this module and that of the agents, which have their readings together."""
+    lists = PresenceLists(presences)
+    return agents.router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
+
+
+def _router(
+    bus: CommandBus,
+    lists: PresenceLists,
+    cluster_topology: Callable[[], ClusterTopology],
+    clock: Clock,
+    auth: Authenticator,
+) -> ApiRoutes:
+    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/jobs",
+        summary="The training jobs that are connected",
+        response_model=JobList,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def jobs(
+        limit: PageLimit = 1000,
+        cursor: PageCursor = None,
+        name: PresenceNames = None,
+        cluster: bool = Query(
+            False, description="Also the jobs that only the Kubernetes cluster knows, behind the last page's others."
+        ),
+    ) -> Response:
+        """In the order of their names, each with what it said of itself, some seconds ago at most, and the nodes, GPUs
+        and pods that are known to be its."""
+        listed = await lists.jobs()
+        directory = JobDirectory(listed.agents, cluster_topology())
+
+        shown = page(listed.presences, limit, cursor, name)
+
+        def view(job: Presence) -> JobView:
+            return directory.connected(job, members_of(job, listed.against.get(job.name, ()), bus.is_signed))
+
+        def jobs_shown() -> JobList:
+            items = [view(job) for job in shown.presences]
+            if shown.next:
+                return JobList(items=items, next=shown.next)
+            if not cluster:
+                return JobList(items=items)
+            connected = items if len(items) == len(listed.presences) else [view(job) for job in listed.presences]
+            others = [job for job in directory.others(connected, clock.now()) if not name or job.name in name]
+            return JobList(items=sorted([*items, *others], key=lambda job: job.name))
+
+        return await asyncio.to_thread(lambda: AsciiJson.of(jobs_shown(), exclude_unset=True))  # it is up to some MB
+
+    return routes
+
+
+class JobDirectory:
+    """Says where each job runs, by what the agents and the cluster know at one moment."""
+
+    def __init__(self, agents: AgentTopology, cluster: ClusterTopology) -> None:
+        self._agents = agents
+        self._cluster = cluster
+
+    def connected(self, job: Presence, members: Mapping[str, Any]) -> JobView:
+        """A job that is connected, and the `members` of its view that say so. Its pods are those that an agent sees on
+        the GPUs that its ranks name; where none is seen, those whose labels have its name."""
+        ranks = ranks_in(job.name, job.details)
+        gpus = {gpu_names.key(rank.gpu, rank.node): (rank.node, rank.gpu) for rank in ranks if rank.gpu}
+        known_gpus = [gpu for key in gpus if (gpu := self._agents.gpus_by_key.get(key)) is not None]
+        uids = {uid for gpu in known_gpus for uid in gpu.pods}
+        seen_pods = [pod for uid in uids if (pod := self._cluster.pods.get(uid)) is not None]
+        pods = seen_pods or self._cluster.pods_by_job.get(job.name, ())
+        places = set(gpus.values()) or self._gpus_of(pods)
+        nodes = {rank.node for rank in ranks} or {pod.node for pod in pods}
+        return JobView(**members, **_where(nodes, places, pods))
+
+    def others(self, connected: Sequence[JobView], now: datetime) -> list[JobView]:
+        """The jobs that only the cluster knows: those with pods in which no connected job works."""
+        taken = {(pod.namespace, pod.name) for job in connected for pod in job.pods or ()}
+        jobs = []
+        for name, job_pods in self._cluster.pods_by_job.items():
+            pods = [pod for pod in job_pods if (pod.namespace, pod.name) not in taken]
+            if pods:
+                where = _where({pod.node for pod in pods}, self._gpus_of(pods), pods)
+                jobs.append(JobView(name=name, last_seen=now, details={}, connected=False, **where))
+        return jobs
+
+    def _gpus_of(self, pods: Sequence[Pod]) -> set[tuple[str, str]]:
+        return {(gpu.node, gpu.uuid) for pod in pods for gpu in self._agents.gpus_by_pod.get(pod.uid, ())}
+
+
+def _where(nodes: Collection[str], gpus: Collection[tuple[str, str]], pods: Collection[Pod]) -> dict[str, Any]:
+    """The members of a view that have a value."""
+    members = {
+        "nodes": sorted(nodes),
+        "gpus": [GpuPlace(node=node, uuid=uuid) for node, uuid in sorted(gpus)],
+        "pods": [
+            PodPlace(namespace=pod.namespace, name=pod.name, node=pod.node)
+            for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name))
+        ],
+    }
+    return {name: value for name, value in members.items() if value}

@@ -1,0 +1,279 @@
+"""The routes for operators: orders to runs, and the list of playbooks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
+
+from fastapi import Depends, Query, Request
+from pydantic import ConfigDict, Field
+
+from trainmedic.wire.notice import NAME
+from trainmedic_core.target import TargetKind
+from trainmedic_server.api import approvals, pauses, run_ids, starts, views
+from trainmedic_server.api.engine import AlertMapPort, CatalogPort, EnginePort, JobLivesPort
+from trainmedic_server.api.run_ids import RunId
+from trainmedic_server.api.view import ApiModel
+from trainmedic_server.auth.auth import Authenticator, Principal, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.job_life import LifeState
+from trainmedic_server.domain.playbook import Mode
+from trainmedic_server.domain.run import OrderKind
+from trainmedic_server.errors import NotFound
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.bodies import body_schema, read_body
+from trainmedic_server.http.body import BodyReader
+from trainmedic_server.http.problems import responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.live.now import NowApi
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.present import Present
+from trainmedic_server.ports.tallies import PlaybookTally
+from trainmedic_server.reports import worth
+from trainmedic_server.reports.compiling import ReportCompiler
+
+CountsOfLate: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
+
+
+class OrderBody(ApiModel):
+    """Why; recorded with the order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the fan was replaced"}]})
+
+    note: str = Field("", max_length=2000, pattern=r"^[^\x00]*$")
+
+
+class EndingBody(OrderBody):
+    """Note, and whether to revert at once what the run has changed. Both are recorded with the order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"note": "we look at it ourselves", "undo": True}]})
+
+    undo: bool = Field(
+        False,
+        description="Revert now all changes of the run that can be reverted. Without it, `undo: on_failure` changes "
+        "are reverted at once, and the others when the alert resolves.",
+    )
+
+
+class CloseBody(ApiModel):
+    """Why nothing has to be taken back any more; recorded with the order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the node is gone, and the card with it"}]})
+
+    note: str = Field(min_length=1, max_length=1000, pattern=r"^[^\x00]*\S[^\x00]*$")
+
+
+class EndBody(ApiModel):
+    """Who has ended the job, and why; recorded."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"note": "ended by scancel, its node was needed"}]})
+
+    note: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00]*\S[^\x00]*$")
+
+
+class JobLifeView(ApiModel):
+    """What is known of whether a job lives."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    state: LifeState
+    since: datetime
+    reason: str
+
+
+Counted = Annotated[bool, Query(description="false: without its runs, which takes a moment in a long history.")]
+
+
+class PlaybookSummary(ApiModel):
+    """A playbook that is loaded."""
+
+    name: str
+    summary: str
+    mode: Mode
+    alerts: list[str] = Field(description="The alertnames that it reacts to.")
+    proof: list[str] = Field(
+        default_factory=list,
+        description="Proof that an alert must give in addition to its name: one of these is enough.",
+    )
+    target: TargetKind = Field(description="The kind of thing that its runs work on.")
+    source: str = Field(description="The file that it came from.")
+    version: str = Field(description="Hash of its text.")
+    runs: dict[str, int] = Field(
+        description="Its runs of the last 30 days, and decisions not to start one, by status.",
+        examples=[{"succeeded": 12}],
+    )
+    last_30_days: worth.RepairTotal = Field(description="What they came to; up to a quarter of an hour old.")
+
+
+class PlaybookView(PlaybookSummary):
+    """A playbook with its text."""
+
+    text: str
+
+
+class LoadProblemView(ApiModel):
+    """Why a file is not loaded."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    file: str
+    line: int | None
+    column: int | None
+    message: str
+
+
+class PlaybookList(ApiModel):
+    """What is loaded, and what could not be."""
+
+    items: list[PlaybookSummary]
+    errors: list[LoadProblemView]
+
+
+def routers(
+    engine: EnginePort,
+    lives: JobLivesPort,
+    catalog: CatalogPort,
+    compiler: ReportCompiler,
+    standing: NowApi,
+    auth: Authenticator,
+    bodies: BodyReader,
+    reads: ReadTurns,
+    clock: Clock,
+    alert_map: AlertMapPort | None = None,
+) -> tuple[ApiRoutes, ...]:
+    """All routes of this module, and those of approvals, pauses and starts by hand."""
+    return (
+        *pauses.routers(engine, catalog, auth, bodies, clock),
+        starts.router(engine, standing.present, auth, bodies),
+        approvals.router(compiler.history, auth, reads, standing.external_url),
+        orders(engine, standing.present, auth, bodies),
+        overview(catalog, compiler.counts_of_late, auth, reads, alert_map),
+        job_orders(lives, auth, bodies),
+    )
+
+
+def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
+    """The route ``POST /jobs/{job}/end``."""
+    routes = ApiRoutes("operations")
+
+    @routes.post(
+        "/jobs/{job:path}/end",
+        summary="Say that a job which is gone was meant to end",
+        response_model=JobLifeView,
+        responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+        openapi_extra=body_schema(EndBody),
+    )
+    async def end(
+        request: Request, job: str, actor: Principal = Depends(requires(auth, TokenRole.OPERATOR))
+    ) -> JobLifeView:
+        """It does not count as gone any more; where it is heard of again it is back."""
+        body = await read_body(bodies, request, EndBody)
+        return JobLifeView.model_validate(await lives.end(job, actor.name, body.note.strip()))
+
+    return routes
+
+
+def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
+    """The routes ``POST /runs/{id}/approve`` and so on."""
+    operator = requires(auth, TokenRole.OPERATOR)
+    routes = ApiRoutes("operations")
+
+    def order_route(kind: OrderKind, summary: str, model: type[OrderBody | CloseBody]) -> None:
+        @routes.post(
+            f"/runs/{{run_id}}/{kind}",
+            name=kind.value,
+            summary=summary,
+            response_model=views.HistoryItem,
+            responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+            openapi_extra=body_schema(model),
+        )
+        async def order(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> views.HistoryItem:
+            body = await read_body(bodies, request, model)
+            whole_id = await run_ids.whole(present, run_id)
+            undo = isinstance(body, EndingBody) and body.undo
+            return views.item(await engine.order(whole_id, kind, actor.name, body.note, actor.groups, undo=undo))
+
+    for kind, summary in _ORDERS.items():
+        order_route(kind, summary, EndingBody if kind in (OrderKind.REJECT, OrderKind.CANCEL) else OrderBody)
+    order_route(OrderKind.CLOSE_UNDO, "End the duty to take back what a run did", CloseBody)
+
+    return routes
+
+
+def overview(
+    catalog: CatalogPort,
+    counts_of_late: CountsOfLate,
+    auth: Authenticator,
+    reads: ReadTurns,
+    alert_map: AlertMapPort | None = None,
+) -> ApiRoutes:
+    """The routes ``GET /playbooks``."""
+    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/playbooks",
+        summary="The playbooks that are loaded",
+        response_model=PlaybookList,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def playbooks(counted: Counted = True) -> PlaybookList:
+        """Each with its source, its version and how its runs ended; and why files were not loaded, those of the alert
+        map among them."""
+        async with reads.take():
+            counts = await counts_of_late() if counted else {}
+        problems = (*catalog.problems, *(alert_map.problems if alert_map is not None else ()))
+        return PlaybookList(
+            items=[PlaybookSummary(**_summary(playbook, counts)) for playbook in catalog.all()],
+            errors=[LoadProblemView.model_validate(problem) for problem in problems],
+        )
+
+    @routes.get(
+        "/playbooks/{name}",
+        summary="One playbook",
+        response_model=PlaybookView,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def playbook(name: str, counted: Counted = True) -> PlaybookView:
+        playbook = catalog.get(name)
+        if playbook is None:
+            raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
+        async with reads.take():
+            counts = await counts_of_late() if counted else {}
+        return PlaybookView(**_summary(playbook, counts), text=playbook.text)
+
+    return routes
+
+
+_ORDERS = {
+    OrderKind.APPROVE: "Let a waiting run go on",
+    OrderKind.REJECT: "Refuse what a waiting run asks, and end the run",
+    OrderKind.CANCEL: "End a run before its next step",
+    OrderKind.UNDO: "End a run and take back all that it did",
+}
+
+
+def job_name(text: str) -> str:
+    """The name of a job that stands in a path. Raises NotFound where no job can have it."""
+    if not NAME.match(text):
+        raise NotFound("No job can have that name.")
+    return text
+
+
+def _summary(playbook: CompiledPlaybook, counts: Mapping[str, PlaybookTally]) -> dict[str, Any]:
+    spec = playbook.definition
+    tally = counts.get(spec.name, PlaybookTally())
+    return {
+        "name": spec.name,
+        "summary": spec.summary,
+        "mode": spec.mode,
+        "alerts": list(spec.on.alertnames),
+        "proof": [str(each) for each in spec.on.proofs],
+        "target": spec.target_kind,
+        "source": playbook.source,
+        "version": playbook.version,
+        "runs": {status.value: count for status, count in sorted(tally.statuses.items())},
+        "last_30_days": worth.repair_total(spec.name, tally),
+    }

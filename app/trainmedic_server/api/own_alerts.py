@@ -1,0 +1,89 @@
+"""Which alerts that are posted are Trainmedic's own: those of its findings and verdicts that an Alertmanager sent back.
+
+Playbooks know them by their label ``source``, which anybody can write who may post alerts. So an alert that has it is
+looked up: own ones have all labels of an alert that the run store says a finding or a verdict to have raised. In any
+other the label is renamed to ``exported_source``, as Prometheus does with one that it does not believe. And what the
+own alert of a verdict says beside its labels is taken from the store, not from the post.
+
+Who calls it: the webhook. What the server tells itself, where there is no Alertmanager, does not come this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from trainmedic_logs.domain.known_verdict import KnownVerdict
+from trainmedic_server.domain.alert import Alert, Delivery, fingerprint
+from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, NODE_SUSPECT, SOURCE
+from trainmedic_server.engine import verdict_alert
+from trainmedic_server.ports.findings import FindingHistory
+from trainmedic_server.ports.verdicts import VerdictHistory
+
+NOT_OWN = f"exported_{SOURCE}"
+_VERDICTS_OF_JOB = 50
+"""The alert of a verdict lasts a quarter of an hour; a job does not fail more often in that time."""
+
+
+class OwnAlerts:
+    """Looks alerts up in the history of findings and of verdicts."""
+
+    def __init__(self, findings: FindingHistory, verdicts: VerdictHistory) -> None:
+        self._findings = findings
+        self._verdicts = verdicts
+
+    async def checked(self, delivery: Delivery) -> Delivery:
+        """The delivery, in which own alerts alone are called so. Raises StoreUnavailable."""
+        claims = [alert for alert in delivery.alerts if alert.labels.get(SOURCE) in (LOG, DIAGNOSIS)]
+        if not claims:
+            return delivery
+        raised = await self._findings.alerts_raised({fingerprint(alert.labels) for alert in claims})
+        made: dict[str, list[KnownVerdict]] = {}
+        for job in {alert.labels["job_name"] for alert in claims if alert.labels.get("job_name")}:
+            made[job] = await self._verdicts.verdicts_of(job, _VERDICTS_OF_JOB)
+        alerts = []
+        for alert in delivery.alerts:
+            match alert.labels.get(SOURCE):
+                case "log":
+                    alerts.append(alert if _is_among(alert, raised) else _not_own(alert))
+                case "diagnosis" if alert.name == NODE_SUSPECT:
+                    is_own = await self._is_suspect(alert, delivery.received_at)
+                    alerts.append(alert if is_own else _not_own(alert))
+                case "diagnosis":
+                    alerts.append(_of_verdict(alert, made.get(alert.labels.get("job_name", ""), ())) or _not_own(alert))
+                case _:
+                    alerts.append(alert)
+        return replace(delivery, alerts=tuple(alerts))
+
+    async def _is_suspect(self, alert: Alert, now: datetime) -> bool:
+        node = alert.labels.get("node", "")
+        named = await self._verdicts.verdicts_on(node, now - verdict_alert.SUSPECT_WITHIN)
+        is_suspect = len({verdict.job for verdict in named}) >= verdict_alert.SUSPECT_JOBS
+        return is_suspect and _given(alert.labels) == verdict_alert.labels_of_suspect(node)
+
+
+def _is_among(alert: Alert, raised: Iterable[Mapping[str, str]]) -> bool:
+    # All labels, because others can be made that have the same fingerprint. The Alertmanager drops empty ones.
+    own = _given(alert.labels)
+    return any(_given(labels) == own for labels in raised)
+
+
+def _of_verdict(alert: Alert, made: Iterable[KnownVerdict]) -> Alert | None:
+    """The alert as the verdict says it whose alert it is; None where it is of none."""
+    for known in made:
+        if known.labels is not None and _given(known.labels) == _given(alert.labels):
+            annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}
+            return replace(alert, annotations=annotations)
+    return None
+
+
+def _given(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in labels.items() if value}
+
+
+def _not_own(alert: Alert) -> Alert:
+    """It keeps its fingerprint, by which the Alertmanager knows it."""
+    labels = {name: value for name, value in alert.labels.items() if name != SOURCE}
+    return replace(alert, labels={**labels, NOT_OWN: alert.labels[SOURCE]})

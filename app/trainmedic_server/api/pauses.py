@@ -1,0 +1,335 @@
+"""The routes for pauses: ``/pause``, ``/pauses``, ``/resume``, and the mode of a playbook for a while."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, Request
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from trainmedic_core import duration
+from trainmedic_core.fields import Duration
+from trainmedic_server.api.engine import CatalogPort, EnginePort
+from trainmedic_server.api.view import ApiModel, View
+from trainmedic_server.auth.auth import Authenticator, Principal, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.pause import OperatorPause, PauseOrder, Scope
+from trainmedic_server.domain.run import Controls
+from trainmedic_server.errors import NotFound, PayloadError
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.bodies import body_schema, read_body
+from trainmedic_server.http.body import BodyReader
+from trainmedic_server.http.problems import responses
+from trainmedic_server.ports.outside import Clock
+
+_LONGEST = timedelta(days=366)
+_CLOCKS_DIFFER = timedelta(minutes=5)
+"""How far in the past a beginning may be, as one that was meant as now is by a clock that goes after ours."""
+_REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
+
+
+def _moment(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("must be a time, such as 2026-01-31T12:00:00Z")
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a time, such as 2026-01-31T12:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("must have a zone, such as the Z of 2026-01-31T12:00:00Z")
+    return moment.astimezone(UTC)
+
+
+def _bounded(value: timedelta) -> timedelta:
+    if not timedelta(0) < value <= _LONGEST:
+        raise ValueError("must be longer than 0s, and a year at most")
+    return value
+
+
+Moment = Annotated[datetime, BeforeValidator(_moment), WithJsonSchema({"type": "string", "format": "date-time"})]
+Span = Annotated[Duration, AfterValidator(_bounded)]
+Pattern = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00]*$")]
+Note = Annotated[str, Field(max_length=500, pattern=r"^[^\x00]*$")]
+
+
+class _ScopeBody(ApiModel):
+    """Which runs are meant: those for which all that is given holds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    playbook: Pattern | None = Field(None, description="A shell pattern for names of playbooks.")
+    node: Pattern | None = Field(None, description="A shell pattern; also the runs on jobs that use such a node.")
+    job: Pattern | None = Field(None, description="A shell pattern; also the runs on nodes and GPUs of such a job.")
+    labels: dict[Pattern, str] = Field(default_factory=dict, max_length=20, description="Of the run's alert.")
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.playbook, self.node, self.job, self.labels)
+
+
+class PauseBody(_ScopeBody):
+    """What is to be left alone, from when to when, and why. Without anything everything, until `/resume`."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_by_name=False,
+        json_schema_extra={"examples": [{"node": "node-7", "for": "2h", "note": "new fans"}]},
+    )
+
+    length: Span | None = Field(None, alias="for", description="How long; without it until `/resume`.")
+    until: Moment | None = Field(None, description="Until then, in place of `for`.")
+    note: Note = ""
+    starts: Moment | None = Field(None, description="From then on; without it from now on.")
+    every: Span | None = Field(None, description="Again and again, with this distance between two beginnings.")
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> PauseBody:
+        if self.length is not None and self.until is not None:
+            raise ValueError("give 'for' or 'until', not both")
+        if self.every is not None and (self.length is None or self.length >= self.every):
+            raise ValueError("'every' needs a 'for' that is shorter")
+        return self
+
+
+class ModeBody(ApiModel):
+    """How far the runs of a playbook may go for a while."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_by_name=False,
+        json_schema_extra={"examples": [{"mode": "observe", "for": "1d", "note": "it drained twice tonight"}]},
+    )
+
+    mode: Literal["observe", "as_written"] = Field(description="`as_written` ends an earlier `observe`.")
+    length: Span | None = Field(None, alias="for", description="How long; without it until a person ends it.")
+    until: Moment | None = Field(None, description="Until then, in place of `for`.")
+    note: Note = ""
+
+    @model_validator(mode="after")
+    def _has_one_end(self) -> ModeBody:
+        if self.length is not None and self.until is not None:
+            raise ValueError("give 'for' or 'until', not both")
+        return self
+
+
+class ResumeBody(_ScopeBody):
+    """What to set right. Without `id` and scope every pause that holds runs back now ends."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"breaker": True}]})
+
+    breaker: bool = Field(False, strict=True, description="Close the breaker too, which begins its count again.")
+    id: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,36}$")] | None = Field(None, description="End this pause alone.")
+
+
+class PauseView(View):
+    """A pause, or the order that the runs of a playbook are only recorded."""
+
+    id: str
+    by: str
+    at: datetime = Field(description="When it was ordered.")
+    scope: str = Field(description="For people: which runs it is about.", examples=["node node-7", "everything"])
+    playbook: str | None
+    node: str | None
+    job: str | None
+    labels: dict[str, str]
+    starts_at: datetime = Field(description="When it begins; of one that recurs, its present or next window.")
+    until: datetime | None = Field(description="When it, or that window, ends; null where a person ends it.")
+    every: str | None = Field(description="The distance between two beginnings, of one that recurs.")
+    note: str
+    observe: bool = Field(description="Whether its runs are not held back, but only recorded.")
+    in_force: bool = Field(description="Whether it holds now.")
+
+
+class ControlsView(View):
+    """The switches."""
+
+    paused: bool = Field(description="Whether everything is paused; `pauses` has those of a part, too.")
+    paused_by: str | None
+    paused_at: datetime | None
+    breaker_open: bool
+    breaker_opened_at: datetime | None
+    breaker_reason: str | None
+    breaker_closed_at: datetime | None = Field(
+        description="When it was last closed by a person: only what runs act on after this counts."
+    )
+    pauses: list[PauseView]
+
+
+class PausedView(ControlsView):
+    """The switches, and the pause that was ordered."""
+
+    pause: PauseView
+    warning: str = Field(description="What of the order may have been meant otherwise; empty where nothing may.")
+
+
+class PauseList(View):
+    """The pauses that are not over, those to come included, in the order in which they were ordered."""
+
+    items: list[PauseView]
+
+
+def pause_views(controls: Controls, now: datetime) -> list[PauseView]:
+    """The pauses that are not over."""
+    return [_pause(pause, now) for pause in controls.pauses if not pause.is_over(now)]
+
+
+def controls_view(controls: Controls, now: datetime) -> ControlsView:
+    return ControlsView(**_switches(controls, now))
+
+
+def routers(
+    engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
+) -> tuple[ApiRoutes, ...]:
+    """The routes of this module."""
+    return _switching(engine, catalog, auth, bodies, clock), _standing(engine, catalog, auth, bodies, clock)
+
+
+def _standing(
+    engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
+) -> ApiRoutes:
+    """``GET /pauses``, and the mode of a playbook."""
+    operator = requires(auth, TokenRole.OPERATOR)
+    routes = ApiRoutes("operations")
+
+    @routes.get(
+        "/pauses",
+        summary="What is paused, or will be",
+        response_model=PauseList,
+        responses=responses(401, 403, 503),
+        dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
+    )
+    async def pauses() -> PauseList:
+        """Each with who ordered it, for which runs, until when, and why."""
+        return PauseList(items=pause_views(engine.controls, clock.now()))
+
+    @routes.post(
+        "/playbooks/{name}/mode",
+        summary="Only observe, for a while",
+        response_model=ControlsView,
+        responses=_REFUSALS,
+        openapi_extra=body_schema(ModeBody),
+    )
+    async def mode(request: Request, name: str, actor: Principal = Depends(operator)) -> ControlsView:
+        """The runs of a playbook that start from now on are only recorded, as in mode `observe`; open ones go on."""
+        body = await read_body(bodies, request, ModeBody)
+        return await set_mode(engine, catalog, clock, name, body, actor.name)
+
+    return routes
+
+
+def _switching(
+    engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
+) -> ApiRoutes:
+    """``POST /pause`` and ``/resume``."""
+    operator = requires(auth, TokenRole.OPERATOR)
+    routes = ApiRoutes("operations")
+
+    @routes.post(
+        "/pause",
+        summary="Do no new harm",
+        response_model=PausedView,
+        responses=_REFUSALS,
+        openapi_extra=body_schema(PauseBody),
+    )
+    async def pause(request: Request, actor: Principal = Depends(operator)) -> PausedView:
+        """The kill switch: nothing new is done until `/resume`; undo still runs. With a body, for some runs, or for a
+        while, or later."""
+        body = await read_body(bodies, request, PauseBody)
+        order = _order(body, clock.now())
+        return _paused(*await engine.pause(actor.name, order), catalog, clock.now())
+
+    @routes.post(
+        "/resume",
+        summary="Go on",
+        response_model=ControlsView,
+        responses=_REFUSALS,
+        openapi_extra=body_schema(ResumeBody),
+    )
+    async def resume(request: Request, actor: Principal = Depends(operator)) -> ControlsView:
+        """End a pause, or all, and, where asked, close the breaker. What queued up meanwhile is not replayed."""
+        body = await read_body(bodies, request, ResumeBody)
+        controls = await engine.resume(actor.name, body.id, body.scope)
+        if body.breaker:
+            controls = await engine.close_breaker(actor.name)
+        return controls_view(controls, clock.now())
+
+    return routes
+
+
+async def set_mode(
+    engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
+) -> ControlsView:
+    """Carry out the order; no character of a playbook's name has a meaning in a pattern. Raises NotFound, Conflict,
+    StoreUnavailable."""
+    now = clock.now()
+    orders = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
+    if body.mode == "as_written":
+        if not orders:
+            raise NotFound(f"The playbook {name} is not kept to observing by an order.")
+        for order in orders:
+            await engine.resume(actor, order.id)
+        return controls_view(engine.controls, clock.now())
+    if catalog.get(name) is None:
+        raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
+    length = _length(body, now)
+    wanted = PauseOrder(Scope(playbook=name), body.note, length=length, observe=True)
+    controls, _ = await engine.pause(actor, wanted)
+    return controls_view(controls, clock.now())
+
+
+def _length(body: PauseBody | ModeBody, begins: datetime) -> timedelta | None:
+    if body.until is None:
+        return body.length
+    if body.until <= begins:
+        raise PayloadError.at([("until", "must be later than the beginning")])
+    return body.until - begins
+
+
+def _order(body: PauseBody, now: datetime) -> PauseOrder:
+    if body.starts is not None and body.starts < now - _CLOCKS_DIFFER:
+        raise PayloadError.at([("starts", "has passed; leave it out for a pause that begins now")])
+    begins = max(body.starts or now, now)
+    length = _length(body, begins)
+    return PauseOrder(body.scope, body.note.strip(), body.starts, length, body.every)
+
+
+def _paused(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now: datetime) -> PausedView:
+    return PausedView(**_switches(controls, now), pause=_pause(pause, now), warning=_warning(pause.scope, catalog))
+
+
+def _warning(scope: Scope, catalog: CatalogPort) -> str:
+    """That no playbook of that name is loaded. No reason to refuse: a run goes on without its file, and is held too."""
+    pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
+    if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):
+        return ""
+    near = difflib.get_close_matches(pattern, names, 1)
+    return f"no playbook that is loaded is called {pattern!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _switches(controls: Controls, now: datetime) -> dict[str, Any]:
+    names = ["paused", "paused_by", "paused_at"]
+    names += ["breaker_open", "breaker_opened_at", "breaker_reason", "breaker_closed_at"]
+    return {**{name: getattr(controls, name) for name in names}, "pauses": pause_views(controls, now)}
+
+
+def _pause(pause: OperatorPause, now: datetime) -> PauseView:
+    starts_at, until = pause.window(now) or (pause.starts_at, pause.ends_at)
+    return PauseView(
+        id=pause.id,
+        by=pause.by,
+        at=pause.at,
+        scope=str(pause.scope),
+        playbook=pause.scope.playbook,
+        node=pause.scope.node,
+        job=pause.scope.job,
+        labels=dict(pause.scope.labels),
+        starts_at=starts_at,
+        until=until,
+        every=duration.write(pause.every) if pause.every else None,
+        note=pause.note,
+        observe=pause.observe,
+        in_force=pause.is_in_force(now),
+    )

@@ -1,0 +1,265 @@
+"""Parser of a webhook's JSON into a `Delivery`. It checks everything, and reports every problem up to a bound.
+
+The contract is Alertmanager's payload version "4". Members that Trainmedic has no use for are ignored. The checks are
+written by hand rather than as a model because the number of reported problems, and the work done for a hostile body,
+must be bounded. `schemas.AlertmanagerPayload` documents the same contract, and a test compares the two.
+
+Alertmanager never retries a 4xx, so one malformed alert does not refuse the others of its group: it becomes a
+`RejectedAlert`. Annotations over a limit are cut and marked (``cut_texts``). Malformed members that nothing depends on
+are ignored.
+
+Callers: the webhook, and commands that read an alert from a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any
+
+from trainmedic_server.api import cut_texts
+from trainmedic_server.api.cut_texts import TEXT_LENGTH, TOTAL_LENGTH
+from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity, RejectedAlert, fingerprint
+from trainmedic_server.errors import PayloadError
+
+VERSION = "4"
+LABELS_PER_ALERT = 1_000
+FINGERPRINT_LENGTH = 128
+PROBLEMS_REPORTED = 20
+MOST_REJECTED = 10_000
+"""Most malformed alerts in one delivery. With more, the whole delivery is refused. A body of the default size holds
+8,000 real alerts, so only a hostile one has more."""
+
+_NAME_LENGTH = 200
+_STATUSES = {status.value: status for status in AlertStatus}
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_MISSING: Any = object()
+
+
+def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:
+    """Return the delivery that `document`, parsed JSON, holds.
+
+    Raises PayloadError with every problem, up to 20, if nothing of the document can be used: it is not version "4",
+    ``alerts`` is no list, or every alert is malformed and none of them reports the end of an alert.
+
+    Tolerated, because senders differ: absent or null ``annotations``, ``endsAt``, ``generatorURL``,
+    ``fingerprint`` (then computed from the labels as Alertmanager does), ``truncatedAlerts``,
+    ``receiver``, ``groupKey``, ``externalURL`` and ``status`` of the whole.
+    """
+    if not isinstance(document, dict):
+        raise PayloadError.at([("", "the body must be a JSON object")])
+    problems = _Problems()
+    _version(document.get("version", _MISSING), problems)
+    entries = document.get("alerts", _MISSING)
+    if type(entries) is not list:
+        problems.add("alerts", "is missing" if entries is _MISSING else "must be a list")
+    problems.raise_any()
+    ignored = _Problems()
+    alerts, rejected = _members(entries, ignored)
+    _status(document.get("status"), "status", ignored, required=False)
+    return Delivery(
+        delivery_id,
+        received_at,
+        _text(document.get("receiver"), "receiver", ignored),
+        _text(document.get("groupKey"), "groupKey", ignored),
+        _text(document.get("externalURL"), "externalURL", ignored),
+        tuple(alerts),
+        _count(document.get("truncatedAlerts"), "truncatedAlerts", ignored),
+        tuple(rejected),
+        ignored.all,
+    )
+
+
+class _Problems:
+    """The problems met so far, as (field, message); no more than are reported."""
+
+    def __init__(self) -> None:
+        self._problems: list[tuple[str, str]] = []
+
+    @property
+    def full(self) -> bool:
+        return len(self._problems) >= PROBLEMS_REPORTED
+
+    @property
+    def all(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self._problems)
+
+    def add(self, field: str, message: str) -> None:
+        if not self.full:
+            self._problems.append((cut_texts.storable(field), message))
+
+    def raise_any(self) -> None:
+        if self._problems:
+            raise PayloadError.at(self._problems)
+
+
+def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
+    """Return the valid alerts and the malformed ones. Raises PayloadError if none can be used."""
+    alerts: list[Alert] = []
+    rejected: list[RejectedAlert] = []
+    problems = _Problems()
+    for index, entry in enumerate(entries):
+        alert = _alert(entry, f"alerts.{index}", problems, ignored)
+        if alert is not None:
+            alerts.append(alert)
+            continue
+        rejected.append(_rejected(entry, index, problems.all))
+        problems = _Problems()
+        if len(rejected) > MOST_REJECTED:
+            too_many = ("alerts", f"has more than {MOST_REJECTED} malformed members")
+            raise PayloadError.at([*_reported(rejected)[: PROBLEMS_REPORTED - 1], too_many])
+    if rejected and not alerts and not any(each.is_end for each in rejected):
+        raise PayloadError.at(_reported(rejected))
+    return alerts, rejected
+
+
+def _reported(rejected: list[RejectedAlert]) -> list[tuple[str, str]]:
+    problems = (problem for each in rejected for problem in each.problems)
+    return [problem for problem, _ in zip(problems, range(PROBLEMS_REPORTED), strict=False)]
+
+
+def _rejected(entry: Any, index: int, problems: tuple[tuple[str, str], ...]) -> RejectedAlert:
+    """Return the record of a malformed alert, with its identity and status if they can be read."""
+    if type(entry) is not dict:
+        return RejectedAlert(index, "", problems)
+    unread = _Problems()
+    status = _status(entry.get("status"), "", unread, required=True)
+    starts_at = _time(entry.get("startsAt"), "", unread, required=True)
+    labels = entry.get("labels")
+    name = labels.get("alertname") if type(labels) is dict else None
+    shown = cut_texts.cut(cut_texts.storable(name), _NAME_LENGTH) if type(name) is str else ""
+    # Compute nothing from malformed labels: an alert with these labels has never been taken.
+    own = _text(entry.get("fingerprint"), "", unread, FINGERPRINT_LENGTH)
+    if not own and (sound := _labels(labels, "", unread)) is not None:
+        own = fingerprint(sound)
+    identity = Identity(own, starts_at) if own and starts_at is not None else None
+    return RejectedAlert(index, shown, problems, identity, status)
+
+
+def _version(value: Any, problems: _Problems) -> None:
+    if value is _MISSING:
+        problems.add("version", 'is missing; it must be "4", Alertmanager\'s webhook payload')
+    elif value == "1":
+        problems.add(
+            "version", 'is "1", as Grafana\'s own webhook sends; send through an Alertmanager, which sends "4"'
+        )
+    elif value != VERSION:
+        problems.add("version", 'must be "4", Alertmanager\'s webhook payload')
+
+
+def _alert(entry: Any, path: str, problems: _Problems, ignored: _Problems) -> Alert | None:
+    """Return the alert. None if it is malformed. Problems of members that it does not need are ignored."""
+    if type(entry) is not dict:
+        problems.add(path, "must be an object")
+        return None
+    status = _status(entry.get("status"), f"{path}.status", problems, required=True)
+    labels = _labels(entry.get("labels"), f"{path}.labels", problems)
+    annotations = _annotations(entry.get("annotations"), f"{path}.annotations", problems)
+    starts_at = _time(entry.get("startsAt"), f"{path}.startsAt", problems, required=True)
+    if status is None or labels is None or annotations is None or starts_at is None:
+        return None
+    ended = entry.get("endsAt")
+    ends_at = _time(None if ended == "" else ended, f"{path}.endsAt", ignored, required=False)
+    generator_url = _text(entry.get("generatorURL"), f"{path}.generatorURL", ignored)
+    own_fingerprint = _text(entry.get("fingerprint"), f"{path}.fingerprint", ignored, FINGERPRINT_LENGTH)
+    if status is AlertStatus.FIRING or (ends_at is not None and ends_at.year == 1):
+        ends_at = None
+    return Alert(own_fingerprint or fingerprint(labels), status, labels, annotations, starts_at, ends_at, generator_url)
+
+
+def _status(value: Any, path: str, problems: _Problems, *, required: bool) -> AlertStatus | None:
+    status = _STATUSES.get(value) if type(value) is str else None
+    if status is None and (required or value is not None):
+        problems.add(path, "is missing" if value is None else 'must be "firing" or "resolved"')
+    return status
+
+
+def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None:
+    """Return the labels; None if anything is wrong with them. They are taken whole or not at all."""
+    if type(value) is not dict:
+        problems.add(path, "is missing" if value is None else "must be an object")
+        return None
+    if len(value) > LABELS_PER_ALERT:
+        problems.add(path, f"has {len(value)} members; at most {LABELS_PER_ALERT} are taken")
+        return None
+    if set(map(type, value.values())) <= {str}:
+        joined = "".join(chain.from_iterable(value.items()))
+        if len(joined) <= min(TEXT_LENGTH, TOTAL_LENGTH) and not cut_texts.holds_unstored(joined):
+            return value  # nearly always: what follows finds out which text is wrong
+    sound = True
+    for name, text in value.items():
+        wrong = _wrong_with(text) or _wrong_with(name)
+        if wrong:
+            sound = False
+            problems.add(f"{path}.{name[:64]}", wrong)
+    if not sound:
+        return None
+    length = sum(map(len, value)) + sum(map(len, value.values()))
+    if length > TOTAL_LENGTH:
+        problems.add(path, f"is {length} characters long in all; at most {TOTAL_LENGTH} are taken")
+        return None
+    return value
+
+
+def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str] | None:
+    """Return the annotations, cut where they are too long; None if they are no texts."""
+    if value is None:
+        return {}
+    if type(value) is not dict:
+        problems.add(path, "must be an object")
+        return None
+    texts = cut_texts.first_texts(value)
+    sound = True
+    for name, text in texts.items():
+        if type(text) is not str:
+            sound = False
+            problems.add(f"{path}.{name[:64]}", "must be a string")
+    return cut_texts.fitted(texts) if sound else None
+
+
+def _text(value: Any, path: str, ignored: _Problems, longest: int = TEXT_LENGTH) -> str:
+    """Return the text; empty if it is absent or malformed."""
+    if value is None:
+        return ""
+    wrong = _wrong_with(value, longest)
+    if wrong:
+        ignored.add(path, wrong)
+        return ""
+    return str(value)
+
+
+def _wrong_with(value: Any, longest: int = TEXT_LENGTH) -> str | None:
+    if type(value) is not str:
+        return "must be a string"
+    if len(value) > longest:
+        return f"is {len(value)} characters long; at most {longest} are taken"
+    if cut_texts.holds_unstored(value):
+        kind = "a NUL character" if "\0" in value else "half a surrogate pair"
+        return f"holds {kind}, which no database takes"
+    return None
+
+
+def _time(value: Any, path: str, problems: _Problems, *, required: bool) -> datetime | None:
+    """The time in UTC; digits past the microsecond are cut off."""
+    if value is None:
+        if required:
+            problems.add(path, "is missing")
+        return None
+    if type(value) is str and _TIME.fullmatch(value):
+        try:
+            return datetime.fromisoformat(value.upper()).astimezone(UTC)
+        except (ValueError, OverflowError):
+            pass
+    problems.add(path, 'must be an RFC 3339 time, such as "2026-01-31T12:00:00Z"')
+    return None
+
+
+def _count(value: Any, path: str, problems: _Problems) -> int:
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        problems.add(path, "must be a whole number from 0 to 2147483647")
+        return 0
+    return value

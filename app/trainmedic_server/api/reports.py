@@ -1,0 +1,93 @@
+"""``GET /jobs/{job}/report`` and ``GET /report``: what a job's time came to, and that of all jobs.
+
+Reports are values that the compiler makes (``reports``). Not here: what is in them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Response
+from pydantic import TypeAdapter
+
+from trainmedic_core import duration
+from trainmedic_server.api.times import TimeText, time_of
+from trainmedic_server.auth.auth import Authenticator, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.ascii_json import AsciiJson
+from trainmedic_server.http.problems import HttpProblem, responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.reports.compiling import LONGEST, ReportCompiler
+from trainmedic_server.reports.fleet import FleetReport
+from trainmedic_server.reports.job_report import JobReport
+
+_SHORTEST = timedelta(minutes=1)
+_AT_ONCE = 2
+_WAITING = 16
+_JOB = TypeAdapter(JobReport)
+_FLEET = TypeAdapter(FleetReport)
+
+JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+
+PersonAfter = Annotated[
+    str, Query(max_length=20, description="When a person would have repaired what was repaired, such as 30m.")
+]
+
+
+def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRoutes:
+    # Turns of their own: a report waits for Prometheus, and holds up no page of the history meanwhile.
+    turns = ReadTurns(_AT_ONCE, _WAITING, "reports")
+    routes = ApiRoutes("reports", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/jobs/{job:path}/report",
+        summary="What a job's time came to",
+        response_model=JobReport,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def job_report(job: JobName, since: TimeText = "24h", until: TimeText = "0s") -> Response:
+        """Utilisation, memory, throughput, efficiency, goodput, anomalies, bottleneck, failures and repairs.
+
+        A figure that is not known is null, and `unknown` says why, by its name.
+        """
+        begin, end = _range(since, until, clock)
+        async with turns.take():
+            return AsciiJson(_JOB.dump_python(await compiler.job(job, begin, end), mode="json"))
+
+    @routes.get(
+        "/report",
+        summary="What failures cost, over all jobs",
+        response_model=FleetReport,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def fleet_report(
+        since: TimeText = "7d", until: TimeText = "0s", person_after: PersonAfter = "30m"
+    ) -> Response:
+        """Causes of failures with the GPU-hours that they cost, nodes that keep failing, what repairs were worth."""
+        begin, end = _range(since, until, clock)
+        person = _duration(person_after)
+        async with turns.take():
+            return AsciiJson(_FLEET.dump_python(await compiler.fleet(begin, end, person), mode="json"))
+
+    return routes
+
+
+def _duration(text: str) -> timedelta:
+    """Raises HttpProblem."""
+    try:
+        return duration.parse(text)
+    except ValueError as error:
+        raise HttpProblem(422, f"person_after: {error}", problems=[("query.person_after", str(error))]) from None
+
+
+def _range(since: str, until: str, clock: Clock) -> tuple[datetime, datetime]:
+    """The time that is asked for, which ends no later than now. Raises HttpProblem."""
+    now = clock.now()
+    begin, end = time_of(since, now), min(time_of(until, now), now)
+    if not _SHORTEST <= end - begin <= LONGEST:
+        message = f"must be from 1m to {LONGEST.days}d before the end"
+        raise HttpProblem(422, f"since: {message}", problems=[("query.since", message)])
+    return begin, end

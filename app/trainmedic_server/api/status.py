@@ -1,0 +1,244 @@
+"""``GET /health``, ``/ready`` and ``/metrics``: the routes for probes and for Prometheus, without a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import Query, Request, Response
+from prometheus_client.exposition import choose_encoder
+from pydantic import Field
+
+from trainmedic_server import __version__, telemetry
+from trainmedic_server.api.engine import AlertMapPort, CatalogPort, EnginePort, LogRulesPort
+from trainmedic_server.api.pauses import PauseView, pause_views
+from trainmedic_server.api.view import ApiModel
+from trainmedic_server.domain.modes import Mode
+from trainmedic_server.errors import BusExplained, TrainmedicError
+from trainmedic_server.http import problems
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.ports.outside import UNSIGNED, Clock, ClockWatch, CommandBus
+from trainmedic_server.ports.store import RunStore
+
+
+class Health(ApiModel):
+    """The process is alive."""
+
+    status: Literal["healthy"] = "healthy"
+    timestamp: datetime
+    version: str
+
+
+class Dependency(ApiModel):
+    """Whether one dependency can be used."""
+
+    ok: bool
+    detail: str
+
+
+_CHANNELS_ARE_SET = "the channels that playbooks name are set"
+_FOLLOWED = "the machine's clock is followed"
+
+
+class Ready(ApiModel):
+    """Whether everything can be used that the server needs, and whether it may act."""
+
+    ready: bool = Field(description="True where every dependency is ok.")
+    mode: Mode = Field(
+        description="The most that any playbook may do on this server. A standby states the mode that it will have "
+        "when it takes over."
+    )
+    store: Dependency
+    redis: Dependency
+    signed: bool | None = Field(
+        None,
+        description="Whether a signing key is in use, so that who can write to Redis commands nothing. Null while this "
+        "server stands by.",
+    )
+    playbooks: Dependency
+    log_rules: Dependency = Field(
+        Dependency(ok=True, detail="0 loaded"),
+        description="The log rules that agents are handed; `ready` does not depend on them.",
+    )
+    alert_map: Dependency | None = Field(
+        None,
+        description="The alert map; null where none is set. `ready` depends on it only while a file could never be "
+        "loaded, so that no alert is accepted.",
+    )
+    clock: Dependency = Field(
+        Dependency(ok=True, detail=_FOLLOWED), description="The machine's clock; `ready` does not depend on it."
+    )
+    notifications: Dependency = Field(
+        Dependency(ok=True, detail=_CHANNELS_ARE_SET),
+        description="State of the notification channels that playbooks name; `ready` does not depend on it.",
+    )
+    paused: bool = Field(description="Whether everything is paused; `pauses` has those of a part, too.")
+    breaker_open: bool
+    pauses: list[PauseView] = Field(default_factory=list, description="What is paused, or will be, by whom and why.")
+
+
+_READY_RESPONSES: dict[int | str, dict[str, Any]] = {
+    503: {"model": Ready, "description": "A dependency cannot be used; webhooks may be taken still."},
+    **problems.responses(422),
+}
+_METRICS_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+}
+
+
+def router(
+    engine: EnginePort,
+    store: RunStore,
+    bus: CommandBus,
+    catalog: CatalogPort,
+    log_rules: LogRulesPort,
+    clock: Clock,
+    watch: ClockWatch,
+    metrics: telemetry.Metrics,
+    limits: ServerLimits,
+    redis_caveat: Callable[[], str],
+    untold: Callable[[], str] = str,
+    alert_map: AlertMapPort | None = None,
+    routing_caveat: str = "",
+) -> ApiRoutes:
+    """Return the routes of this module. `untold` returns which playbooks notify channels that are not set; empty for
+    none."""
+    routes = ApiRoutes("status")
+
+    @routes.get("/health", summary="Whether the process is alive", response_model=Health)
+    async def health() -> Health:
+        return Health(timestamp=clock.now(), version=__version__)
+
+    @routes.get(
+        "/ready", summary="Whether the server can do its work", response_model=Ready, responses=_READY_RESPONSES
+    )
+    async def ready(
+        response: Response,
+        any_server: Annotated[
+            bool, Query(alias="any", description="Where several servers share a database: that of the one that works.")
+        ] = False,
+    ) -> Ready:
+        """One entry per dependency. A server that stands by is not ready, and says so.
+
+        While only Redis is away webhooks are taken and recorded all the same, so a probe that decides
+        where deliveries go should rather ask `/health`.
+        """
+        seconds, now = limits.check_seconds, clock.now()
+        readiness = await _readiness(
+            engine, store, bus, catalog, log_rules, watch, seconds, redis_caveat(), now, alert_map
+        )
+        if routing_caveat:
+            readiness.notifications = Dependency(ok=True, detail=routing_caveat)
+        if unheard := untold():
+            readiness.notifications = Dependency(ok=False, detail=unheard)
+        if not readiness.ready:
+            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        return readiness
+
+    @routes.get(
+        "/metrics",
+        summary="Metrics for Prometheus",
+        response_class=Response,
+        responses=_METRICS_RESPONSES,
+    )
+    async def exposition(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        content: bytes = await asyncio.to_thread(encode, metrics.registry)  # of a large fleet it is some MB
+        return Response(content, headers={"Content-Type": content_type})
+
+    return routes
+
+
+async def _readiness(
+    engine: EnginePort,
+    store: RunStore,
+    bus: CommandBus,
+    catalog: CatalogPort,
+    log_rules: LogRulesPort,
+    watch: ClockWatch,
+    seconds: float,
+    redis_caveat: str,
+    now: datetime,
+    alert_map: AlertMapPort | None,
+) -> Ready:
+    """Ask every dependency at once; one that has not answered after `seconds` is not ok."""
+    store_state, redis_state = await asyncio.gather(
+        _check(store.check, "the run store", seconds), _check(bus.check, "Redis", seconds)
+    )
+    if redis_state.ok and redis_caveat:
+        redis_state.detail += f"; {redis_caveat}"
+    playbooks_state = _playbooks(catalog)
+    controls = engine.controls
+    if redis_state.ok and not bus.is_signed:
+        redis_state = Dependency(ok=True, detail=f"{redis_state.detail}; {UNSIGNED}")
+    return Ready(
+        ready=store_state.ok
+        and redis_state.ok
+        and playbooks_state.ok
+        and not (alert_map and alert_map.current.unusable),
+        mode=engine.mode,
+        store=store_state,
+        redis=redis_state,
+        signed=bus.is_signed,
+        playbooks=playbooks_state,
+        log_rules=_log_rules(log_rules),
+        alert_map=_alert_map(alert_map) if alert_map is not None and alert_map.is_used else None,
+        clock=_clock(watch.ahead),
+        paused=controls.paused,
+        breaker_open=controls.breaker_open,
+        pauses=pause_views(controls, now),
+    )
+
+
+def _clock(ahead: float) -> Dependency:
+    if not ahead:
+        return Dependency(ok=True, detail=_FOLLOWED)
+    change = f"{abs(ahead):.0f} s {'forward' if ahead > 0 else 'back'}"
+    return Dependency(
+        ok=False,
+        detail=f"the machine's clock was set {change}; the time from before is kept until the clock has stayed there "
+        "for 15 minutes. If the new time is wrong, set it right",
+    )
+
+
+async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float) -> Dependency:
+    try:
+        async with asyncio.timeout(seconds):
+            await check()
+    except TimeoutError:
+        return Dependency(ok=False, detail=f"{name} did not answer within {seconds:g} s")
+    except BusExplained as error:
+        return Dependency(ok=False, detail=str(error))
+    except TrainmedicError:
+        return Dependency(ok=False, detail=f"{name} does not answer")
+    return Dependency(ok=True, detail="answers")
+
+
+def _playbooks(catalog: CatalogPort) -> Dependency:
+    """The playbooks are not ok only where there are files and none could be loaded: one bad file stops nothing."""
+    loaded, failed = len(catalog.all()), len(catalog.problems)
+    detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")
+    return Dependency(ok=loaded > 0 or failed == 0, detail=detail)
+
+
+def _log_rules(rules: LogRulesPort) -> Dependency:
+    """Not ok where a file could not be loaded: the rules that it had before go on."""
+    loaded, failed = len(rules.rule_set.rules), len(rules.problems)
+    more = f", {failed} errors: see the log, or trainmedic logs check" if failed else ""
+    return Dependency(ok=not failed, detail=f"{loaded} loaded{more}")
+
+
+def _alert_map(alert_map: AlertMapPort) -> Dependency:
+    """Return the entry, which is not ok if a file could not be loaded. Its last valid content stays active."""
+    current, failed = alert_map.current, len(alert_map.problems)
+    if current.unusable:
+        return Dependency(ok=False, detail=f"no alert is accepted: {current.unusable}: see /playbooks")
+    errors = f"{failed} error{'s' * (failed != 1)}"
+    more = f", {errors}: see /playbooks, or trainmedic playbook check --alert-map" if failed else ""
+    names, conditions = current.names, len(current.accept)
+    detail = f"{names} name{'s' * (names != 1)} renamed, {conditions} condition{'s' * (conditions != 1)}{more}"
+    return Dependency(ok=not failed, detail=detail)

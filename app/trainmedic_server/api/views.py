@@ -1,0 +1,283 @@
+"""The models in which the API shows runs, their alerts and their events, and the functions that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from trainmedic_core.plain_text import json_bytes
+from trainmedic_server.api import effect_view, examples
+from trainmedic_server.api.effect_view import EffectView
+from trainmedic_server.api.finding_views import RunFinding
+from trainmedic_server.api.upcoming_view import NextView
+from trainmedic_server.api.view import View
+from trainmedic_server.domain import approval
+from trainmedic_server.domain.alert import AlertRecord, AlertStatus
+from trainmedic_server.domain.playbook import Mode, UndoTrigger
+from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState, StepStatus, UndoStatus
+from trainmedic_server.ports.store import RunRecord
+
+_ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
+
+
+class HistoryItem(View):
+    """A run in one line, or a decision not to start one."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.ITEM]})
+
+    run_id: str
+    timestamp: datetime = Field(description="When the decision was made.")
+    alert_name: str
+    alert_labels: dict[str, str]
+    playbook: str
+    target: str | None = Field(description="Such as gpu:node-1/GPU-5f3a, node:node-1, job:llm-1, cluster.")
+    node: str | None = Field(description="The target's node.")
+    gpu: str | None = Field(description="The target's GPU.")
+    job: str | None = Field(description="The target's training job.")
+    mode: Mode
+    status: Status
+    decision: Decision
+    action_taken: str | None = Field(description="The applied actions in order; in mode observe those that would be.")
+    success: bool | None = Field(description="null while open, observed or not started.")
+    message: str
+    duration_ms: int | None = Field(description="null while open.")
+    touched: list[str] = Field(
+        description="The nodes on which it has changed something, or was about to: the target's, and those of a job."
+    )
+    owes_undo: bool = Field(description="Whether something that it did must still be taken back.")
+    undo_error: str | None = Field(
+        description="Why what it owes could not be taken back yet; null where it was not tried."
+    )
+    undone_at: datetime | None = Field(description="When all that it owed had been taken back.")
+    waiting_on: str | None = Field(description="target, resolved, retry, approval or resume; null while it works.")
+    deadline: datetime | None = Field(
+        description="When what an open run is at ends by itself; null where it waits for ever."
+    )
+    approved_by: list[str] = Field(description="Who has approved what it asked, in order.")
+    decided_at: datetime | None = Field(description="When people last approved or rejected what it asked.")
+    started_by: str | None = Field(description="Who started it by hand; null where an alert did.")
+    repeats: str | None = Field(description="The run that it tries again, by a person's order.")
+    original_alert_name: str | None = Field(
+        description="The alertname that Alertmanager sent; null where no alert map changed the alert."
+    )
+    original_labels: dict[str, str] | None = Field(
+        description="The labels that Alertmanager sent; null where no alert map changed them."
+    )
+
+
+class HistoryPage(View):
+    """Runs, newest first. ``next`` is the cursor of the page after this one; null on the last."""
+
+    items: list[HistoryItem]
+    next: str | None
+
+
+class AlertView(View):
+    """An alert that led to the run or joined it, and what was heard of it."""
+
+    fingerprint: str
+    status: AlertStatus
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    starts_at: datetime
+    ends_at: datetime | None
+    generator_url: str
+    first_heard_at: datetime
+    last_heard_at: datetime
+    count: int = Field(description="How often it was reported.")
+    resolved_at: datetime | None
+    resolved_because: str | None = Field(description="alertmanager, superseded, asked or assumed.")
+    original_labels: dict[str, str] | None = Field(
+        description="The labels that Alertmanager sent; null where no alert map changed them."
+    )
+
+
+class AttemptView(View):
+    """One try of an action."""
+
+    number: int
+    command_id: str
+    started_at: datetime
+    deadline: datetime
+    status: str
+    ended_at: datetime | None
+    error: str | None
+
+
+class UndoView(View):
+    """The recorded inverse of the step's action."""
+
+    trigger: UndoTrigger
+    action: str
+    params: dict[str, Any]
+    undo_of: str
+    status: UndoStatus
+    because: str | None
+    attempts: list[AttemptView]
+    output: dict[str, Any]
+    error: str | None
+    retry_at: datetime | None = Field(description="When it is tried again.")
+
+
+class StepView(View):
+    """One step, its parameters as they were rendered."""
+
+    phase: str = Field(description="approval, steps, on_success or on_failure.")
+    index: int
+    id: str
+    kind: str
+    action: str | None
+    status: StepStatus
+    params: dict[str, Any]
+    attempts: list[AttemptView]
+    output: dict[str, Any]
+    error: str | None
+    message: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    deadline: datetime | None
+    undo: UndoView | None
+
+
+class EventView(View):
+    """One line of the append-only history."""
+
+    seq: int
+    kind: str
+    at: datetime
+    run_id: str | None
+    actor: str
+    data: dict[str, Any]
+
+
+class OrderView(View):
+    """What an operator told the run."""
+
+    kind: OrderKind
+    actor: str
+    at: datetime
+    note: str
+    step: str | None
+
+
+class RunView(HistoryItem):
+    """Everything that is known of a run."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [examples.RUN]})
+
+    version: str = Field(description="Hash of the playbook's text that the run works with.")
+    ended_at: datetime | None
+    acted_at: datetime | None = Field(description="When its first harmful act was recorded.")
+    alerts: list[AlertView]
+    findings: list[RunFinding] = Field(description="What was found in logs that raised the alerts; the first few.")
+    steps: list[StepView]
+    events: list[EventView]
+    orders: list[OrderView]
+    effect: EffectView | None = Field(description="What became of the alert's metric; null where nothing was changed.")
+    next: NextView | None = Field(description="What it does next, as far as it can be told now; null where it is over.")
+
+
+def item(run: Run) -> HistoryItem:
+    return HistoryItem(**_line(run))
+
+
+def page(runs: list[Run], cursor: str | None) -> HistoryPage:
+    return HistoryPage(items=[item(run) for run in runs], next=cursor)
+
+
+def record(
+    stored: RunRecord,
+    findings: Sequence[RunFinding] = (),
+    are_measured: bool = False,
+    upcoming: NextView | None = None,
+) -> RunView:
+    run = stored.run
+    return RunView(
+        **_line(run),
+        version=run.version,
+        ended_at=run.ended_at,
+        acted_at=run.acted_at,
+        alerts=[_alert(alert) for alert in stored.alerts],
+        findings=list(findings),
+        steps=[StepView.model_validate(step) for step in run.steps],
+        events=[event(stored_event) for stored_event in stored.events],
+        orders=[OrderView.model_validate(order) for order in stored.orders],
+        effect=effect_view.view(run, stored.effect, are_measured),
+        next=upcoming,
+    )
+
+
+def one_line(view: View) -> bytes:
+    """The view as JSON in ASCII, so that Unicode's line separators, at which some clients split lines, are escaped."""
+    return json_bytes(view.model_dump(mode="json"))
+
+
+def event(stored: Event) -> EventView:
+    return EventView.model_validate(stored)
+
+
+def _alert(stored: AlertRecord) -> AlertView:
+    members = (stored, stored.alert)
+    known = {name: getattr(of, name) for of in members for name in of.__struct_fields__}
+    return AlertView.model_validate({**known, "original_labels": stored.alert.original})
+
+
+def _line(run: Run) -> dict[str, Any]:
+    """The members of a history item."""
+    target, undone_at = run.target, run.undone_at
+    return {
+        "run_id": run.id,
+        "timestamp": run.created_at,
+        "alert_name": run.alert_name,
+        "alert_labels": run.alert_labels,
+        "playbook": run.playbook,
+        "target": target.key if target else None,
+        "node": target.node if target else None,
+        "gpu": target.gpu if target else None,
+        "job": target.job if target else None,
+        "mode": run.mode,
+        "status": run.status,
+        "decision": run.decision,
+        "action_taken": run.action_taken,
+        "success": run.success,
+        "message": run.message if undone_at is None else "; ".join(filter(None, (run.message, "taken back"))),
+        "duration_ms": round((run.ended_at - run.created_at).total_seconds() * 1000) if run.ended_at else None,
+        "touched": list(run.touched),
+        "owes_undo": run.owes_undo,
+        "undo_error": run.delayed_undo.error if run.delayed_undo else None,
+        "undone_at": undone_at,
+        "waiting_on": run.waiting_on,
+        "deadline": _deadline_of(run),
+        "approved_by": list(approval.approved_by(run)),
+        "decided_at": _decided_at(run),
+        "started_by": run.started_by,
+        "repeats": run.repeats,
+        "original_alert_name": run.original_alert_name,
+        "original_labels": None if run.original_labels is None else dict(run.original_labels),
+    }
+
+
+def _deadline_of(run: Run) -> datetime | None:
+    """When what an open run is at ends by itself."""
+    if not run.is_open:
+        return None
+    at = next((step for step in run.steps if step.status in (StepStatus.RUNNING, StepStatus.WAITING)), None)
+    if at is None:
+        return None
+    if at.deadline is None and at.status is StepStatus.RUNNING and at.attempts:
+        return at.attempts[-1].deadline
+    return at.deadline
+
+
+def _decided_at(run: Run) -> datetime | None:
+    """When people last approved or rejected what it asked."""
+    return max((step.ended_at for step in _decided(run) if step.ended_at is not None), default=None)
+
+
+def _decided(run: Run) -> list[StepState]:
+    """The questions that people have answered."""
+    answers = (step for step in run.steps if step.kind == "approve" and step.status in _ANSWERED)
+    return [step for step in answers if approval.approvers(step) or step.output.get("by")]

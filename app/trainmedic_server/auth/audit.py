@@ -1,0 +1,118 @@
+"""``GET /audit``: what people did, as a page or as one file whose lines hold each other fast.
+
+In a file each line has the hash of the one before it, so that none can be changed, left out or put in between without
+all hashes after it being other ones. Who keeps the last hash of a file can tell by it that the file is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Query
+
+from trainmedic_core.plain_text import json_bytes
+from trainmedic_server.api import views
+from trainmedic_server.api.exports import AS_STREAM, CSV, NDJSON, Exports
+from trainmedic_server.api.query_types import Name, PageLimit
+from trainmedic_server.api.times import TimeText, span_of
+from trainmedic_server.api.view import View
+from trainmedic_server.auth.auth import Authenticator, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.negotiation import preferred
+from trainmedic_server.http.problems import responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.live import events
+from trainmedic_server.live.event_feed import EventFeed
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.store import ActFilter, History
+
+_BATCH = 500
+_FIRST_HASH = "0" * 64
+
+
+class AuditLine(View):
+    """A line of the file: an event, the hash of the line before, and its own."""
+
+    seq: int
+    at: str
+    actor: str
+    kind: str
+    run_id: str | None
+    data: dict[str, Any]
+    previous: str
+    hash: str
+
+
+class ActPage(View):
+    """What people did, newest first. ``next`` is the `before` of the page after this one; null on the last."""
+
+    items: list[views.EventView]
+    next: int | None
+
+
+def routers(
+    history: History, feed: EventFeed, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
+) -> tuple[ApiRoutes, ...]:
+    """Events as they happen, and what people did."""
+    return events.router(feed, auth, limits), router(history, auth, clock, limits, reads)
+
+
+def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns) -> ApiRoutes:
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
+    exports: Exports[AuditLine] = Exports(limits, AuditLine, lambda line: line)
+
+    @routes.get(
+        "/audit",
+        summary="What people did",
+        response_model=ActPage,
+        responses={**AS_STREAM, **responses(401, 403, 422, 503)},
+    )
+    async def acts(
+        by: Annotated[Name | None, Query(description="Of this person alone.")] = None,
+        before: Annotated[int | None, Query(ge=1, le=(1 << 63) - 1, description="`next` of the page before.")] = None,
+        since: TimeText | None = None,
+        until: TimeText | None = None,
+        limit: PageLimit = 100,
+        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
+    ) -> Any:
+        """Approvals, orders, pauses, sign-ins: every event whose actor is not the server.
+
+        With `Accept: application/x-ndjson` or `text/csv` all that match, the newest first, each line with the SHA-256
+        of itself and of the hash of the line before.
+        """
+        wanted = ActFilter(by, *span_of(since, until, clock.now()))
+        kind = preferred(accept, ("application/json", NDJSON, CSV))
+        if kind != "application/json":
+            return await exports.response(_chained(history, wanted, before), kind)
+        async with reads.take():
+            acts_read = await history.acts_of_people(wanted, before, limit)
+        following = acts_read[-1].seq if len(acts_read) == limit else None
+        return ActPage(items=[views.event(each) for each in acts_read], next=following)
+
+    return routes
+
+
+def line_hash(previous: str, entry: dict[str, Any]) -> str:
+    """The hash of a line: of the hash before it, and of its members as JSON with sorted names."""
+    ordered = {name: entry[name] for name in sorted(entry)}
+    return hashlib.sha256(previous.encode() + json_bytes(ordered)).hexdigest()
+
+
+async def _chained(history: History, wanted: ActFilter, before: int | None) -> AsyncGenerator[AuditLine, None]:
+    """Every line, the newest first."""
+    previous = _FIRST_HASH
+    while True:
+        batch = await history.acts_of_people(wanted, before, _BATCH)
+        for event in batch:
+            shown = views.event(event).model_dump(mode="json")
+            entry = {name: shown[name] for name in ("seq", "at", "actor", "kind", "run_id", "data")}
+            digest = line_hash(previous, entry)
+            yield AuditLine(**entry, previous=previous, hash=digest)
+            previous = digest
+        if len(batch) < _BATCH:
+            return
+        before = batch[-1].seq

@@ -1,0 +1,77 @@
+"""``GET /sessions`` and ``DELETE /sessions/{id}``: the browsers that are signed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from fastapi import Depends, Path, Response
+
+from trainmedic_server.api.view import View
+from trainmedic_server.auth.auth import Authenticator, Principal, requires
+from trainmedic_server.auth.browser_sessions import Sessions
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.session import Session
+from trainmedic_server.errors import NotFound
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.problems import responses
+
+
+class SessionView(View):
+    """A browser that is signed in."""
+
+    id: str
+    name: str
+    created_at: datetime
+    ends_at: datetime
+    address: str
+    browser: str
+
+
+class SessionList(View):
+    items: list[SessionView]
+
+
+def routers(auth: Authenticator) -> Sequence[ApiRoutes]:
+    """The routes, where browsers can sign in."""
+    return [_router(auth.sessions, auth)] if auth.sessions is not None else []
+
+
+def _router(sessions: Sessions, auth: Authenticator) -> ApiRoutes:
+    routes = ApiRoutes("operations")
+    viewer = requires(auth, TokenRole.VIEWER)
+
+    @routes.get(
+        "/sessions",
+        summary="The browsers that are signed in",
+        response_model=SessionList,
+        responses=responses(401, 403, 503),
+    )
+    async def listed(principal: Principal = Depends(viewer)) -> SessionList:
+        """An operator sees all, others their own."""
+        return SessionList(items=[SessionView.model_validate(each) for each in _seen_by(principal, sessions)])
+
+    @routes.delete(
+        "/sessions/{session_id}",
+        summary="End a session",
+        status_code=204,
+        response_class=Response,
+        responses=responses(401, 403, 404, 422, 503),
+    )
+    async def end(
+        session_id: str = Path(pattern=r"^[0-9a-f-]{36}$"),
+        principal: Principal = Depends(requires(auth, TokenRole.VIEWER, acts=True)),
+    ) -> None:
+        """An operator may end any, others their own."""
+        for session in _seen_by(principal, sessions):
+            if session.id == session_id:
+                await sessions.end(session, principal.name)
+                return
+        raise NotFound(f"There is no session {session_id}.")
+
+    return routes
+
+
+def _seen_by(principal: Principal, sessions: Sessions) -> list[Session]:
+    is_operator = principal.may(TokenRole.OPERATOR)
+    return [each for each in sessions.all() if is_operator or each.name == principal.name]

@@ -1,0 +1,100 @@
+"""The pages about playbooks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+
+from trainmedic_server.console import folding
+from trainmedic_server.console.page_request import PageRequest
+from trainmedic_server.http.problems import HttpProblem
+
+UNCOUNTED = {"counted": "false"}
+_MOST_OFFERED = 300
+"""Targets that the form for runs by hand offers."""
+
+
+async def playbooks(page: PageRequest) -> Response:
+    """All that are loaded, and files that could not be. Counting their runs takes a while in a long history, so the
+    page asks for that once the rest is there."""
+    whole = "whole" in page.query
+    listed = await page.get("/playbooks", None if whole else UNCOUNTED)
+    return await page.page(
+        "playbooks.html", title="Playbooks", items=listed["items"], errors=listed["errors"], whole=whole
+    )
+
+
+async def playbook(page: PageRequest, **more: Any) -> Response:
+    """One: its text with a mark at each line, what it did, what it was. Its versions take a while in a long history,
+    so the page asks for them once the rest is there. `more` is what a form has found out."""
+    name = page.parameters["playbook"]
+    shown = await page.get(f"/playbooks/{name}", UNCOUNTED)
+    runs, older = await folding.runs(page, {"playbook": name})
+    versions, wrong = None, ""
+    if asked := {end: value for end in ("before", "after") if (value := page.query.get(end, "").strip())}:
+        try:
+            versions = await page.get(f"/playbooks/{name}/versions", asked)
+        except HttpProblem as problem:
+            wrong = problem.detail
+    if versions is None and ("whole" in page.query or wrong):
+        versions = await page.get(f"/playbooks/{name}/versions")
+    return await page.page(
+        "playbook.html",
+        title=f"Playbook {name}",
+        path=f"/playbooks/{name}",
+        book=shown,
+        runs=runs,
+        more=older,
+        alike=partial(folding.alike_runs, {"playbook": name}),
+        versions=versions,
+        wrong_version=wrong,
+        targets=await _targets(page, shown["target"]) if page.is_operator else (),
+        **more,
+    )
+
+
+async def played(page: PageRequest) -> Response:
+    """The page with what came of the playbook's tests."""
+    path = f"/playbooks/{page.parameters['playbook']}/test"
+    try:
+        return await playbook(page, tests=await page.api.ask(page.principal, "POST", path))
+    except HttpProblem as problem:
+        return await playbook(page, no_tests=problem.detail)
+
+
+async def tried(page: PageRequest, fields: Mapping[str, str]) -> Response:
+    """The page with what a run by hand would do."""
+    body = start_of(page.parameters["playbook"], fields) | {"dry_run": True}
+    try:
+        preview = await page.api.ask(page.principal, "POST", "/runs", body=body)
+    except HttpProblem as problem:
+        return await playbook(page, asked=fields, cannot=problem.detail)
+    return await playbook(page, asked=fields, preview=preview, key=secrets.token_hex(16))
+
+
+def start_of(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
+    """What the form for runs by hand asks of the API."""
+    pieces = [piece.partition("=") for piece in fields.get("labels", "").replace(",", " ").split()]
+    labels = {label: value for label, _, value in pieces}
+    return {"playbook": name, "target": fields.get("target", "").strip(), "labels": labels}
+
+
+async def _targets(page: PageRequest, kind: str) -> list[str]:
+    """The targets of this kind that are there, as far as a list of suggestions goes."""
+    if kind == "cluster":
+        return ["cluster"]
+    items = (await page.get("/jobs" if kind == "job" else "/agents"))["items"]
+    named = _gpus(items) if kind == "gpu" else (f"{kind}:{each['name']}" for each in items)
+    return [target for target, _ in zip(named, range(_MOST_OFFERED), strict=False)]
+
+
+def _gpus(agents: list[Mapping[str, Any]]) -> Iterator[str]:
+    for agent in agents:
+        gpus = agent["details"].get("gpus")
+        for number, gpu in enumerate(gpus if isinstance(gpus, list) else ()):
+            index = gpu.get("index", number) if isinstance(gpu, dict) else number
+            yield f"gpu:{agent['name']}/{index}"

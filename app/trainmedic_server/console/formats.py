@@ -1,0 +1,216 @@
+"""How values are written for people: the filters and tests of the console's templates. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from markupsafe import Markup, escape
+
+from trainmedic_core import words
+from trainmedic_core.plain_text import visible
+from trainmedic_server.presentation import runs, sentences, times
+from trainmedic_server.presentation.sentences import At, Piece, RunName, Sentence, Values
+
+_MARKS = {
+    "running": ("●", "going"),
+    "waiting": ("◐", "going"),
+    "awaiting_approval": ("◆", "asks"),
+    "succeeded": ("✓", "good"),
+    "failed": ("✕", "bad"),
+    "timed_out": ("✕", "bad"),
+    "unknown": ("?", "bad"),
+    "cancelled": ("■", "calm"),
+    "rejected": ("■", "calm"),
+    "observed": ("○", "calm"),
+    "not_started": ("⊘", "calm"),
+    "skipped": ("–", "calm"),
+    "pending": ("·", "calm"),
+    "applied": ("✓", "good"),
+    "done": ("✓", "good"),
+    "armed": ("↶", "going"),
+    "available": ("↶", "calm"),
+    "firing": ("▲", "bad"),
+    "resolved": ("✓", "good"),
+}
+_RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?![\w-])")
+
+
+def span(value: float | timedelta | None) -> str:
+    """A length of time, or so many seconds, in two units at the most: ``1 min 30 s``."""
+    return "–" if value is None else times.span(value)
+
+
+def age(value: Any, now: datetime) -> str:
+    """How long ago, or until when: ``4 min``, ``in 3 min``."""
+    at = times.read(value)
+    if at is None:
+        return "–"
+    length = times.between(at, now)
+    return f"in {length}" if (now - at).total_seconds() <= -1 else length
+
+
+def clock_time(value: Any, now: datetime | None = None) -> str:
+    """The time of day in UTC, with the day where it is another one than `now`'s."""
+    at = times.read(value)
+    if at is None:
+        return "–"
+    at = at.astimezone(UTC)
+    is_today = now is None or at.date() == now.astimezone(UTC).date()
+    return at.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
+
+
+def precise(value: Any, now: datetime) -> Markup:
+    """Format the time of day in UTC with milliseconds. Add the date if it differs from the date of `now`."""
+    at = times.read(value)
+    if at is None:
+        return Markup("–")
+    at = at.astimezone(UTC)
+    shown = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
+    text = shown if at.date() == now.astimezone(UTC).date() else f"{at:%Y-%m-%d} {shown}"
+    return Markup('<time datetime="{}" title="{} {} UTC">{}</time>').format(
+        at.isoformat(), f"{at:%Y-%m-%d}", shown, text
+    )
+
+
+def local_field(value: Any, up: bool = False) -> str:
+    """Format a time for a date and time field, in UTC and whole seconds. `up` rounds up, for the end of a window."""
+    at = times.read(value)
+    if at is None:
+        return ""
+    at = at.astimezone(UTC)
+    if up and at.microsecond:
+        at += timedelta(seconds=1)
+    return at.strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def loss(value: Any) -> str:
+    """Format a loss with five digits. A loss that is not a number is shown as it is."""
+    return f"{value:.5g}" if isinstance(value, int | float) and not isinstance(value, bool) else plain(value)
+
+
+def day(value: Any) -> str:
+    """The day and the minute in UTC."""
+    at = times.read(value)
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if at else "–"
+
+
+def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
+    """An age as a ``<time>`` element, which the script keeps current."""
+    at = times.read(value)
+    if at is None:
+        return Markup("–")
+    exact = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" title="{}" data-age>{}</time>').format(at.isoformat(), exact, age(at, now))
+
+
+def status_mark(value: Any) -> Markup:
+    """A status as a shape and a word, in the colour of its kind."""
+    text = str(value)
+    shape, kind = _MARKS.get(text, ("·", "calm"))
+    return Markup('<span class="st {}"><span aria-hidden="true">{}</span> {}</span>').format(
+        kind, shape, words.words(text)
+    )
+
+
+def safe_link(value: Any) -> str | None:
+    """`value` where it is an address that a browser may be sent to; None for any other text."""
+    text = str(value or "")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return None
+    return text if parts.scheme in ("http", "https") and parts.netloc else None
+
+
+def segment(value: Any) -> str:
+    """A text as one segment of a path."""
+    return quote(str(value), safe="")
+
+
+def shell(value: Any) -> str:
+    """A text as one word of a command that a person pastes into a shell."""
+    return shlex.quote(str(value))
+
+
+def as_json(address: str) -> str:
+    """The address at which a browser too is given the API's answer."""
+    path, mark, query = address.partition("?")
+    return f"{path}.json{mark}{query}"
+
+
+def plain(value: Any) -> str:
+    """A value of a step in one line: texts as they are, others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def pairs(value: Any, limit: int = 200) -> Markup:
+    """A mapping as ``name=value`` pieces."""
+    if not isinstance(value, Mapping) or not value:
+        return Markup('<span class="dim">–</span>')
+    pieces = [
+        Markup('<span class="kv"><span class="k">{}</span>={}</span>').format(
+            finish(str(name)), finish(words.cut(plain(held), limit))
+        )
+        for name, held in value.items()
+    ]
+    return Markup(" ").join(pieces)
+
+
+def without(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A mapping but for one name."""
+    return {key: held for key, held in value.items() if key != name}
+
+
+def finish(value: Any) -> Any:
+    """What stands in a page for a value: text from outside loses what cannot be seen."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(value, keep="\n\t")
+    return value
+
+
+def share(part: float, whole: float) -> int:
+    """Percent of `whole`, from 0 to 100."""
+    return max(0, min(100, round(100 * part / whole))) if whole > 0 else 0
+
+
+def lines(value: Any) -> Markup:
+    """A text with a ``<br>`` at each line's end."""
+    return Markup("<br>").join(escape(finish(line)) for line in str(value).splitlines())
+
+
+def linked_runs(value: Any, base: str = "") -> Markup:
+    """Return a text in which each run's id links to the run, below the path `base`."""
+    pieces = _RUN_ID.split(str(finish(value)))
+    link = Markup('<a href="{0}/runs/{1}">{1}</a>')
+    return Markup("").join(link.format(base, piece) if place % 2 else piece for place, piece in enumerate(pieces))
+
+
+def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
+    """Return a sentence, in which times have their distance, and runs link to their pages below the path `base`."""
+
+    def write(piece: Piece) -> str:
+        match piece:
+            case At(time):
+                return Markup("{} ({})").format(clock_time(time, now), when(time, now))
+            case RunName(run_id):
+                return Markup('<a href="{}/runs/{}">{}</a>').format(base, run_id, runs.short_id(run_id))
+            case Values(values):
+                return pairs(values)
+        return escape(finish(piece))
+
+    return Markup(sentences.written(value, write))  # noqa: S704 - every piece is escaped
+
+
+def coded(value: Any) -> Markup:
+    """A text of the API's description, whose pieces within backticks are code."""
+    pieces = str(finish(value)).split("`")
+    code = Markup("<code>{}</code>")
+    return Markup("").join(code.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))

@@ -1,0 +1,106 @@
+"""What people send from pages: each form asks the API's own call, and leads back to the page that it was on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from trainmedic_server.auth.auth import Authenticator, Principal
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.console import notices
+from trainmedic_server.console.book_pages import start_of
+from trainmedic_server.console.inner_api import InnerApi
+from trainmedic_server.console.sign_in import local_path, read_form
+from trainmedic_server.domain.run import Status
+from trainmedic_server.http.body import BodyReader
+from trainmedic_server.http.problems import HttpProblem
+
+Fields = Mapping[str, str]
+_RUN = re.compile(r"/console/runs/(?P<run>[0-9A-Za-z_-]{1,64})/(?P<kind>approve|reject|cancel|undo|close_undo|retry)")
+_ENDING = ("reject", "cancel")
+"""Orders that can also revert at once what the run has changed."""
+_PLAYBOOK = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/mode")
+_START = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/start")
+_SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")
+
+
+class Forms:
+    """Every form acts in the name of who sends it, and none is taken from another site's page."""
+
+    def __init__(self, auth: Authenticator, api: InnerApi, bodies: BodyReader) -> None:
+        self._auth = auth
+        self._api = api
+        self._bodies = bodies
+
+    async def take(self, request: Request) -> Response:
+        """Do what a form says. Raises HttpProblem."""
+        principal = self._auth.require(request, TokenRole.VIEWER, acts=True)
+        fields = await read_form(self._bodies, request)
+        path = request.url.path
+        done, leads_to = await self._do(principal, path, fields)
+        response = RedirectResponse(leads_to or local_path(fields.get("next")), HTTPStatus.SEE_OTHER)
+        notices.leave(response, done)
+        return response
+
+    async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
+        """Carry it out; what was done, and the page that it leads to where that is not the one that it was on."""
+        if match := _RUN.fullmatch(path):
+            body = _noted(fields) | ({"undo": True} if fields.get("undo") and match["kind"] in _ENDING else {})
+            done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=body)
+            return _started(done) if match["kind"] == "retry" else (match["kind"], "")
+        if match := _START.fullmatch(path):
+            body = start_of(match["name"], fields) | _given(fields, "note", "key")
+            return _started(await self._api.ask(principal, "POST", "/runs", body=body))
+        if match := _SESSION.fullmatch(path):
+            await self._api.ask(principal, "DELETE", f"/sessions/{match['session']}")
+            return "session", ""
+        if match := _PLAYBOOK.fullmatch(path):
+            body = _given(fields, "mode", "note", "until", "for")
+            await self._api.ask(principal, "POST", f"/playbooks/{match['name']}/mode", body=body)
+            return "mode", ""
+        taken = _ORDERS.get(path)
+        if taken is None:
+            raise HttpProblem(HTTPStatus.NOT_FOUND, "There is no such form.")
+        return await taken(self._api, principal, fields), ""
+
+
+async def _pause(api: InnerApi, principal: Principal, fields: Fields) -> str:
+    body: dict[str, Any] = _given(fields, "playbook", "node", "job", "for", "note", "starts")
+    if labels := fields.get("labels", "").strip():
+        pairs = [piece.partition("=") for piece in labels.replace(",", " ").split()]
+        body["labels"] = {name: value for name, _, value in pairs}
+    await api.ask(principal, "POST", "/pause", body=body)
+    return "pause"
+
+
+async def _resume(api: InnerApi, principal: Principal, fields: Fields) -> str:
+    body: dict[str, Any] = _given(fields, "id", "note")
+    if fields.get("breaker"):
+        body["breaker"] = True
+    await api.ask(principal, "POST", "/resume", body=body)
+    return "breaker" if fields.get("breaker") else "resume"
+
+
+_ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] = {
+    "/console/pause": _pause,
+    "/console/resume": _resume,
+}
+
+
+def _started(done: Mapping[str, Any]) -> tuple[str, str]:
+    """What became of a start by hand, and its run's page: also of one that was not started, which says why."""
+    is_barred = done["run"]["status"] == Status.NOT_STARTED.value
+    return "not_started" if is_barred else "started", f"/runs/{done['run']['run_id']}"
+
+
+def _noted(fields: Fields) -> dict[str, Any]:
+    return {"note": fields.get("note", "").strip()}
+
+
+def _given(fields: Fields, *names: str) -> dict[str, str]:
+    return {name: value for name in names if (value := fields.get(name, "").strip())}

@@ -1,0 +1,55 @@
+"""Renders the pieces of pages that change while they are open, the same for all who look."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from trainmedic_server.auth.auth import ANONYMOUS
+from trainmedic_server.console import run_pages
+from trainmedic_server.console.inner_api import InnerApi
+from trainmedic_server.console.rendering import Renderer
+from trainmedic_server.console.standing import ServerStanding
+
+_MOST_ROWS = 40
+"""Runs of one batch that are sent as rows; a page that is told of more looks for itself."""
+
+
+class Fragments:
+    """`render` is what `live.LiveBoard` asks for a topic's pieces."""
+
+    def __init__(self, api: InnerApi, renderer: Renderer, standing: ServerStanding) -> None:
+        self._api = api
+        self._renderer = renderer
+        self._standing = standing
+
+    async def render(self, topic: str, run_ids: Collection[str], seq: int) -> Mapping[str, str]:
+        """Pieces by the id of the element that each replaces, after the event `seq`."""
+        match topic.partition(":"):
+            case ("head", _, _):
+                standing = await self._standing.now(since=seq)
+                return {"head": self._renderer.part("parts.html", "head_status", standing)}
+            case ("runs", _, _):
+                return await self._rows(run_ids)
+            case ("now", _, _):
+                standing = await self._standing.now(since=seq)
+                return {"now": self._renderer.text("now_parts.html", standing=standing)}
+            case ("run", _, run_id):
+                shown = await self._get_or(None, f"/history/{run_id}")
+                if shown is None:
+                    return {}
+                names = await run_pages.story(self._get_or, shown)
+                return {"story": self._renderer.text("run_story.html", **names)}
+            case _:
+                return {}
+
+    async def _rows(self, run_ids: Collection[str]) -> Mapping[str, str]:
+        rows: dict[str, str] = {}
+        for run_id in sorted(run_ids)[-_MOST_ROWS:]:
+            run = await self._get_or(None, f"/history/{run_id}")
+            if run is not None:
+                rows[f"run-{run_id}"] = self._renderer.part("parts.html", "run_row", run)
+        return rows
+
+    async def _get_or(self, default: Any, path: str, query: Any = None) -> Any:
+        return await self._api.get_or(default, ANONYMOUS, path, query)

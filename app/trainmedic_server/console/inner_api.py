@@ -1,0 +1,167 @@
+"""Asks the API within this process, as a client would over a connection, in the name of a principal.
+
+So a page shows exactly what the API answers, by the same checks and bounds, and a form does what the same call does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from starlette.types import ASGIApp, Message
+
+from trainmedic_server.auth.auth import Principal, vouched
+from trainmedic_server.http.problems import HttpProblem
+
+_STREAMED_CHUNKS = 8
+"""Unread chunks of a streamed answer, at most."""
+_BROKEN_OFF = "The answer was cut off. The server's log has the cause. Try again."
+Query = Mapping[str, Any] | list[tuple[str, Any]]
+
+
+class InnerApi:
+    """`app` is the API."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def get(self, principal: Principal, path: str, query: Query | None = None) -> Any:
+        """The document at `path`. Raises HttpProblem where the answer is an error."""
+        return await self.ask(principal, "GET", path, query)
+
+    async def get_or(self, default: Any, principal: Principal, path: str, query: Query | None = None) -> Any:
+        """The same; `default` where there is nothing at `path`."""
+        try:
+            return await self.get(principal, path, query)
+        except HttpProblem as problem:
+            if problem.status == 404:
+                return default
+            raise
+
+    async def ask(
+        self, principal: Principal, method: str, path: str, query: Query | None = None, body: Any = None
+    ) -> Any:
+        """The answer's document; None where it has none. Raises HttpProblem where it is an error."""
+        content = b"" if body is None else json.dumps(body).encode()
+        status, answer = await self._exchange(_scope(principal, method, path, query, content), content)
+        document = json.loads(answer) if answer else None
+        # That the server is not ready is what its status says, and no error of the call.
+        if status >= 400 and path != "/ready":
+            raise _problem(status, document)
+        return document
+
+    async def documents(
+        self, principal: Principal, path: str, query: Query | None = None
+    ) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """Yield the documents of a streamed answer as they come, from NDJSON or server-sent events. A heartbeat yields
+        None. Raises HttpProblem for an error. A caller that stops reading closes the generator."""
+        answer = _StreamedAnswer()
+        serving = asyncio.create_task(answer.serve(self._app, _scope(principal, "GET", path, query, b"")))
+        try:
+            rest = b""
+            async for chunk in answer.chunks():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.startswith(b":"):
+                        yield None
+                    elif line.removeprefix(b"data: ").startswith(b"{"):
+                        yield json.loads(line.removeprefix(b"data: "))
+            await asyncio.wait({serving})
+            if not answer.is_whole:  # the status was sent before the failure, so it reports success
+                raise HttpProblem(HTTPStatus.BAD_GATEWAY, _BROKEN_OFF)
+            if answer.status >= 400:
+                raise _problem(answer.status, json.loads(rest) if rest else None)
+        finally:
+            answer.leave()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    async def _exchange(self, scope: dict[str, Any], content: bytes) -> tuple[int, bytes]:
+        status, parts, sent = 500, [], False
+
+        async def receive() -> Message:
+            nonlocal sent
+            if sent:
+                return {"type": "http.disconnect"}
+            sent = True
+            return {"type": "http.request", "body": content, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        return status, b"".join(parts)
+
+
+class _StreamedAnswer:
+    """An answer that is read while the application writes it. The writer waits for the reader."""
+
+    def __init__(self) -> None:
+        self.status = 500
+        self.is_whole = False
+        """True once its end has arrived."""
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(_STREAMED_CHUNKS)
+        self._left = asyncio.Event()
+
+    def leave(self) -> None:
+        """Report to the application that its client has disconnected."""
+        self._left.set()
+
+    async def serve(self, app: ASGIApp, scope: dict[str, Any]) -> None:
+        try:
+            await app(scope, self._receive, self._send)
+        finally:
+            if not self._left.is_set():
+                await self._chunks.put(None)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        while (chunk := await self._chunks.get()) is not None:
+            yield chunk
+
+    async def _receive(self) -> Message:
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        self.is_whole = not message.get("more_body", False)
+        if message.get("body"):
+            await self._chunks.put(message["body"])
+
+
+def _problem(status: int, document: Any) -> HttpProblem:
+    answered = document if isinstance(document, dict) else {}
+    problems = [(str(each["field"]), str(each["message"])) for each in answered.get("errors", [])]
+    return HttpProblem(status, str(answered.get("detail", "")), problems=problems)
+
+
+def _scope(principal: Principal, method: str, path: str, query: Query | None, content: bytes) -> dict[str, Any]:
+    headers = [(b"host", b"localhost"), (b"accept", b"application/json")]
+    if content:
+        headers += [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": quote(path).encode(),
+        "query_string": urlencode(query or {}, doseq=True).encode(),
+        "root_path": "",
+        "headers": headers,
+        "client": None,
+        "server": None,
+        "state": {},
+        **vouched(principal),
+    }

@@ -1,0 +1,171 @@
+"""Tells open pages what has changed: pieces of HTML as server-sent events, each rendered once for all who look.
+
+One reader follows the feed of events. For every batch it renders what those who listen have asked for by topic
+(``head``, ``runs``, ``now``, ``run:<id>``), and keeps the newest pieces; a listener that was away for a moment names
+the last event it has and is sent what it missed, or told to load the page again where that is too long ago. So two
+hundred viewers cost one rendering, and none of them holds up a delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+
+from msgspec import Struct
+
+from trainmedic_server import telemetry
+from trainmedic_server.domain.run import Event
+from trainmedic_server.errors import Saturated, StoreUnavailable, TrainmedicError
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.live.event_feed import EventFeed
+
+Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
+"""Of a topic, the ids of runs that events were about, and the newest event's number: pieces of HTML by the id of the
+element that each replaces, in which that event is seen."""
+MOST_TOPICS = 8
+_KEPT_PIECES = 400
+_BETWEEN_SECONDS = 0.2
+"""The least time between two renderings, so that a storm costs five a second and not a hundred."""
+_RETRY_SECONDS = 2.0
+_RETRY_MILLISECONDS = 2000
+
+log = telemetry.logger(__name__)
+
+
+class Piece(Struct, frozen=True):
+    """What is sent for one topic after the events up to `seq`."""
+
+    seq: int
+    topic: str
+    line: bytes
+
+
+class LiveBoard:
+    """Renders for up to `limits.viewers` listeners."""
+
+    def __init__(self, feed: EventFeed, render: Render, limits: ServerLimits, metrics: telemetry.Metrics) -> None:
+        self._feed = feed
+        self._render = render
+        self._limits = limits
+        self._metrics = metrics
+        self._wanted: Counter[str] = Counter()
+        self._since: dict[str, int] = {}
+        """Of each topic that is wanted: every piece of it for events after this one is kept, or was sent."""
+        self._viewers = 0
+        self._pieces: deque[Piece] = deque(maxlen=_KEPT_PIECES)
+        self._begins_after = 0
+        """Every piece that was rendered for events after this one is kept."""
+        self._seq = 0
+        """Of the newest event of which everything is sent."""
+        self._taken = 0
+        """Of the newest event whose pieces are being rendered, or were; who joins now may get none of them."""
+        self._published = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def join(self, topics: Collection[str]) -> None:
+        """Add a listener. Raises Saturated, StoreUnavailable."""
+        if self._viewers >= self._limits.viewers:
+            raise Saturated("as many pages as are allowed are live", retry_after=30)
+        self._viewers += 1
+        self._wanted.update(topics)
+        if self._reader is None:
+            try:
+                self._feed.join()
+            except Saturated:
+                self._drop(topics)
+                raise
+            begun = asyncio.Event()
+            self._reader = asyncio.create_task(self._read(begun), name="console")
+            await begun.wait()
+        for topic in topics:
+            self._since.setdefault(topic, self._taken)
+
+    async def leave(self, topics: Collection[str]) -> None:
+        """Remove a listener; with the last one the reader ends."""
+        self._drop(topics)
+        if self._viewers == 0 and self._reader is not None:
+            reader, self._reader = self._reader, None
+            reader.cancel()
+            await asyncio.wait({reader})
+            self._pieces.clear()
+            await self._feed.leave()
+
+    async def lines(self, after: int, topics: frozenset[str]) -> AsyncGenerator[bytes, None]:
+        """What one listener is sent: the pieces of its topics for events after `after`, as they come."""
+        clock = asyncio.get_running_loop().time
+        position, sent_at = after, clock()
+        yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode()
+        begins_after = max(self._begins_after, *(self._since.get(topic, self._taken) for topic in topics))
+        if after < begins_after:
+            # Some events came before anybody asked for pieces; one look at the page's own address brings all.
+            position = begins_after
+            yield b"id: %d\nevent: reload\ndata: {}\n\n" % position
+        while not self._feed.closed:
+            published = self._published
+            chosen = [piece for piece in self._pieces if position < piece.seq <= self._seq and piece.topic in topics]
+            position = max(position, self._seq)
+            if chosen:
+                yield b"".join(piece.line for piece in chosen)
+                sent_at = clock()
+                continue
+            wait = max(0.0, sent_at + self._limits.heartbeat_seconds - clock())
+            try:
+                async with asyncio.timeout(wait):
+                    await published.wait()
+            except TimeoutError:
+                yield b": still here\n\n"
+                sent_at = clock()
+
+    def _drop(self, topics: Collection[str]) -> None:
+        self._viewers -= 1
+        self._wanted.subtract(topics)
+        self._wanted += Counter()  # forgets those that nobody wants any more
+        self._since = {topic: seq for topic, seq in self._since.items() if topic in self._wanted}
+
+    async def _read(self, begun: asyncio.Event) -> None:
+        position: int | None = None
+        while not self._feed.closed:
+            try:
+                if position is None:
+                    position = self._seq = self._taken = self._begins_after = await self._feed.start_of(None)
+                    begun.set()
+                events = await self._feed.after(position, self._limits.heartbeat_seconds)
+                if events:
+                    await self._publish(events)
+                    position = self._seq
+                    await asyncio.sleep(_BETWEEN_SECONDS)
+            except (StoreUnavailable, TrainmedicError) as error:
+                log.warning("open pages are not told what changes", error=type(error).__name__)
+                await asyncio.sleep(_RETRY_SECONDS)
+            except Exception:  # the loop goes on: pages that are open outlive one rendering that failed
+                self._metrics.loop_errors.labels("console").inc()
+                log.exception("open pages are not told what changes")
+                await asyncio.sleep(_RETRY_SECONDS)
+            finally:
+                begun.set()
+        self._wake()
+
+    async def _publish(self, events: list[Event]) -> None:
+        self._taken = seq = events[-1].seq or self._seq
+        run_ids = {event.run_id for event in events if event.run_id is not None}
+        for topic in list(self._wanted):
+            if topic.startswith("run:") and topic.removeprefix("run:") not in run_ids:
+                continue
+            pieces = await self._render(topic, run_ids, seq)
+            if pieces:
+                data = json.dumps(pieces, separators=(",", ":"))
+                line = f"id: {seq}\nevent: {topic.partition(':')[0]}\ndata: {data}\n\n".encode()
+                self._remember(Piece(seq, topic, line))
+        self._seq = seq
+        self._wake()
+
+    def _remember(self, piece: Piece) -> None:
+        if len(self._pieces) == self._pieces.maxlen:
+            self._begins_after = self._pieces[0].seq
+        self._pieces.append(piece)
+
+    def _wake(self) -> None:
+        published, self._published = self._published, asyncio.Event()
+        published.set()

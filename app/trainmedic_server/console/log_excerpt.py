@@ -1,0 +1,178 @@
+"""One page of lines of a job's log, from either end, read by searches that the API bounds.
+
+The API returns the oldest lines first. For the newest lines the page searches back from its end in windows. They grow
+until they hold enough lines, and shrink if they hold too many.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct, field
+
+from trainmedic_logs.domain.log_search import written
+from trainmedic_server.console.log_line import ShownLine
+from trainmedic_server.console.log_view import NEWEST, LogPlace, LogView
+from trainmedic_server.http.problems import HttpProblem
+from trainmedic_server.live.log_lines import MOST_LINES
+
+Ask = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any] | None, None]]
+"""Calls the API for the lines of the view's job with these parameters. Raises HttpProblem."""
+PAGE_LINES = 200
+_WINDOW_LINES = 2000
+"""Lines of one window. A window with more lines is searched in parts."""
+_WINDOW_CHARACTERS = 8_000_000
+_FIRST_WINDOW = timedelta(seconds=30)
+_LEAST_WINDOW = timedelta(milliseconds=1)
+_GROWTH = 8
+_MOST_SECONDS = 20.0
+"""Time limit of the search for a page. After that the page shows the lines found, and where the search continues."""
+_JUST_BEFORE = timedelta(microseconds=1)
+_MOST_NOTES = 20
+
+
+class LogExcerpt(Struct, frozen=True):
+    """The lines of one page, in the view's order."""
+
+    lines: list[ShownLine]
+    notes: list[str]
+    older: LogPlace | None = None
+    """End of the older lines. None if there are none, or they were not searched."""
+    newer: LogPlace | None = None
+    """Start of the newer lines, on a page with the oldest first."""
+    end: LogPlace | None = None
+    """Place after the newest line. None without lines."""
+
+
+class _Window(Struct):
+    """Result of one search, oldest first."""
+
+    lines: deque[ShownLine] = field(default_factory=deque)
+    notes: list[str] = field(default_factory=list)
+    is_full: bool = False
+    """True if there may be more lines."""
+
+
+async def read(view: LogView, ask: Ask, now: datetime, count: int = PAGE_LINES) -> LogExcerpt:
+    """Read the page of `view`. Raises HttpProblem."""
+    return await (_newest(view, ask, now, count) if view.order == NEWEST else _oldest(view, ask, count))
+
+
+async def _oldest(view: LogView, ask: Ask, count: int) -> LogExcerpt:
+    place = view.after
+    passed = place.passed if place is not None else 0
+    window = await _search(view, ask, place.at if place is not None else view.since, view.until, passed + count + 1)
+    lines = list(window.lines)
+    if place is not None:
+        lines = lines[sum(line.at == place.at for line in lines[:passed]) :]
+    shown = lines[:count]
+    end = _behind(shown, place)
+    return LogExcerpt(shown, _once(window.notes), newer=end if len(lines) > count or window.is_full else None, end=end)
+
+
+async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExcerpt:
+    place = view.before
+    ceiling = place.at + _JUST_BEFORE if place is not None else view.until
+    wanted = count + 1 + (place.passed if place is not None else 0)
+    top, span, lines, notes = min(ceiling or now, now), _FIRST_WINDOW, deque[ShownLine](), list[str]()
+    reached, is_narrowed, began = top, False, time.monotonic()
+    while True:
+        lower = max(view.since, top - span)
+        window = await _search(view, ask, lower, ceiling, max(_WINDOW_LINES, wanted))
+        if window.is_full and top - lower > _LEAST_WINDOW:
+            # The missing lines are newer than the returned ones.
+            span = max(min((top - lower) / _GROWTH, top - window.lines[-1].at), _LEAST_WINDOW)
+            is_narrowed = True
+            continue
+        if window.is_full:  # so many lines have the same time
+            window = await _search(view, ask, lower, ceiling, MOST_LINES, kept=wanted)
+        lines.extendleft(reversed(window.lines))
+        notes += window.notes
+        reached = lower
+        took = time.monotonic() - began
+        if len(lines) >= wanted or lower <= view.since or took > _MOST_SECONDS:
+            break
+        # A slow node is asked once more, for all the rest, and not again for each part.
+        is_slow = took > _MOST_SECONDS / 4 and not is_narrowed
+        top = ceiling = lower
+        span = top - view.since if is_slow else span * (2 if is_narrowed else _GROWTH)
+    if place is not None:
+        for _ in range(place.passed):
+            if lines and lines[-1].at == place.at:
+                lines.pop()
+    shown = list(lines)[-count:]
+    if len(lines) > count:
+        older: LogPlace | None = _before(shown, place)
+    else:
+        older = LogPlace(reached - _JUST_BEFORE) if reached > view.since else None
+        if older is not None:
+            notes.append(f"The search took too long and stopped at {written(reached)}. Older continues there.")
+    return LogExcerpt(shown[::-1], _once(notes), older=older, end=_behind(shown, None))
+
+
+async def _search(
+    view: LogView, ask: Ask, since: datetime, until: datetime | None, most: int, kept: int | None = None
+) -> _Window:
+    """Search the oldest `most` lines from `since` on, and keep at most the last `kept` of them. Raises HttpProblem."""
+    window = _Window(deque(maxlen=kept))
+    count = characters = 0
+    limit = min(most, MOST_LINES)
+    try:
+        async with aclosing(ask(view.asked(since, until, limit=limit))) as documents:
+            async for document in documents:
+                line = _taken(document, window.notes)
+                if line is None:
+                    continue
+                window.lines.append(line)
+                count, characters = count + 1, characters + len(line.text)
+                if kept is None and characters > _WINDOW_CHARACTERS:
+                    window.is_full = True
+                    break
+    except HttpProblem as problem:
+        if not window.lines:
+            raise
+        window.notes.append(problem.detail)  # the answer was cut off; its first lines are shown
+    window.is_full = window.is_full or count >= limit
+    # The page has its own bound, and its own way to show more.
+    is_ours = f"more than {limit} lines answer"
+    window.notes = [note for note in window.notes if kept is not None or not note.startswith(is_ours)]
+    return window
+
+
+def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
+    """Return the line of a document. None for a heartbeat, an unknown document, or a note, which goes to `notes`."""
+    if document is None:
+        return None
+    if "note" in document:
+        notes.append(str(document["note"]))
+        return None
+    try:
+        return ShownLine.of(document)
+    except ValueError:  # a newer API may send other documents
+        return None
+
+
+def _before(shown: list[ShownLine], place: LogPlace | None) -> LogPlace:
+    """Return the place before the oldest of the lines, which are before `place`."""
+    at = shown[0].at
+    passed = sum(line.at == at for line in shown)
+    return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
+
+
+def _behind(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
+    """Return the place after the newest of the lines, which are after `place`."""
+    if not shown:
+        return place
+    at = shown[-1].at
+    passed = sum(line.at == at for line in shown)
+    return LogPlace(at, passed + (place.passed if place is not None and place.at == at else 0))
+
+
+def _once(notes: list[str]) -> list[str]:
+    """Remove repeated notes."""
+    return list(dict.fromkeys(notes))[:_MOST_NOTES]

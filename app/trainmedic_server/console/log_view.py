@@ -1,0 +1,229 @@
+"""The view of a job's log that a page's address describes, and the addresses of related views. Pure values.
+
+The filters have the names of ``GET /jobs/{job}/logs``, so that an address of the API, opened in a browser, is the page
+of the same lines. Times without a zone are UTC, as everywhere in the console.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+from urllib.parse import urlencode
+
+from msgspec import Struct, field
+
+from trainmedic_logs.domain.log_search import LogQuery, read_time, written
+from trainmedic_server.api.times import time_of
+from trainmedic_server.live.log_lines import LONGEST_SINCE
+from trainmedic_server.presentation import times
+
+NEWEST, OLDEST = "newest", "oldest"
+OWN = "own"
+LASTS = ("1m", "5m", "10m", "1h", "24h")
+USUAL_LAST = "10m"
+AROUND = timedelta(minutes=1)
+"""Time before and after the moment of a view."""
+FILTERS = tuple(
+    name
+    for name in ("rank", "local_rank", "node_rank", "node", "attempt", "level", "kernel")
+    if name in LogQuery.__struct_fields__
+)
+"""The filters that the API's query has."""
+_MOST_PASSED = 50_000
+_PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
+
+
+class LogPlace(Struct, frozen=True):
+    """A place between two lines of a log."""
+
+    at: datetime
+    passed: int = 0
+    """Lines of the same time before this place. Many lines can have the same time."""
+
+    def __str__(self) -> str:
+        return f"{written(self.at)}~{self.passed}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Parse a place. Raises ValueError."""
+        match = _PLACE.fullmatch(text)
+        if match is None or int(match["passed"]) > _MOST_PASSED:
+            raise ValueError("is not a place in a log; omit it to start at the newest lines")
+        return cls(read_time(match["at"]), int(match["passed"]))
+
+
+class LogView(Struct, frozen=True):
+    """Which lines of which job, and in which order."""
+
+    job: str
+    since: datetime
+    until: datetime | None = None
+    filters: Mapping[str, str] = field(default_factory=dict)
+    """Values in the API's form."""
+    text: str = ""
+    """The text to search for."""
+    is_pattern: bool = False
+    """True if the text is a regular expression."""
+    last: str = USUAL_LAST
+    """The window as a time up to now. `OWN` if it has its own bounds."""
+    order: str = NEWEST
+    before: LogPlace | None = None
+    after: LogPlace | None = None
+    moment: datetime | None = None
+    """The time that the view is about."""
+    is_followed: bool = False
+
+    @classmethod
+    def read(cls, job: str, query: Mapping[str, str], now: datetime) -> tuple[Self, str]:
+        """Return the view that a page's parameters describe, and their errors, or an empty text. Invalid parameters
+        keep their defaults."""
+        wrong: list[str] = []
+
+        def of(name: str, read: Any, default: Any = None) -> Any:
+            value = query.get(name, "").strip()
+            try:
+                return read(value) if value else default
+            except ValueError as error:
+                wrong.append(f"{name}: {error}")
+                return default
+
+        point = of("at", _point)
+        last = query.get("last", "")
+        is_own = last == OWN or (not last and any(query.get(name) for name in ("since", "until", "attempt", "at")))
+        if is_own:
+            usual = now - LONGEST_SINCE if query.get("attempt") else now - timedelta(minutes=10)
+            usual = point - AROUND if point else usual
+            since = of("since", lambda text: _time(text, now), usual)
+            until = of("until", lambda text: _time(text, now), point + AROUND if point else None)
+            last = OWN
+        else:
+            if last and last not in LASTS:
+                wrong.append(f"last: must be one of {', '.join(LASTS)}, or {OWN}")
+            last = last if last in LASTS else USUAL_LAST
+            since, until = time_of(last, now), None
+        if until is not None and until <= since:
+            wrong.append("until: must be later than since")
+            until = None
+        usual_order = OLDEST if point else NEWEST
+        view = cls(
+            job=job,
+            since=since,
+            until=until,
+            filters={name: query[name].strip() for name in FILTERS if query.get(name, "").strip()},
+            text=query.get("text") or query.get("grep", ""),
+            is_pattern=bool(query.get("pattern")) or ("grep" in query and not query.get("text")),
+            last=last,
+            order=query.get("order", "") if query.get("order") in (NEWEST, OLDEST) else usual_order,
+            before=of("before", LogPlace.read),
+            after=of("after", LogPlace.read),
+            moment=point,
+            is_followed=bool(query.get("live")) and until is None,
+        )
+        return view, "; ".join(wrong)
+
+    @property
+    def grep(self) -> str:
+        """The RE2 expression by which the API finds the text."""
+        if not self.text or self.is_pattern:
+            return self.text
+        return f"(?i){re.escape(self.text)}"
+
+    @property
+    def is_open(self) -> bool:
+        """True if the view includes lines that are printed from now on."""
+        return self.until is None and self.before is None
+
+    def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
+        """Return the API's parameters for the lines from `since` until `until`, by default those of the whole view."""
+        names: dict[str, Any] = {**self.filters, "since": written(since or self.since)}
+        end = until or self.until
+        if end is not None:
+            names["until"] = written(end)
+        if self.grep:
+            names["grep"] = self.grep
+        return {**names, **others}
+
+    @property
+    def command(self) -> str:
+        """The command that shows these lines in a terminal."""
+        words = ["trainmedic", "logs", "--job", self.job]
+        for name, value in self.asked().items():
+            words += ["--kernel"] if name == "kernel" else [f"--{name.replace('_', '-')}", str(value)]
+        return shlex.join(words)
+
+    def query(self, **changes: Any) -> str:
+        """Return the page's query for this view with `changes`, where None removes a parameter. It starts at the view's
+        first line by default."""
+        names: dict[str, Any] = {"text": self.text, "pattern": "1" if self.is_pattern else "", **self.filters}
+        if self.last == OWN:
+            names |= {"last": OWN, "since": written(self.since), "until": self.until and written(self.until)}
+        elif self.last != USUAL_LAST:
+            names["last"] = self.last
+        names["at"] = self.moment and written(self.moment)
+        names["order"] = self.order if self.order != (OLDEST if self.moment else NEWEST) else ""
+        names["live"] = "1" if self.is_followed else ""
+        names |= changes
+        return urlencode({name: str(value) for name, value in names.items() if value not in (None, "")})
+
+    def older(self, place: LogPlace) -> str:
+        """Return the query of the lines before `place`. Its times are fixed, so it shows the same lines later."""
+        return self.query(**self._fixed(), before=place)
+
+    def newer(self, place: LogPlace) -> str:
+        """Return the query of the lines after `place`."""
+        return self.query(**self._fixed(), after=place)
+
+    def permanent(self, now: datetime) -> str:
+        """Return the query that always shows the same lines."""
+        fixed = {**self._fixed(), "until": written(self.until or now)}
+        return self.query(**fixed, before=self.before, after=self.after)
+
+    def _fixed(self) -> dict[str, Any]:
+        until = written(self.until) if self.until is not None else None
+        return {"last": OWN, "since": written(self.since), "until": until, "live": None}
+
+
+def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
+    """Return the query of the lines around a moment, of a rank, or else of a node. Empty without a time. For a kernel's
+    line it includes the kernel's lines."""
+    point = times.read(at)
+    if point is None:
+        return ""
+    names: dict[str, Any] = {"at": written(_aware(point))}
+    if source == "kernel":
+        names |= {"node": node, "kernel": "true"}
+    elif rank is not None:
+        names["rank"] = rank
+    else:
+        names["node"] = node
+    return urlencode({name: value for name, value in names.items() if value not in (None, "")})
+
+
+def _point(text: str) -> datetime:
+    point = times.read(text)
+    if point is None:
+        raise ValueError("must be a time, such as 2026-01-31T12:00:05Z")
+    return _aware(point)
+
+
+def _time(text: str, now: datetime) -> datetime:
+    """Parse a time with a zone, a time in UTC, or a duration before now."""
+    try:
+        return time_of(text, now)
+    except ValueError:
+        point = times.read(text)
+        if point is None:
+            raise ValueError(
+                "must be a time in UTC (2026-01-31 12:00:05), a time with a zone, or a duration (90m)"
+            ) from None
+        return _aware(point)
+
+
+def _aware(point: datetime) -> datetime:
+    try:
+        return (point if point.tzinfo is not None else point.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError:
+        raise ValueError("is outside the range of dates") from None

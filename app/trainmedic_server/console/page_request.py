@@ -1,0 +1,95 @@
+"""What a page is made from: who asks for what, the API, and the templates."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from msgspec import Struct, field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trainmedic_server.auth.auth import ANONYMOUS, Principal
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.console import notices
+from trainmedic_server.console.inner_api import InnerApi, Query
+from trainmedic_server.console.rendering import Renderer, page
+from trainmedic_server.console.standing import ServerStanding, StandingView
+
+_LONGEST_SEQ = 18
+"""Digits."""
+
+
+class PageRequest(Struct, frozen=True):
+    """A request for a page, by somebody who may see it."""
+
+    request: Request
+    principal: Principal
+    parameters: Mapping[str, str]
+    """The named parts of the path."""
+    api: InnerApi
+    renderer: Renderer
+    standing: ServerStanding
+    signed_in: bool
+    """Whether there is a session that could be ended."""
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    async def get(self, path: str, query: Query | None = None) -> Any:
+        """What the API has at `path`. Raises HttpProblem."""
+        return await self.api.get(self.principal, path, query)
+
+    async def get_or(self, default: Any, path: str, query: Query | None = None) -> Any:
+        return await self.api.get_or(default, self.principal, path, query)
+
+    def documents(self, path: str, query: Query | None = None) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """Yield the documents of a streamed answer of the API. Raises HttpProblem."""
+        return self.api.documents(self.principal, path, query)
+
+    @property
+    def is_operator(self) -> bool:
+        return self.principal.may(TokenRole.OPERATOR)
+
+    async def page(self, template: str, *, title: str, live: str = "", status: int = 200, **names: Any) -> Response:
+        """The page: the frame that all have, with `template` in it. `live` names what it wants to be told of."""
+        notice = notices.left(self.request)
+        text = self.renderer.text(
+            template,
+            title=title,
+            live=live,
+            me=self.principal,
+            is_operator=self.is_operator,
+            signed_in=self.signed_in,
+            path=names.pop("path", self.request.url.path),
+            query=self.query,
+            query_text=self.request.url.query,
+            curl=self._curl,
+            standing=await self.stands(),
+            notice=notice,
+            **names,
+        )
+        response = page(text, status, accepts_gzip=accepts_gzip(self.request))
+        if notice:
+            notices.clear(response)
+        return response
+
+    async def stands(self) -> StandingView:
+        """How things stand, with the newest event in it that an open page was told of before it asked again."""
+        return await self.standing.now(since=last_event(self.request.headers.get("last-event-id", "0")) or 0)
+
+    def _curl(self, path: str) -> str:
+        """The line that asks the API for `path`, as a person pastes it into a shell."""
+        base = self.renderer.base
+        scheme = "https" if self.request.headers.get("x-forwarded-proto") == "https" else "http"
+        token = "" if self.principal is ANONYMOUS else '-H "Authorization: Bearer $TRAINMEDIC_TOKEN" '
+        here = base.external_url if base.link else f"{scheme}://{self.request.headers.get('host', 'localhost:8080')}"
+        return f"curl -sS {token}{shlex.quote(here + path)}"
+
+
+def last_event(named: str) -> int | None:
+    """The number of an event as a browser names it; None where it is none."""
+    return int(named) if named.isascii() and named.isdigit() and len(named) <= _LONGEST_SEQ else None
+
+
+def accepts_gzip(request: Request) -> bool:
+    return "gzip" in request.headers.get("accept-encoding", "")

@@ -1,0 +1,129 @@
+"""The pages about places: jobs with their ranks, nodes with their GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+
+from trainmedic_logs.diagnosis.advice import MEANS
+from trainmedic_server.console import folding, log_page
+from trainmedic_server.console.page_request import PageRequest
+from trainmedic_server.console.rank_losses import losses_of
+from trainmedic_server.http.problems import HttpProblem
+
+_MOST_FINDINGS = 20
+_RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
+
+
+async def jobs(page: PageRequest) -> Response:
+    """Every job that is connected, and those that were lost."""
+    listed = await _every(page, "/jobs")
+    present = await page.stands()
+    return await page.page(
+        "jobs.html",
+        title="Jobs",
+        jobs=sorted(listed, key=lambda each: _natural(each["name"])),
+        changed=_changed(present.document),
+        losses_of=losses_of,
+        lost=_lost(present.document, "job"),
+    )
+
+
+async def job(page: PageRequest) -> Response:
+    """One job, by rank."""
+    name = page.parameters["job"]
+    shown = await _named(page, "/jobs", name)
+    runs, more = await folding.runs(page, {"job": name})
+    diagnosis = await page.get_or(None, f"/jobs/{name}/diagnosis")
+    findings = await log_page.findings_of(page, name, _MOST_FINDINGS)
+    if shown is None and not runs and diagnosis is None and not findings:
+        raise HttpProblem(
+            404,
+            f"No job {name} is connected, and no run, verdict or finding has this job's name. "
+            "Its log may exist: open it from the page Jobs.",
+        )
+    return await page.page(
+        "job.html",
+        title=f"Job {name}",
+        name=name,
+        job=shown,
+        runs=runs,
+        more=more,
+        alike=partial(folding.alike_runs, {"job": name}),
+        diagnosis=diagnosis,
+        advice_means=MEANS,
+        findings=findings,
+        most_findings=_MOST_FINDINGS,
+        losses=losses_of(shown),
+    )
+
+
+async def nodes(page: PageRequest) -> Response:
+    """Every node, by rack as far as the names tell."""
+    agents = await _every(page, "/agents")
+    present = await page.stands()
+    racks: dict[str, list[Mapping[str, Any]]] = {}
+    for agent in sorted(agents, key=lambda each: _natural(each["name"])):
+        match = _RACK.fullmatch(agent["name"])
+        racks.setdefault(match["rack"] if match else agent["name"], []).append(agent)
+    changed = _changed(present.document)
+    return await page.page(
+        "nodes.html", title="Nodes and GPUs", racks=racks, changed=changed, lost=_lost(present.document, "agent")
+    )
+
+
+async def node(page: PageRequest) -> Response:
+    """One node: what its agent says, and what was done there."""
+    name = page.parameters["node"]
+    agent = await _named(page, "/agents", name)
+    runs, more = await folding.runs(page, {"node": name})
+    if agent is None and not runs:
+        raise HttpProblem(404, f"No agent of a node {name} is connected, and no run was on one of that name.")
+    present = await page.stands()
+    return await page.page(
+        "node.html",
+        title=f"Node {name}",
+        name=name,
+        agent=agent,
+        runs=runs,
+        more=more,
+        alike=partial(folding.alike_runs, {"node": name}),
+        changed=_changed(present.document),
+    )
+
+
+async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
+    """All that the API lists at `path`, page after page."""
+    listed = await page.get(path)
+    items = list(listed["items"])
+    while listed.get("next"):
+        listed = await page.get(path, {"cursor": listed["next"]})
+        items += listed["items"]
+    return items
+
+
+async def _named(page: PageRequest, path: str, name: str) -> Mapping[str, Any] | None:
+    """The one of this name that the API lists at `path`."""
+    return next(iter((await page.get(path, {"name": name}))["items"]), None)
+
+
+def _changed(document: Mapping[str, Any] | None) -> dict[str, list[Mapping[str, Any]]]:
+    """What is changed now, by target."""
+    by_target: dict[str, list[Mapping[str, Any]]] = {}
+    for change in (document or {}).get("changed", []):
+        by_target.setdefault(change["target"], []).append(change)
+    return by_target
+
+
+def _lost(document: Mapping[str, Any] | None, kind: str) -> list[Mapping[str, Any]]:
+    lost: Iterable[Mapping[str, Any]] = (document or {}).get("lost", [])
+    return [each for each in lost if each["kind"] == kind]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key by which node-10 comes after node-9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

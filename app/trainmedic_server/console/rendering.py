@@ -1,0 +1,112 @@
+"""Fills in the console's templates. What comes from outside is escaped; templates come from the package alone."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from jinja2 import ChainableUndefined, Environment, FileSystemBytecodeCache, PackageLoader
+from starlette.responses import Response
+
+from trainmedic_core import words
+from trainmedic_server import __version__
+from trainmedic_server.console import formats, log_view
+from trainmedic_server.console.assets import Assets
+from trainmedic_server.http.base_path import BasePath
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.presentation import questions, runs, times
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+_COMPRESSED_FROM = 600
+_FILTERS = (
+    *("span", "pairs", "plain", "day", "segment", "lines"),
+    *("shell", "as_json", "status_mark", "safe_link", "without", "coded"),
+    *("local_field", "loss"),
+)
+_LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
+
+
+class _LinksBelowBase(PackageLoader):
+    """Template loader that puts the base path before every link that begins with a slash.
+
+    It changes the template's own text, before values are filled in.
+    """
+
+    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
+        source, path, is_current = super().get_source(environment, template)
+        return _LINK.sub(r'\1="{{ base }}', source), path, is_current
+
+
+class Renderer:
+    """Renderer of templates by name. Their links lead below `base`."""
+
+    def __init__(
+        self, clock: Clock, assets: Assets, base: BasePath = BasePath(), cache: FileSystemBytecodeCache | None = None
+    ) -> None:
+        self._clock = clock
+        self.base = base
+        self._environment = Environment(
+            loader=_LinksBelowBase("trainmedic_server.console", "templates"),
+            autoescape=True,
+            # An older part of the API may lack what a template shows where it is there.
+            undefined=ChainableUndefined,
+            finalize=formats.finish,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+            bytecode_cache=cache,
+        )
+        for name in _FILTERS:
+            self._environment.filters[name] = getattr(formats, name)
+        self._environment.filters["when"] = lambda value: formats.when(value, clock.now())
+        self._environment.filters["clock"] = lambda value: formats.clock_time(value, clock.now())
+        self._environment.filters["precise"] = lambda value: formats.precise(value, clock.now())
+        self._environment.filters["moment"] = times.read
+        self._environment.filters["words"] = words.words
+        self._environment.filters["tail"] = runs.short_id
+        self._environment.filters["cut"] = lambda value, size: words.cut(str(value), size)
+        self._environment.filters["sentence"] = lambda value: formats.sentence(value, clock.now(), base.link)
+        self._environment.filters["linked_runs"] = lambda value: formats.linked_runs(value, base.link)
+        self._environment.globals.update(
+            asset=lambda name: base.over(assets.url(name)),
+            base=base.link,
+            version=__version__,
+            share=formats.share,
+            questions=questions,
+            run_words=runs,
+            log_around=log_view.around,
+        )
+
+    def now(self) -> datetime:
+        """Return the current time, from which pages compute ages."""
+        return self._clock.now()
+
+    def text(self, template: str, **names: Any) -> str:
+        """The template, filled in."""
+        return self._environment.get_template(template).render(now=self._clock.now(), **names)
+
+    def part(self, template: str, macro: str, *arguments: Any) -> str:
+        """One macro of a template, for what is sent to pages that are open."""
+        module = self._environment.get_template(template).module
+        return str(getattr(module, macro)(*arguments))
+
+
+def page(text: str, status: int = 200, *, accepts_gzip: bool = False, headers: Mapping[str, str] = {}) -> Response:
+    """A page as a response, with the headers that bound what a browser does with it."""
+    content = text.encode("utf-8", "replace")
+    more = {"Cache-Control": "no-store", "Vary": "Accept, Accept-Encoding, Cookie", **SECURITY_HEADERS, **headers}
+    if accepts_gzip and len(content) > _COMPRESSED_FROM:
+        content = gzip.compress(content, 5)
+        more["Content-Encoding"] = "gzip"
+    return Response(content, status, more, media_type="text/html")

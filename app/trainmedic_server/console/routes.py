@@ -1,0 +1,45 @@
+"""Which page is at which path."""
+
+from __future__ import annotations
+
+import re
+
+from trainmedic_server.console import (
+    alert_pages,
+    api_page,
+    book_pages,
+    log_page,
+    now_page,
+    place_pages,
+    run_pages,
+    server_pages,
+)
+from trainmedic_server.console.app import Handler, Route
+
+
+def _route(pattern: str, handler: Handler, *, always: bool = False, gives_way: bool = False) -> Route:
+    return Route(re.compile(pattern), handler, always, gives_way=gives_way)
+
+
+ROUTES = (
+    _route(r"/", now_page.now),
+    _route(r"/runs", run_pages.runs),
+    _route(r"/runs/(?P<run>[0-9A-Za-z_-]{1,64})", run_pages.run),
+    _route(r"/approvals", alert_pages.approvals),
+    _route(r"/alerts", alert_pages.alerts),
+    _route(r"/explain", alert_pages.explain, always=True),
+    _route(r"/playbooks", book_pages.playbooks),
+    _route(r"/playbooks/(?P<playbook>[^/]{1,200})", book_pages.playbook),
+    _route(r"/jobs", place_pages.jobs),
+    _route(r"/logs", log_page.opened, always=True),
+    _route(r"/jobs/(?P<job>.{1,253})/logs", log_page.log),
+    # The names of jobs and nodes may hold slashes, which arrive as such however a link has written them.
+    _route(r"/jobs/(?P<job>.{1,253})", place_pages.job, gives_way=True),
+    _route(r"/nodes", place_pages.nodes),
+    _route(r"/nodes/(?P<node>.{1,253})", place_pages.node),
+    _route(r"/audit", server_pages.audit),
+    _route(r"/settings", server_pages.settings),
+    _route(r"/report", server_pages.report),
+    _route(r"/r/(?P<run>[0-9A-Za-z_-]{1,64})", run_pages.short, always=True),
+)
+OPEN_ROUTES = (Route(re.compile(r"/docs"), api_page.reference, always=True, role=None),)

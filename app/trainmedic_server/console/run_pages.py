@@ -1,0 +1,188 @@
+"""The pages about runs: the list, and one run's story."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterable, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+from starlette.responses import RedirectResponse, Response
+
+from trainmedic_core.problems import did_you_mean
+from trainmedic_server.console import folding
+from trainmedic_server.console.book_pages import UNCOUNTED
+from trainmedic_server.console.page_request import PageRequest
+from trainmedic_server.domain.run import Status
+from trainmedic_server.http.problems import HttpProblem
+from trainmedic_server.presentation import times
+from trainmedic_server.presentation.rows import Row
+from trainmedic_server.presentation.runs import title
+
+_DEFAULT_SINCE = "24h"
+_FILTERS = (
+    *("status", "playbook", "decision", "node", "gpu", "job", "alertname", "since", "until", "owes_undo"),
+    *("target", "open", "by"),
+)
+_SHORT = {"alert": "alertname", "owed": "owes_undo"}
+SAVED = (
+    ("Last 24 h", ""),
+    ("Open", "open=true&since="),
+    ("Failed 24 h", "status=failed&since=24h"),
+    ("Owed", "owes_undo=true&since="),
+    ("Held back", "status=not_started&since=24h"),
+)
+
+
+async def runs(page: PageRequest) -> Response:
+    """The list, newest first, from a cursor on."""
+    (chosen, text), wrong = _conditions(page.query), ""
+    rows: list[Row] = []
+    cursor, after, each = page.query.get("cursor", ""), "", page.query.get("each", "")
+
+    try:
+        _check(text)
+        rows, after = await folding.runs(page, chosen, cursor, each=bool(each))
+    except HttpProblem as problem:
+        if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        wrong = problem.detail
+    shown = {**chosen, **({"each": each} if each else {})}
+    books = await page.get("/playbooks", UNCOUNTED)
+    return await page.page(
+        "runs.html",
+        title="Runs",
+        live="" if cursor or wrong else "runs",
+        # Where the script asks while somebody types, it shows the page of a success alone.
+        status=422 if wrong and "hx-request" not in page.request.headers else 200,
+        wrong=wrong,
+        rows=rows,
+        alike=partial(folding.alike_runs, chosen),
+        more=urlencode({**shown, "cursor": after}) if after else "",
+        chosen=chosen,
+        text=text,
+        statuses=[status.value for status in Status],
+        playbooks=[book["name"] for book in books["items"]],
+        saved=SAVED,
+        api_text=urlencode(chosen),
+        cli="trainmedic history" + "".join(f" --{_flag(name)} {shlex.quote(value)}" for name, value in chosen.items()),
+    )
+
+
+async def run(page: PageRequest) -> Response:
+    """One run, from the alert to what was given back."""
+    shown = await page.get(f"/history/{page.parameters['run']}")
+    return await page.page(
+        "run.html",
+        title=title(shown["playbook"], shown["target"]),
+        live=f"run:{shown['run_id']}",
+        **await story(page.get_or, shown),
+    )
+
+
+async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template of a run needs beside the run: its neighbours on the target, and whether its playbook is
+    another one by now."""
+    book = await get_or(None, f"/playbooks/{shown['playbook']}", UNCOUNTED)
+    before, after = await _neighbours(get_or, shown)
+    return {
+        "run": shown,
+        "changed_since": bool(book) and book["version"] != shown["version"],
+        "before": before,
+        "after": after,
+        "beats": beats(shown["events"]),
+        "effect_svg": effect_svg(shown.get("effect")),
+    }
+
+
+async def short(page: PageRequest) -> Response:
+    """``/r/<part of an id>`` leads to the run."""
+    shown = await page.get(f"/history/{page.parameters['run']}")
+    return RedirectResponse(f"/runs/{shown['run_id']}", 303)
+
+
+def beats(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The events that a timeline shows: many alike in a row count as one."""
+    shown: list[Mapping[str, Any]] = []
+    for kind, alike in itertools.groupby(events, key=lambda event: (event["kind"], event["data"].get("step"))):
+        row = list(alike)
+        if kind[0] in ("alert_repeated", "joined", "attempt_waits") and len(row) > 1:
+            shown.append({**row[-1], "times": len(row)})
+        else:
+            shown += row
+    return shown
+
+
+def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
+    """The metric around the act, as a curve with the act and the limit marked; nothing where there are no points."""
+    series = [(at, value) for at, value in (effect or {}).get("series") or [] if value is not None]
+    if effect is None or len(series) < 2:
+        return Markup("")
+    moments, values = [at for at, _ in series], [value for _, value in series]
+    limit = effect.get("limit")
+    seen = [*values, limit] if limit is not None else values
+    low, high = min(seen), max(seen)
+    wide, tall = (moments[-1] - moments[0]) or 1, (high - low) or 1
+
+    def across(at: float) -> float:
+        return float(round(600 * (at - moments[0]) / wide, 1))
+
+    def down(value: float) -> float:
+        return float(round(88 - 80 * (value - low) / tall, 1))
+
+    points = " ".join(f"{across(at)},{down(value)}" for at, value in series)
+    marks = f'<line class="mark" x1="0" x2="600" y1="{down(limit)}" y2="{down(limit)}"/>' if limit is not None else ""
+    if (acted := times.read(effect.get("acted_at"))) is not None:
+        x = max(0.0, min(600.0, across(acted.timestamp())))
+        marks += f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="96"/>'
+    label = f"from {values[0]:g} to {values[-1]:g}; the upright line is the act"
+    return Markup(
+        '<svg class="effect" viewBox="0 0 600 96" preserveAspectRatio="none" role="img" aria-label="{}">{}'
+        '<polyline class="curve" points="{}"/></svg>'
+    ).format(label, Markup(marks), points)  # noqa: S704 - numbers that were written here
+
+
+async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The runs before and after this one on its target, among the newest hundred there."""
+    where = {name: shown[name] for name in ("node", "gpu", "job") if shown[name]}
+    if not where:
+        return None, None
+    listed = await get_or({"items": []}, "/history", {**where, "limit": "100"})
+    ids = [item["run_id"] for item in listed["items"] if item["target"] == shown["target"]]
+    if shown["run_id"] not in ids:
+        return None, None
+    place = ids.index(shown["run_id"])
+    return (ids[place + 1] if place + 1 < len(ids) else None), (ids[place - 1] if place else None)
+
+
+def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """The filters of the API that are asked for, by field or as ``name:value`` in the text field; and that text."""
+    chosen = {name: value for name in _FILTERS if (value := query.get(name, "").strip())}
+    text = query.get("q", "").strip()
+    for word in text.split():
+        name, colon, value = word.partition(":")
+        name = _SHORT.get(name, name)
+        if colon and value and name in _FILTERS:
+            chosen[name] = value
+    if "since" not in query and not text and not chosen.keys() - {"since"}:
+        chosen["since"] = _DEFAULT_SINCE
+    return chosen, text
+
+
+def _check(text: str) -> None:
+    """Raises HttpProblem for a word that is no filter."""
+    for word in text.split():
+        name, colon, value = word.partition(":")
+        if not (colon and value and _SHORT.get(name, name) in _FILTERS):
+            hint = (did_you_mean(name, _FILTERS) if colon else "") or "."
+            names = ", ".join(_FILTERS)
+            detail = f"“{word}” is not a filter{hint} Filters are written as name:value; the names are {names}."
+            raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+
+
+def _flag(name: str) -> str:
+    return {"alertname": "alert", "owes_undo": "owes-undo"}.get(name, name)

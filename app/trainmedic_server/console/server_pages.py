@@ -1,0 +1,71 @@
+"""The pages about the server itself: settings and health, who did what, and what it was worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from trainmedic_server.console.book_pages import UNCOUNTED
+from trainmedic_server.console.page_request import PageRequest
+from trainmedic_server.http.problems import HttpProblem
+
+_SPANS = ("24h", "7d", "30d", "90d")
+
+
+async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
+    """Mode, pauses, breaker, channels, sessions, playbook errors, health; `tested` is a test message that was sent."""
+    ready = await page.get("/ready")
+    pauses = await page.get_or({"items": []}, "/pauses")
+    sessions = await page.get_or(None, "/sessions")
+    books = await page.get("/playbooks", UNCOUNTED)
+    health = await page.get("/health")
+    channels = await page.get("/channels")
+    return await page.page(
+        "settings.html",
+        title="Settings",
+        path="/settings",
+        channels=channels["items"],
+        tested=tested,
+        ready=ready,
+        pauses=pauses["items"],
+        sessions=sessions["items"] if sessions else None,
+        errors=books["errors"],
+        health=health,
+        present=(await page.stands()).document,
+    )
+
+
+async def report(page: PageRequest) -> Response:
+    """What failures cost, and what repairs came to. It takes a while in a long history, so the page asks for it once
+    its frame is there."""
+    since = page.query.get("since", "7d")
+    document = await page.get("/report", {"since": since}) if "whole" in page.query else None
+    return await page.page("report.html", title="Report", report=document, since=since, spans=_SPANS)
+
+
+async def audit(page: PageRequest) -> Response:
+    """Who did what, the newest first."""
+    chosen = {name: value for name in ("by", "since", "until") if (value := page.query.get(name, "").strip())}
+    before = {"before": page.query["before"]} if page.query.get("before") else {}
+    listed: Mapping[str, Any] = {"items": [], "next": None}
+    wrong = ""
+    try:
+        listed = await page.get("/audit", {**chosen, **before})
+    except HttpProblem as problem:
+        if problem.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        wrong = problem.detail
+    return await page.page(
+        "audit.html",
+        title="Audit",
+        status=422 if wrong else 200,
+        wrong=wrong,
+        items=listed["items"],
+        chosen=chosen,
+        more=urlencode({**chosen, "before": listed["next"]}) if listed["next"] else "",
+        api_text=urlencode(chosen),
+    )

@@ -1,0 +1,116 @@
+"""``/login``: a token begins a session, whose secret the browser keeps in a cookie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.auth.browser_sessions import BASE_COOKIE, COOKIE, LASTS, SECURE_COOKIE, Sessions
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.console.page_request import accepts_gzip
+from trainmedic_server.console.rendering import Renderer, page
+from trainmedic_server.http.body import BodyReader
+from trainmedic_server.http.limits import KIB
+from trainmedic_server.http.problems import HttpProblem
+from trainmedic_server.http.sites import refuse_other_sites
+
+FORM_BYTES = 64 * KIB
+_MOST_FIELDS = 100
+_FORM = "application/x-www-form-urlencoded"
+
+
+class SignIn:
+    """The page, and what it sends."""
+
+    def __init__(self, auth: Authenticator, sessions: Sessions, renderer: Renderer, bodies: BodyReader) -> None:
+        self._auth = auth
+        self._sessions = sessions
+        self._renderer = renderer
+        self._bodies = bodies
+
+    async def show(self, request: Request) -> Response:
+        """The page; who needs no sign-in is sent on."""
+        onward = local_path(request.query_params.get("next"))
+        try:
+            self._auth.require(request, TokenRole.VIEWER)
+        except HttpProblem:
+            return self._page(request, onward, "")
+        return RedirectResponse(onward, HTTPStatus.SEE_OTHER)
+
+    async def begin(self, request: Request) -> Response:
+        """Take a token, and begin a session."""
+        refuse_other_sites(request)
+        form = await read_form(self._bodies, request)
+        onward = local_path(form.get("next"))
+        token = self._auth.token_of(form.get("token", "").strip().encode())
+        if token is None:
+            return self._page(request, onward, "That is not a token of this server.")
+        if not token.roles - {TokenRole.WEBHOOK} or token.jobs is not None:
+            why = "is for certain jobs" if token.jobs is not None else "is for Alertmanager's deliveries"
+            return self._page(request, onward, f"The token “{token.name}” {why}; the console needs a viewer's.")
+        address = request.client.host if request.client else ""
+        secret = await self._sessions.begin(token, address, request.headers.get("user-agent", ""))
+        response = RedirectResponse(onward, HTTPStatus.SEE_OTHER)
+        secure = is_https(request, self._auth)
+        response.set_cookie(
+            COOKIE if not secure else BASE_COOKIE if self._renderer.base.link else SECURE_COOKIE,
+            secret,
+            max_age=int(LASTS.total_seconds()),
+            httponly=True,
+            samesite="strict",
+            secure=secure,
+        )
+        return response
+
+    async def end(self, request: Request) -> Response:
+        """End the browser's session."""
+        refuse_other_sites(request)
+        session = self._sessions.of(request.headers.get("cookie"))
+        if session is not None:
+            await self._sessions.end(session, session.name)
+        response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        for name in (SECURE_COOKIE, BASE_COOKIE):
+            response.delete_cookie(name, secure=True, httponly=True, samesite="strict")
+        return response
+
+    def _page(self, request: Request, onward: str, wrong: str) -> Response:
+        text = self._renderer.text("login.html", title="Sign in", onward=onward, wrong=wrong)
+        status = HTTPStatus.FORBIDDEN if wrong else HTTPStatus.OK
+        return page(text, status, accepts_gzip=accepts_gzip(request))
+
+
+def is_https(request: Request, auth: Authenticator) -> bool:
+    """Whether the browser speaks TLS, to a proxy in front: it says so itself, in the origin of its page."""
+    if urlsplit(request.headers.get("origin", "")).scheme == "https":
+        return True
+    return auth.proxies.speak_for(request) and request.headers.get("x-forwarded-proto") == "https"
+
+
+def local_path(text: str | None) -> str:
+    """`text` where it is a path of this server, else the first page; so no link leads elsewhere by way of here."""
+    if not text or not text.startswith("/") or text.startswith(("//", "/\\")) or not text.isprintable():
+        return "/"
+    return text
+
+
+async def read_form(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> Mapping[str, str]:
+    """The fields of a form, the last of each name. Raises HttpProblem."""
+    return dict(await read_fields(bodies, request, most_bytes))
+
+
+async def read_fields(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> list[tuple[str, str]]:
+    """The fields of a form, in its order; a name may stand there several times. Raises HttpProblem."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A form is wanted.", closes=True)
+    async with bodies.read(request, most_bytes) as raw:
+        text = bytes(raw).decode("utf-8", "replace")
+    try:
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, f"A form has {_MOST_FIELDS} fields at the most.") from None

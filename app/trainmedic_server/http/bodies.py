@@ -1,0 +1,34 @@
+"""Bodies of requests that a handler reads itself: how they are read, and how the OpenAPI document tells of them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from trainmedic_server.errors import PayloadError
+from trainmedic_server.http.body import BodyReader, parse_json
+from trainmedic_server.http.limits import KIB
+from trainmedic_server.http.problems import sentence
+
+_BODY_BYTES = 16 * KIB
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+async def read_body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Body:
+    """The optional body as `model`. It is read here and not by FastAPI, which sets no limit and reads it
+    before it authenticates the caller."""
+    async with bodies.read(request, _BODY_BYTES) as raw:
+        document = parse_json(raw) if raw.strip() else {}
+    try:
+        return model.model_validate(document, strict=True)
+    except ValidationError as error:
+        problems = [(".".join(map(str, each["loc"])), sentence(each["msg"])) for each in error.errors()[:20]]
+        raise PayloadError.at(problems) from None
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    is_required = any(field.is_required() for field in model.model_fields.values())
+    return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,197 @@
+"""Reads a request's body within bounds of size, time and memory, and parses it as JSON.
+
+Who calls it: the webhook, and the operations that take a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.requests import Request
+
+from trainmedic_server.errors import PayloadError, Saturated
+from trainmedic_server.http.body_memory import BodyArrival, BodyMemory
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.problems import HttpProblem, from_error
+
+_MOST_CONTAINERS = 1_200_000
+"""Lists and objects in a body. Each takes sixty bytes or more in memory, however short; an alert has four."""
+
+
+class BodyReader:
+    """Reads bodies into the memory set aside for all of them together."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._memory = BodyMemory(limits)
+
+    def read(self, request: Request, largest: int | None = None) -> _BodyInWork:
+        """A block that begins with the body in its turn; until it ends, its memory counts and others wait for theirs.
+
+        Entering it raises HttpProblem: 400, 408, 413, 415, 503.
+        """
+        largest = self._limits.body_bytes if largest is None else largest
+        return _BodyInWork(self._memory, request, self._limits.body_seconds, largest)
+
+
+class _BodyInWork:
+    """The block of `BodyReader.read`; a class, because the event loop keeps a record of each generator."""
+
+    def __init__(self, memory: BodyMemory, request: Request, seconds: float, largest: int) -> None:
+        self._memory = memory
+        self._request = request
+        self._seconds = seconds
+        self._largest = largest
+        self._arrival = BodyArrival(asyncio.timeout(seconds))
+
+    async def __aenter__(self) -> bytearray:
+        _check_headers(self._request, self._largest)
+        try:
+            body = await self._receive_in_time()
+            self._memory.arrived(self._arrival)
+            self._turns = self._memory.turns(len(body))
+            await self._turns.take(len(body))
+        except BaseException:
+            self._memory.release(self._arrival)
+            raise
+        self._size = len(body)
+        return body
+
+    async def __aexit__(self, *error: object) -> None:
+        self._turns.give_back(self._size)
+        self._memory.release(self._arrival)
+
+    async def _receive_in_time(self) -> bytearray:
+        try:
+            if _has_arrived(self._request):
+                return await self._receive()
+            async with self._arrival.deadline:
+                return await self._receive()
+        except TimeoutError:
+            if self._arrival.gave_way:
+                raise _full(closes=True) from None
+            raise HttpProblem(
+                HTTPStatus.REQUEST_TIMEOUT, f"The body did not arrive within {self._seconds:g} s.", closes=True
+            ) from None
+
+    async def _receive(self) -> bytearray:
+        body = bytearray()
+        more = True
+        while more:
+            message = await self._request.receive()
+            if message["type"] == "http.disconnect":
+                raise HttpProblem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
+            chunk = message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) + len(chunk) > self._largest:
+                raise _too_large(self._largest)
+            if not self._memory.grow(self._arrival, len(chunk)):
+                raise _full(closes=more)
+            body += chunk
+        return body
+
+
+def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
+    """Return the JSON value in `body`. Raises HttpProblem 400 for other content.
+
+    Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text. It raises PayloadError, unless
+    `keep_half_pairs`. The caller then has to replace them, because no database stores one.
+    """
+    # A bracket within a text counts too, which makes no difference to alerts.
+    if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
+        raise HttpProblem(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body holds more than {_MOST_CONTAINERS} lists and objects."
+        )
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        if b"\\ud" in body.lower() and (document := _with_half_pairs(body)) is not None:
+            if keep_half_pairs:
+                return document
+            _refuse_half_pairs(document)
+        # The parser's message says what is wrong and where, and quotes nothing of the body.
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, f"The body is not JSON in UTF-8: {error}.") from None
+
+
+def _has_arrived(request: Request) -> bool:
+    """Whether the listener says that all of the body is here, as it nearly always is. Then nothing has to be waited
+    for, and a time limit would be a good part of the work."""
+    has_arrived = request.scope.get("state", {}).get("has_arrived")
+    return has_arrived is not None and has_arrived()
+
+
+def _check_headers(request: Request, largest: int) -> None:
+    # As they arrived: `request.headers` goes through all of them for each that is asked for.
+    headers: dict[bytes, bytes] = dict(request.scope["headers"])
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"", b"identity"):
+        # Unpacking is where a few bytes become gigabytes; Alertmanager never compresses.
+        raise HttpProblem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "The body must not be compressed: Content-Encoding must be absent or identity.",
+            headers={"Accept-Encoding": "identity"},
+            closes=True,
+        )
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length[:20]) > largest:
+        raise _too_large(largest)
+
+
+def _too_large(largest: int) -> HttpProblem:
+    return HttpProblem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is larger than {largest} bytes.", closes=True)
+
+
+def _full(closes: bool) -> HttpProblem:
+    problem = from_error(Saturated("bodies in work exceed the memory set aside for them"))
+    problem.closes = closes
+    return problem
+
+
+def _with_half_pairs(body: bytes | bytearray) -> Any:
+    """Return the JSON value in `body`, read by a parser that accepts half surrogate pairs. None if there is none."""
+    try:
+        return json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refuse_half_pairs(document: Any) -> None:
+    """Raise PayloadError for the first half of a surrogate pair."""
+    # A stack rather than recursion, because the body may be nested deeper than Python's stack allows; of iterators,
+    # because the list of all members would take a multiple of the body's memory.
+    being_read = [iter([("", document)])]
+    while being_read:
+        for path, value in being_read[-1]:
+            if isinstance(value, str):
+                if any("\ud800" <= character <= "\udfff" for character in value):
+                    raise PayloadError.at([(path, "holds half a surrogate pair, which is not text")])
+            elif isinstance(value, dict | list):
+                being_read.append(_members(path, value))
+                break
+        else:
+            being_read.pop()
+
+
+def _members(path: str, value: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
+    """Each member with its path; a name is a member too, at the path of its mapping."""
+    if isinstance(value, dict):
+        for name, member in value.items():
+            yield path, name
+            yield _join(path, name), member
+    else:
+        for index, member in enumerate(value):
+            yield _join(path, str(index)), member
+
+
+def _join(path: str, name: str) -> str:
+    shown = name[:64].encode("utf-8", "replace").decode()
+    return f"{path}.{shown}" if path else shown

@@ -1,0 +1,112 @@
+"""The memory that bodies take while they arrive, and the turns in which they are parsed and admitted.
+
+Small bodies and large ones each have a share of their own, so that a crowd of large ones leaves room for
+the many small ones. Where a share is full the body that has been arriving longest gives way: a delivery
+arrives at once, and who sends slowly has no claim to the memory. Who calls it: ``body``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from trainmedic_server.http.limits import ServerLimits
+
+
+class BodyArrival:
+    """A body in memory. While it arrives, `deadline` can be brought forward; ``gave_way`` says that it was."""
+
+    def __init__(self, deadline: asyncio.Timeout) -> None:
+        self.deadline = deadline
+        self.size = 0
+        self.gave_way = False
+
+
+class BodyMemory:
+    """Counts the memory of all bodies together."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._small_body_bytes = limits.small_body_bytes
+        self._small = _Share(limits.small_bytes)
+        self._large = _Share(limits.large_bytes)
+        self._small_turns = Turns(limits.parsed_bytes)
+        self._large_turns = Turns(1)  # every large body is larger, so they are taken singly
+
+    def grow(self, arrival: BodyArrival, size: int) -> bool:
+        """Count `size` more bytes of a body; False where there is no room for them and nothing gives way."""
+        before, after = self._share(arrival.size), self._share(arrival.size + size)
+        if before is not after:
+            before.remove(arrival)
+        after.arriving.setdefault(arrival)
+        arrival.size += size
+        after.in_use += size if before is after else arrival.size
+        while after.in_use > after.limit:
+            oldest = next(iter(after.arriving))
+            if oldest is arrival:
+                return False
+            after.remove(oldest)
+            oldest.size, oldest.gave_way = 0, True
+            oldest.deadline.reschedule(asyncio.get_running_loop().time())
+        return True
+
+    def arrived(self, arrival: BodyArrival) -> None:
+        """Note that a body is whole: it gives way to none from here on."""
+        self._share(arrival.size).arriving.pop(arrival, None)
+
+    def release(self, arrival: BodyArrival) -> None:
+        self._share(arrival.size).remove(arrival)
+        arrival.size = 0
+
+    def turns(self, size: int) -> Turns:
+        """The turns in which bodies of this size are parsed."""
+        return self._small_turns if size <= self._small_body_bytes else self._large_turns
+
+    def _share(self, size: int) -> _Share:
+        return self._small if size <= self._small_body_bytes else self._large
+
+
+class _Share:
+    """The bodies of one kind. Those that still arrive are in the order in which they began."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.in_use = 0
+        self.arriving: dict[BodyArrival, None] = {}
+
+    def remove(self, arrival: BodyArrival) -> None:
+        self.in_use -= arrival.size
+        self.arriving.pop(arrival, None)
+
+
+class Turns:
+    """Lets callers in, in order, whose sizes are together at most `limit`; a larger one alone."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._in_use = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, size: int) -> None:
+        """Wait for a turn, which lasts until `give_back`."""
+        if not self._waiting and self._fits(size):
+            self._in_use += size
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(size)
+            raise
+
+    def _fits(self, size: int) -> bool:
+        return self._in_use == 0 or self._in_use + size <= self._limit
+
+    def give_back(self, size: int) -> None:
+        self._in_use -= size
+        while self._waiting and (self._waiting[0][1].cancelled() or self._fits(self._waiting[0][0])):
+            waiting_size, turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self._in_use += waiting_size
+                turn.set_result(None)

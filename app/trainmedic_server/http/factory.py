@@ -1,0 +1,291 @@
+"""Builds the FastAPI application from the parts that wiring hands in. It reads no setting and no environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+from starlette.datastructures import MutableHeaders
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainmedic_core.plain_text import json_bytes
+from trainmedic_server import __version__, errors, telemetry
+from trainmedic_server.api import (
+    channels,
+    explanations,
+    findings,
+    history,
+    jobs,
+    operations,
+    pauses,
+    playbook_versions,
+    reports,
+    schemas,
+    starts,
+    status,
+    webhook,
+)
+from trainmedic_server.api.engine import AlertMapPort, CatalogPort, EnginePort, JobLivesPort, LogRulesPort
+from trainmedic_server.api.own_alerts import OwnAlerts
+from trainmedic_server.auth import audit, sessions
+from trainmedic_server.auth.auth import Authenticator
+from trainmedic_server.console.app import ConsoleApp
+from trainmedic_server.console.build import console
+from trainmedic_server.domain.topology import ClusterTopology
+from trainmedic_server.domain.untold import untold
+from trainmedic_server.engine.shared_presences import SharedPresences
+from trainmedic_server.http import problems
+from trainmedic_server.http.ascii_json import AsciiJson
+from trainmedic_server.http.base_path import BasePath
+from trainmedic_server.http.body import BodyReader
+from trainmedic_server.http.client_presence import while_client_waits
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.http.sites import SiteCheck
+from trainmedic_server.http.streaming import ClientStalled
+from trainmedic_server.live import log_lines, now
+from trainmedic_server.live.event_feed import EventFeed
+from trainmedic_server.ports.heard_alerts import HeardAlerts
+from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
+from trainmedic_server.ports.store import RunStore
+from trainmedic_server.reports.compiling import ReportCompiler, ReportHistory
+
+log = telemetry.logger(__name__)
+
+_DESCRIPTION = """Takes alerts from Alertmanager, repairs their causes by playbook, and shows what it did and why.
+
+Errors are `application/problem+json` (RFC 9457). A token is given as Bearer, or as the password of
+Basic with any user name; where no tokens are configured, none is asked for."""
+_WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
+# Models of errors and of bodies that our handlers read themselves, which FastAPI does not put into the document.
+_UNKNOWN_TO_FASTAPI = (
+    problems.ProblemDetails,
+    schemas.AlertmanagerPayload,
+    operations.OrderBody,
+    operations.CloseBody,
+    operations.EndingBody,
+    operations.EndBody,
+    pauses.PauseBody,
+    pauses.ModeBody,
+    pauses.ResumeBody,
+    starts.StartBody,
+    starts.RetryBody,
+    playbook_versions.PlayBody,
+    channels.TestBody,
+    findings.KeepBody,
+    findings.ReleaseBody,
+)
+
+
+def create_app(
+    *,
+    engine: EnginePort,
+    job_lives: JobLivesPort,
+    runs: ReportHistory,
+    sums: ReportCompiler,
+    alerts: HeardAlerts,
+    standing: now.NowApi,
+    found: findings.FindingsApi,
+    lines: log_lines.LogLinesApi,
+    catalog: CatalogPort,
+    texts: playbook_versions.PlaybookTextsApi,
+    messaging: channels.ChannelsApi,
+    log_rules: LogRulesPort,
+    bus: CommandBus,
+    presences: SharedPresences,
+    store: RunStore,
+    metrics: telemetry.Metrics,
+    auth: Authenticator,
+    clock: Clock,
+    clock_watch: ClockWatch,
+    limits: ServerLimits = ServerLimits(),
+    cluster_topology: Callable[[], ClusterTopology] = ClusterTopology,
+    allowed_hosts: Collection[str] = (),
+    redis_caveat: Callable[[], str] = str,
+    alert_map: AlertMapPort | None = None,
+) -> FastAPI:
+    """The API and the console. `listener.serve` closes ``state.feed``; `allowed_hosts` are served without tokens."""
+    bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
+    unheard = lambda: untold((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
+    handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
+    base = BasePath(standing.external_url)
+    app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
+    feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
+    webhook.declare(app.router, handle)
+    for routes in (
+        *history.routers(runs, found.history, standing, auth, clock, limits, reads, sums.has_metrics),
+        *explanations.routers(engine, catalog, alerts, auth, bodies, clock, limits, reads),
+        *found.routers(auth, clock, bodies, reads, limits),
+        *sessions.routers(auth),
+        *audit.routers(runs, feed, auth, clock, limits, reads),
+        *operations.routers(engine, job_lives, catalog, sums, standing, auth, bodies, reads, clock, alert_map),
+        playbook_versions.router(catalog, texts, auth, bodies, reads),
+        channels.router(messaging, auth, bodies),
+        *jobs.routers(bus, presences, cluster_topology, clock, auth),
+        lines.router(auth, clock, limits),
+        reports.router(sums, auth, clock),
+        status.router(
+            engine,
+            store,
+            bus,
+            catalog,
+            log_rules,
+            clock,
+            clock_watch,
+            metrics,
+            limits,
+            redis_caveat,
+            unheard,
+            alert_map,
+            messaging.routes.caveat,
+        ),
+    ):
+        app.router.routes.extend(routes.routes)  # to include them would be to build each a second time
+    app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics)
+    app.add_middleware(_Boundary, metrics=metrics)
+    return _described(app, base)
+
+
+class _Api(FastAPI):
+    """Dispatcher of requests: deliveries to `deliveries`, past FastAPI's middleware and routing, browser requests to
+    the console, and the rest to FastAPI.
+
+    First, `sites` checks for which host the request was meant, and `base` is removed from its path.
+    """
+
+    pages: ConsoleApp
+
+    def __init__(self, deliveries: ASGIApp, sites: SiteCheck, base: BasePath, metrics: telemetry.Metrics) -> None:
+        super().__init__(
+            title="Trainmedic",
+            version=__version__,
+            description=_DESCRIPTION,
+            docs_url=None,
+            redoc_url=None,
+            default_response_class=AsciiJson,
+            redirect_slashes=False,
+        )
+        self._deliveries = _Boundary(deliveries, metrics)
+        self._sites = sites
+        self._base = base
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            self._base.strip(scope)
+            try:
+                self._sites.check(scope)
+            except problems.HttpProblem as problem:
+                await problems.answer(scope, problem)(scope, receive, send)
+                return
+        if webhook.WebhookApp.takes(scope):
+            await self._deliveries(scope, receive, send)
+        elif scope["type"] == "http" and self.pages.takes(scope):
+            await while_client_waits(_Boundary(self.pages, self._metrics), scope, receive, send)
+        else:
+            await while_client_waits(self.answer, scope, receive, _of_one_caller(send))
+
+    def answers(self, scope: Scope) -> bool:
+        """Whether there is anything at the path, by whatever method."""
+        return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the API, whatever the client prefers to be shown."""
+        await super().__call__(scope, receive, send)
+
+
+def _of_one_caller(send: Send) -> Send:
+    """`send`, which says of each answer that it is for whoever asked and as they asked: no cache may give it to
+    another, nor the answer in place of the page at the same address."""
+
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.setdefault("Cache-Control", "no-store")
+            headers.setdefault("X-Content-Type-Options", "nosniff")
+            headers.add_vary_header("Accept, Authorization, Cookie")
+        await send(message)
+
+    return marked
+
+
+class _Boundary:
+    """Catches unexpected errors: logs and counts them, and answers 500 without any detail of them."""
+
+    def __init__(self, app: ASGIApp, metrics: telemetry.Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except ClientStalled:
+            # Without the end of the response the listener closes the connection.
+            log.info("stream ended: the client does not read it", path=scope["path"])
+        except Exception:  # one request must not take down the others
+            self._metrics.loop_errors.labels("http").inc()
+            log.exception("request failed", method=scope["method"], path=scope["path"])
+            if not started:
+                problem = problems.from_error(errors.TrainmedicError())
+                await problems.ProblemResponse(problem, scope["path"])(scope, receive, send)
+
+
+def _described(app: FastAPI, base: BasePath) -> FastAPI:
+    """`app`, made to answer errors as it documents them, and to complete its OpenAPI document, which it builds once,
+    when it is first asked for."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            _complete(document)
+            if base.link:
+                document["servers"] = [{"url": base.link}]
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    problems.register(app)
+    app.openapi = openapi  # type: ignore[method-assign]
+    rendered: list[bytes] = []
+
+    async def document(_: Request) -> Response:
+        # Rendered once: it is large, and anybody may ask for it.
+        if not rendered:
+            rendered.append(json_bytes(app.openapi()))
+        return Response(rendered[0], media_type="application/json")
+
+    url = app.openapi_url
+    assert url is not None
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) != url]
+    app.add_route(url, document, include_in_schema=False)
+    return app
+
+
+def _complete(document: dict[str, Any]) -> None:
+    """Add what FastAPI does not know: tokens, errors, and bodies that our handlers read."""
+    components = document["components"]["schemas"]
+    for model in _UNKNOWN_TO_FASTAPI:
+        schema = TypeAdapter(model).json_schema(ref_template="#/components/schemas/{model}")
+        components.update(schema.pop("$defs", {}))
+        components[model.__name__] = schema
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "basic": {"type": "http", "scheme": "basic", "description": "Any user name; the token as the password."},
+    }
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            if path not in _WITHOUT_TOKEN:
+                operation["security"] = [{"bearer": []}, {"basic": []}]

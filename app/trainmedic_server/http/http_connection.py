@@ -1,0 +1,289 @@
+"""One HTTP connection: uvicorn's, with bounds on what its client can make the server hold, and for how long.
+
+Uvicorn's parser takes heads of any size at any pace, queues requests without end, and waits for ever for a
+client that reads nothing. Here a head is bounded in size and time, few requests may wait for the one in
+work, and a response must be taken in time. What is too much ends the connection; which connections there
+may be at all is in ``connection_table``. Who calls it: uvicorn, as ``listener`` tells it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from trainmedic_server import telemetry
+from trainmedic_server.errors import Saturated
+from trainmedic_server.http.connection_table import ConnectionTable, Standing
+from trainmedic_server.http.limits import ConnectionLimits
+from trainmedic_server.http.problems import MEDIA_TYPE, ProblemResponse, from_error
+
+# Chunked encoding costs up to six bytes for each byte of a body.
+_FRAMING_PER_BYTE = 8
+_LINGER_SECONDS = 2.0
+_NEVER = float("inf")
+
+log = telemetry.logger(__name__)
+
+
+class HttpConnection(HttpToolsProtocol):
+    """One connection, an entry of `table`. `overdue` says when it is to be ended."""
+
+    def __init__(self, *arguments: Any, table: ConnectionTable, limits: ConnectionLimits, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.address = ""
+        self.standing = Standing.STRANGER
+        self._table = table
+        self._limits = limits
+        self._serving: RequestResponseCycle | None = None
+        """The newest request that is, or was, in work. ``cycle`` is the newest that has arrived."""
+        self._refusal: _Refusal | None = None
+        self._received = 0
+        """Bytes since the request in hand began: its head, its body and the framing of that."""
+        self._body_received = 0
+        self._outside_bodies = 0
+        """Bytes of the piece in hand that have turned out not to be of a body."""
+        self._head_deadline = _NEVER
+        """When the head must have arrived, or the next request begun; in the loop's time."""
+        self._write_deadline = _NEVER
+        """When the client must have taken what was written."""
+
+    # What the table asks.
+
+    @property
+    def in_work(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def has_arrived(self) -> bool:
+        return self.in_work and self._has_arrived()
+
+    @property
+    def unread_bytes(self) -> int:
+        waiting = sum(len(cycle.body) for cycle, _ in self.pipeline)
+        return self.transport.get_write_buffer_size() + waiting + (len(self.cycle.body) if self.cycle else 0)
+
+    def give_way(self) -> None:
+        self.transport.abort()
+
+    def overdue(self, now: float) -> bool:
+        """Whether the client owes something for too long: a head, or reading a response."""
+        if self.transport.is_closing() and self._write_deadline == _NEVER:
+            self._write_deadline = now + self._limits.flush_seconds
+        return now > min(self._head_deadline, self._write_deadline)
+
+    # What the transport tells.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self)
+        self.address = self.client[0] if self.client else ""
+        self._head_deadline = self.loop.time() + self._limits.head_seconds
+        self._table.add(self)
+        if self._table.overfull:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.discard(self)
+        if self._serving is not None and not self._serving.response_complete:
+            # Uvicorn tells the newest request only, which may be one that waits.
+            self._serving.disconnected = True
+            self._serving.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
+        self._unset_keepalive_if_required()
+        self._received += len(data)
+        self._outside_bodies = len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Answered as the plain request that it also is; what follows would be of another protocol.
+            self._end_after_responses()
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(
+                cause if isinstance(cause, _Refusal) else _Refusal(HTTPStatus.BAD_REQUEST, "This is not HTTP.")
+            )
+        else:
+            framing = self._received - _FRAMING_PER_BYTE * self._body_received
+            if framing > self._limits.head_bytes or len(self.headers or ()) > self._limits.headers:
+                self._refuse(_oversized(self._limits))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_deadline = self.loop.time() + self._limits.flush_seconds
+        self._table.unread(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_deadline = _NEVER
+        self._table.read(self)
+
+    # What the parser tells.
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= self._limits.pipelined:
+            raise _Refusal(
+                HTTPStatus.BAD_REQUEST, f"At most {self._limits.pipelined} requests may wait on a connection."
+            )
+        super().on_message_begin()
+        self._head_deadline = self.loop.time() + self._limits.head_seconds
+        self._body_received = 0
+        self._received = self._outside_bodies  # at most: the end of the request before may be among it
+
+    def on_headers_complete(self) -> None:
+        if self._received > self._limits.head_bytes or len(self.headers) > self._limits.headers:
+            self._check_head()
+        self._head_deadline = _NEVER
+        self.scope["state"]["vouch"] = self._vouch
+        self.scope["state"]["has_arrived"] = self._has_arrived
+        self.app = _answer_503 if self._table.crowded else self.config.loaded_app
+        self._table.active(self)
+        super().on_headers_complete()
+        self.cycle.transport = _JoinedWrites(self.transport)  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        self._body_received += len(body)
+        self._outside_bodies -= len(body)
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        if self._serving is not None and isinstance(self._serving.transport, _JoinedWrites):
+            self._serving.transport.flush()  # of a response without a body, such as that to HEAD
+        super().on_response_complete()
+        self._table.active(self)
+        if not self.in_work and self._head_deadline == _NEVER:
+            self._head_deadline = self.loop.time() + self._limits.keep_alive_seconds
+
+    def _check_head(self) -> None:
+        """Refuse a whole head that is too large. What has been received of the body with it does not count."""
+        if len(self.url) > self._limits.head_bytes:
+            raise _Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, f"The URL is longer than {self._limits.head_bytes} bytes.")
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self._limits.head_bytes or len(self.headers) > self._limits.headers:
+            raise _oversized(self._limits)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._serving = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # How a connection ends that asks for too much.
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(_Refusal(HTTPStatus.BAD_REQUEST, msg))
+
+    def _has_arrived(self) -> bool:
+        """Whether all of the body of the request in work is here."""
+        return self._serving is not None and not self._serving.more_body
+
+    def _vouch(self, standing: Standing) -> None:
+        self._table.vouch(self, standing)
+
+    def _refuse(self, refusal: _Refusal) -> None:
+        """Read no further. The refusal is the answer, unless earlier requests are still owed theirs."""
+        self._refusal = refusal
+        log.info("connection refused", client=self.address, status=refusal.status, detail=refusal.detail)
+        cycle = self.cycle
+        if self.in_work and (self.pipeline or not cycle.more_body or cycle.response_started):
+            self._end_after_responses()
+            return
+        if self.in_work:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.write(refusal.response())
+        # Closing while the client still sends would reset the connection, and the client might never see the answer.
+        self.transport.write_eof()
+        self._head_deadline = self.loop.time() + _LINGER_SECONDS
+
+    def _end_after_responses(self) -> None:
+        """Answer the whole requests that have arrived, then close."""
+        self._refusal = self._refusal or _Refusal(HTTPStatus.BAD_REQUEST, "")
+        self._head_deadline = _NEVER
+        while self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()  # of which the rest is not read
+        last = self.pipeline[0][0] if self.pipeline else self._serving
+        if last is None or last.response_complete:
+            self.transport.close()
+        else:
+            last.keep_alive = False
+
+
+class _JoinedWrites:
+    """The transport as one response sees it. A head that says how long the body is goes out together with the body: one
+    system call in place of two, which are a good part of the time of a short response."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held = b""
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        if not self._has_begun and b"\r\ncontent-length: " in data:
+            self._held = data
+        elif self._held:
+            self._held, data = b"", self._held + data
+            self._transport.write(data)
+        else:
+            self._transport.write(data)
+        self._has_begun = True
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
+class _Flow(FlowControl):
+    """Reads no further request while one waits for the one in work."""
+
+    def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
+        super().__init__(transport)
+        self._connection = connection
+
+    def resume_reading(self) -> None:
+        if not self._connection.pipeline:
+            super().resume_reading()
+
+
+class _Refusal(Exception):
+    """Raised by what the parser calls when the client asks for too much; the parser raises an error with this in it."""
+
+    def __init__(self, status: HTTPStatus, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+    def response(self) -> bytes:
+        members = {"type": "about:blank", "title": self.status.phrase, "status": self.status, "detail": self.detail}
+        body = json.dumps(members).encode()
+        head = f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        return STATUS_LINE[self.status] + head.encode() + body
+
+
+def _oversized(limits: ConnectionLimits) -> _Refusal:
+    return _Refusal(
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        f"The request's head has more than {limits.head_bytes} bytes or {limits.headers} headers.",
+    )
+
+
+async def _answer_503(scope: Scope, receive: Receive, send: Send) -> None:
+    problem = from_error(Saturated("connections"))
+    problem.closes = True
+    await ProblemResponse(problem)(scope, receive, send)

@@ -1,0 +1,272 @@
+"""Errors in HTTP: problem details (RFC 9457), and which error of ours becomes which status.
+
+Who calls it: the factory registers the handlers; routes raise `HttpProblem` for what concerns HTTP alone
+and let the errors of ``trainmedic_server.errors`` pass. No detail carries a library's message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from trainmedic_server import errors, telemetry
+from trainmedic_server.api.view import ApiModel
+
+MEDIA_TYPE = "application/problem+json"
+STORE_RETRY_SECONDS = 5
+_LINGER_SECONDS = 2.0
+
+log = telemetry.logger(__name__)
+
+
+class FieldProblem(ApiModel):
+    """One thing that is wrong with a request, and where."""
+
+    field: str = Field(description="Path of the member, query parameter or header.")
+    message: str
+
+
+class ProblemDetails(ApiModel):
+    """An error, as RFC 9457 has it."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Unprocessable Content",
+                    "status": 422,
+                    "detail": "alerts.0.startsAt: is missing",
+                    "field": "alerts.0.startsAt",
+                    "errors": [{"field": "alerts.0.startsAt", "message": "is missing"}],
+                }
+            ]
+        },
+    )
+
+    type: str = "about:blank"
+    title: str = Field(description="The status in words.")
+    status: int
+    detail: str = Field(description="What is wrong with this request, for a person.")
+    instance: str | None = Field(None, description="The path that was asked for.")
+    field: str | None = Field(None, description="Where the first problem is; only with 422.")
+    errors: list[FieldProblem] | None = Field(None, description="Every problem that was found, up to 20.")
+
+
+class HttpProblem(errors.TrainmedicError):
+    """The error with which a request is answered.
+
+    ``closes`` says that the request's body was not read to its end, so that the connection cannot
+    be used again. ``problems`` are (field, message).
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        problems: Sequence[tuple[str, str]] = (),
+        closes: bool = False,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = dict(headers or {})
+        self.problems = tuple(problems)
+        self.closes = closes
+
+
+class ProblemResponse(Response):
+    """The response that carries a problem.
+
+    Where it closes the connection it first goes on reading for a moment: closing while the client
+    still sends would reset the connection, and the client might never see the response.
+    """
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, problem: HttpProblem, instance: str | None = None) -> None:
+        content: dict[str, Any] = {
+            "type": "about:blank",
+            "title": _title(problem.status),
+            "status": problem.status,
+            "detail": problem.detail,
+        }
+        if instance is not None:
+            content["instance"] = instance
+        if problem.problems:
+            content["field"] = problem.problems[0][0]
+            content["errors"] = [{"field": field, "message": message} for field, message in problem.problems]
+        super().__init__(json.dumps(content), problem.status, problem.headers)
+        self._closes = problem.closes
+        if problem.closes:
+            self.headers["Connection"] = "close"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._closes:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        try:
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+        except TimeoutError:
+            pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def from_error(error: errors.TrainmedicError) -> HttpProblem:
+    """The problem with which a request is answered that failed by `error`; 500 for an error that is not foreseen."""
+    match error:
+        case HttpProblem():
+            return error
+        case errors.PayloadError():
+            problems = error.problems or ((error.field or "", str(error)),)
+            return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), problems=problems)
+        case errors.NotFound():
+            return HttpProblem(HTTPStatus.NOT_FOUND, str(error))
+        case errors.NotEntitled():
+            return HttpProblem(HTTPStatus.FORBIDDEN, str(error))
+        case errors.Conflict():
+            return HttpProblem(HTTPStatus.CONFLICT, str(error))
+        case errors.Saturated():
+            return _retry_later("The server has more deliveries than it can take now.", error.retry_after)
+        case errors.StoreSlow():
+            advice = "Use a shorter time (since, until) or fewer filters."
+            return _retry_later(f"{str(error)[:1].upper()}{str(error)[1:]}. {advice}", STORE_RETRY_SECONDS)
+        case errors.StoreUnavailable():
+            return _retry_later("The run store does not answer.", STORE_RETRY_SECONDS)
+        case errors.BusExplained():
+            return _retry_later(f"{error}.", STORE_RETRY_SECONDS)
+        case errors.BusUnavailable():
+            return _retry_later("Redis does not answer.", STORE_RETRY_SECONDS)
+        case errors.LogsUnavailable():
+            return _retry_later(f"{error}.", STORE_RETRY_SECONDS)
+        case errors.LogQueryRefused():
+            return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        case _:
+            return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something unexpected went wrong; the log says what.")
+
+
+def from_validation(mistakes: Sequence[Mapping[str, Any]]) -> HttpProblem:
+    """The problem of a request in which Pydantic has found `mistakes`: ``loc`` of each says where, ``msg`` what."""
+    problems = [(_path(each["loc"]), sentence(each["msg"])) for each in mistakes[:20]]
+    detail = "; ".join(f"{field}: {message}" for field, message in problems)
+    return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems)
+
+
+def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
+    """Log the refused request, without its body, headers and query, and return the response."""
+    client = scope.get("client")
+    level = "warning" if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "info"
+    getattr(log, level)(
+        "request refused",
+        method=scope.get("method"),
+        path=scope.get("path"),
+        status=problem.status,
+        detail=problem.detail,
+        client=client[0] if client else None,
+    )
+    return ProblemResponse(problem, instance=scope.get("path"))
+
+
+def answer_error(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse:
+    """The response to an error of ours; one that no status is foreseen for is logged with its traceback."""
+    problem = from_error(error)
+    if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("request failed", path=scope["path"], exc_info=error)
+    return answer(scope, problem)
+
+
+def register(app: FastAPI) -> None:
+    """Make `app` answer every error with a problem document."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, errors.TrainmedicError)
+        return answer_error(request.scope, error)
+
+    async def of_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        detail = _HTTP_DETAILS.get(error.status_code, str(error.detail))
+        return answer(request.scope, HttpProblem(error.status_code, detail, headers=error.headers))
+
+    async def of_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(request.scope, from_validation(error.errors()))
+
+    app.add_exception_handler(errors.TrainmedicError, ours)
+    app.add_exception_handler(HTTPException, of_http)
+    app.add_exception_handler(RequestValidationError, of_validation)
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route declares in OpenAPI for the error statuses that it can answer."""
+    schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}  # given as a model, FastAPI would compile each
+    return {status: {"description": _title(status), "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
+
+
+_HTTP_DETAILS = {
+    404: "There is nothing at this path.",
+    405: "This path does not take this method; the header Allow says which it does.",
+}
+
+
+def _retry_later(detail: str, seconds: int) -> HttpProblem:
+    return HttpProblem(
+        HTTPStatus.SERVICE_UNAVAILABLE, f"{detail} Try again.", headers={"Retry-After": str(max(1, seconds))}
+    )
+
+
+def _title(status: int) -> str:
+    # Python 3.11 still has the phrase of RFC 4918 for 422, and that of RFC 7231 for 413.
+    renamed = {413: "Content Too Large", 422: "Unprocessable Content"}
+    return renamed.get(status) or HTTPStatus(status).phrase
+
+
+def _path(location: Sequence[Any]) -> str:
+    if location[0] == "query":  # a parameter, also where it was given several times
+        return str(location[1])
+    return ".".join(str(part) for part in location[1:]) or str(location[0])
+
+
+def sentence(message: str) -> str:
+    """What Pydantic says of a value, in the words of the other errors and without its own workings."""
+    said = message.removeprefix("Value error, ")
+    for pattern, words in _PLAIN:
+        if match := pattern.fullmatch(said):
+            return match.expand(words)
+    return said
+
+
+_PLAIN = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"String should have at least 1 character", "must not be empty"),
+        (r"Field required", "is missing"),
+        (r"Extra inputs are not permitted", "is not known here"),
+        (r"Input should be a valid integer.*", "must be a whole number"),
+        (r"Input should be a valid number.*", "must be a number"),
+        (r"Input should be a valid boolean.*", "must be true or false"),
+        (r"Input should be a valid string", "must be text"),
+        (r"Input should be a valid (?:dictionary|object).*", "must be a JSON object"),
+        (r"Input should be a valid (?:list|tuple|array)", "must be a list"),
+        (r"String should match pattern '\^\[\^=.*'", "must be like name=value"),
+        (r"String should match pattern '(.*)'", r"must have the form \1"),
+        (r"(?:Input|String|List|Tuple|Dictionary) should (.*)", r"must \1"),
+    )
+)

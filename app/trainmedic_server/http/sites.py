@@ -1,0 +1,105 @@
+"""For which site a request was made: checks of Host and Origin, so that no web page borrows what a browser may do.
+
+A page can send requests to any address that the browser reaches, loopback included. Two checks stand against it. A
+request that acts must come from a page of this server (its Origin is the Host). And where no tokens are set, the Host
+must be one that an attacker cannot own: a page of ``evil.example`` may have that name point to 127.0.0.1 (DNS
+rebinding), and then its Origin is the Host, but it needs a name in the public DNS for it. Where tokens are set, a
+rebound page has none.
+
+Who calls it: the factory before anything else of a request, and ``auth``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from http import HTTPStatus
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from trainmedic_server.http.problems import HttpProblem
+
+_AUTHORITY = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::[0-9]{1,5})?"
+_HOST = re.compile(_AUTHORITY)
+_ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://(?P<authority>{_AUTHORITY})")
+# Names under these are a cluster's own, or the machine's; the public DNS has none of them.
+_PRIVATE_ENDINGS = (".localhost", ".svc", ".svc.cluster.local")
+_REMEMBERED = 1024
+
+
+class SiteCheck:
+    """Refuses requests whose Host or Origin is malformed, and, while `is_open`, those for a name of somebody else.
+
+    `names` are accepted beside addresses, ``localhost``, names without a dot and names of a cluster's
+    services. ``*.example.org`` stands for every name under ``example.org``.
+    """
+
+    def __init__(self, names: Iterable[str] = (), is_open: Callable[[], bool] = lambda: True) -> None:
+        lowered = {name.lower().rstrip(".") for name in names}
+        self._names = frozenset(name for name in lowered if not name.startswith("*."))
+        self._endings = (*_PRIVATE_ENDINGS, *(name[1:] for name in lowered if name.startswith("*.")))
+        self._is_open = is_open
+        self._is_ours = lru_cache(_REMEMBERED)(self._is_address_or_name_of_ours)
+
+    def check(self, scope: Scope) -> None:
+        """Raise HttpProblem: 400 for what is malformed, 421 for another site's name."""
+        hosts: list[bytes] = []
+        origins: list[bytes] = []
+        for name, value in scope["headers"]:
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"origin":
+                origins.append(value)
+        if origins and (len(origins) > 1 or not _is_origin(origins[0])):
+            raise _malformed("Origin", "is not an origin, such as https://trainmedic.example.org")
+        if len(hosts) != 1:
+            if hosts or scope.get("http_version") == "1.1":
+                raise _malformed("Host", "must be there once")
+            return
+        host = hosts[0].decode("latin-1")
+        match = _HOST.fullmatch(host)
+        if match is None:
+            raise _malformed("Host", "is not a name or address with an optional port")
+        if self._is_open() and not self._is_ours(match[1]):
+            name = match[1]
+            raise HttpProblem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"This server has no tokens, and {name} may be another site's name for it. Ask it by its address, "
+                f"give it tokens (--tokens), or start it with --allowed-hosts {name} (TRAINMEDIC_ALLOWED_HOSTS).",
+                closes=True,
+            )
+
+    def _is_address_or_name_of_ours(self, host: str) -> bool:
+        name = host.lower().rstrip(".")
+        if "." not in name or name in self._names or name.endswith(self._endings):
+            return True  # a name without a dot is of the local network; an IPv6 address may have none either
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return True
+
+
+def refuse_other_sites(request: HTTPConnection) -> None:
+    """Refuse what another site's page sends: it must not act with the rights that an operator's browser has."""
+    headers: dict[bytes, bytes] = dict(request.scope["headers"])
+    if b"origin" not in headers:
+        return
+    origin = headers[b"origin"].decode("latin-1")
+    match = _ORIGIN.fullmatch(origin)
+    site = match["authority"] if match else None
+    if not site or site.lower() != headers.get(b"host", b"").decode("latin-1").lower():
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "A page of another site may not do this.", closes=True)
+
+
+def _is_origin(value: bytes) -> bool:
+    return _ORIGIN.fullmatch(value.decode("latin-1")) is not None
+
+
+def _malformed(header: str, problem: str) -> HttpProblem:
+    return HttpProblem(
+        HTTPStatus.BAD_REQUEST, f"{header}: {problem}.", problems=[(header.lower(), problem)], closes=True
+    )

@@ -1,0 +1,138 @@
+"""``GET /events``: the history as it grows, as server-sent events (WHATWG HTML, section 9.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+from fastapi import Depends, Header, Query, Request, Response
+
+from trainmedic_server.api import examples, views
+from trainmedic_server.auth.auth import Authenticator, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain.run import Event
+from trainmedic_server.errors import StoreUnavailable
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.limits import MIB, ServerLimits
+from trainmedic_server.http.problems import responses
+from trainmedic_server.http.streaming import StreamedResponse, while_allowed
+from trainmedic_server.live.event_feed import EventFeed
+
+EVENT_STREAM = "text/event-stream"
+_LARGEST_SEQ = (1 << 63) - 1  # of SQLite's and PostgreSQL's integers
+_RETRY_MILLISECONDS = 2000
+_KEPT_BYTES = 2 * MIB
+
+_EXAMPLE = f"id: {examples.EVENT['seq']}\nevent: {examples.EVENT['kind']}\ndata: {{…}}\n\n"
+
+
+def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRoutes:
+    routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
+    written = WrittenEvents()
+
+    @routes.get(
+        "/events",
+        summary="Events, as they happen",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "Server-sent events. `data` is an event as in `GET /history/{run_id}`.",
+                "content": {EVENT_STREAM: {"schema": {"type": "string"}, "example": _EXAMPLE}},
+            },
+            **responses(401, 403, 422, 503),
+        },
+    )
+    async def events(
+        request: Request,
+        after: Annotated[
+            int | None, Query(ge=0, le=_LARGEST_SEQ, description="Begin after this event; 0 for all.")
+        ] = None,
+        run_id: Annotated[
+            str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="Only the events of this run.")
+        ] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, le=_LARGEST_SEQ, description="Goes before `after`.")] = None,
+    ) -> Response:
+        """Every event after the one that the client names, then each new one, until either side ends it.
+
+        Without `Last-Event-ID` and `after`, only new ones. The id of each is its `seq`; a client that
+        lost the connection goes on with `Last-Event-ID` and misses none. A comment is sent when it
+        has been quiet.
+        """
+        named = after if last_event_id is None else last_event_id
+        begin = await feed.start_of(named)
+        feed.join()
+        chunks = _lines(feed, written, begin, run_id, limits.heartbeat_seconds, send_begin=named is None)
+        chunks = while_allowed(chunks, lambda: auth.allows(request, TokenRole.VIEWER))
+        return StreamedResponse(chunks, EVENT_STREAM, limits.stall_seconds, on_close=feed.leave)
+
+    return routes
+
+
+async def _lines(
+    feed: EventFeed,
+    written: WrittenEvents,
+    begin: int,
+    run_id: str | None,
+    heartbeat_seconds: float,
+    *,
+    send_begin: bool,
+) -> AsyncGenerator[bytes, None]:
+    """The bytes that one client is sent: every event after `begin`, of one run where `run_id` is given.
+
+    It ends when the feed closes, and when the store does not answer: the client then connects again and names
+    the last event that it has. `send_begin` first sends `begin` as an id, so that a client which named no
+    event and is cut off before the first event misses none either.
+    """
+    clock = asyncio.get_running_loop().time
+    position, sent_at = begin, clock()
+    first_id = f"id: {begin}\n" if send_begin else ""
+    yield f"retry: {_RETRY_MILLISECONDS}\n{first_id}\n".encode()
+    while not feed.closed:
+        try:
+            events = await feed.after(position, max(0.0, sent_at + heartbeat_seconds - clock()))
+        except StoreUnavailable:
+            return
+        if events:
+            position = events[-1].seq or position
+        lines = [written.line(event) for event in events if run_id is None or event.run_id == run_id]
+        if lines:
+            yield b"".join(lines)
+            sent_at = clock()
+        elif clock() >= sent_at + heartbeat_seconds:
+            yield b": still here\n\n"
+            sent_at = clock()
+
+
+class WrittenEvents:
+    """Writes events as lines, and keeps the newest, so that one which all listeners are sent is written once."""
+
+    def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._kept: dict[int, tuple[Event, bytes]] = {}
+        self._bytes = 0
+
+    def line(self, event: Event) -> bytes:
+        assert event.seq is not None, "the history gives events their seq"
+        kept = self._kept.get(event.seq)
+        if kept is not None and kept[0] == event:
+            return kept[1]
+        self._drop(event.seq)  # of a store whose place another one has taken
+        line = _line(event)
+        self._kept[event.seq] = event, line
+        self._bytes += len(line)
+        while self._bytes > self._most_bytes:
+            self._drop(next(iter(self._kept)))
+        return line
+
+    def _drop(self, seq: int) -> None:
+        kept = self._kept.pop(seq, None)
+        if kept is not None:
+            self._bytes -= len(kept[1])
+
+
+def _line(event: Event) -> bytes:
+    # JSON in one line holds no line break, and the engine chooses the kinds, so that no text from outside
+    # can begin a line, which is how a field of the stream begins.
+    view = views.event(event)
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (view.seq, view.kind.encode(), views.one_line(view))

@@ -1,0 +1,171 @@
+"""``GET /jobs/{job}/logs``: the lines of a job, from whoever keeps them, as NDJSON or, followed, as server-sent events.
+
+Beside lines there are notes, for whoever reads them: a node that did not answer, lines that are not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request, Response
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_core.expressions.regexes import SearchPattern
+from trainmedic_core.plain_text import json_bytes
+from trainmedic_logs.domain.log_search import LONGEST_GREP, LogLevel, LogQuery
+from trainmedic_server.api.exports import NDJSON
+from trainmedic_server.api.times import TimeText, time_of
+from trainmedic_server.auth.auth import Authenticator, Principal, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.errors import BusUnavailable, NotFound
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.problems import HttpProblem, responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.http.streaming import StreamedResponse, while_allowed
+from trainmedic_server.live.events import EVENT_STREAM
+from trainmedic_server.live.whereabouts import Whereabouts
+from trainmedic_server.ports.logs import LogBatch, LogSource
+from trainmedic_server.ports.outside import Clock
+
+USUAL_SINCE = timedelta(minutes=10)
+LONGEST_SINCE = timedelta(days=30)
+"""How far back the lines of an attempt are looked for where nobody says since when."""
+MOST_LINES = 100_000
+USUAL_LINES = 10_000
+
+_EXAMPLE = (
+    '{"at": "2026-01-31T12:00:00.000000Z", "node": "gpu-07", "source": "training", "level": "error", "job": "llm-1",'
+    ' "attempt": 3, "rank": 7, "line": "torch.OutOfMemoryError: CUDA out of memory. …"}\n'
+)
+_ANSWER: dict[str, Any] = {
+    "description": 'A line each, or a note as `{"note": …}`; with `follow` they are events `line` and `note`.',
+    "content": {
+        NDJSON: {"schema": {"type": "string"}, "example": _EXAMPLE},
+        EVENT_STREAM: {"schema": {"type": "string"}},
+    },
+}
+Number = Annotated[int | None, Query(ge=0, lt=1_000_000_000)]
+
+
+class LogLinesApi(Struct, frozen=True):
+    """Who keeps the lines, and who knows where jobs run."""
+
+    source: LogSource
+    whereabouts: Whereabouts
+
+    def router(self, auth: Authenticator, clock: Clock, limits: ServerLimits) -> ApiRoutes:
+        return _router(self.source, self.whereabouts, auth, clock, limits)
+
+
+def _router(
+    source: LogSource, whereabouts: Whereabouts, auth: Authenticator, clock: Clock, limits: ServerLimits
+) -> ApiRoutes:
+    routes = ApiRoutes("logs")
+    viewer = requires(auth, TokenRole.VIEWER)
+    turns = ReadTurns(limits.log_searches, 0, "searches of logs")
+
+    @routes.get(
+        "/jobs/{job:path}/logs",
+        summary="The lines of a job's logs, oldest first",
+        response_class=Response,
+        # 404: a name that no path can have, or a job of which no node is known.
+        responses={200: _ANSWER, **responses(401, 403, 404, 422, 429, 503)},
+    )
+    async def lines(
+        request: Request,
+        principal: Principal = Depends(viewer),
+        asked: LogQuery = Depends(_query(clock)),
+        limit: Annotated[
+            int, Query(ge=1, le=MOST_LINES, description="Lines; with `follow` it has no meaning.")
+        ] = USUAL_LINES,
+        follow: Annotated[bool, Query(description="Go on with what is new, as server-sent events.")] = False,
+    ) -> Response:
+        """Without `since`, those of the last ten minutes; of an `attempt`, all that are kept."""
+        if asked.kernel and principal.jobs is not None:
+            raise HttpProblem(HTTPStatus.FORBIDDEN, "This token is for certain jobs, and a kernel's lines are of all.")
+        _check(asked)
+        places = await whereabouts.of(asked.job)
+        # If no SDK reports the job, only its files show its nodes.
+        is_search = asked.node is None and not places.nodes and bool(places.readers)
+        query = replace(asked, pods=places.pods, is_search=is_search)
+        nodes = places.readers if is_search else places.nodes
+        async with AsyncExitStack() as until_closed:
+            await until_closed.enter_async_context(turns.take())
+            batches = source.follow(query, nodes) if follow else source.search(query, nodes, limit)
+            if isinstance(batches, AsyncGenerator):
+                until_closed.push_async_callback(batches.aclose)
+            try:
+                first = await anext(batches, None)  # before anything is sent, so that who cannot answer leads to a 503
+            except NotFound as error:
+                if places.is_whole:
+                    raise
+                raise BusUnavailable("the job cannot be asked where it runs") from error
+            write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
+            written = while_allowed(_written(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
+            return StreamedResponse(written, media_type, limits.stall_seconds, until_closed.pop_all().aclose)
+
+    return routes
+
+
+def _query(clock: Clock) -> Callable[..., LogQuery]:
+    """The dependency that reads a query from its parameters."""
+
+    def query(
+        job: str,
+        rank: Number = None,
+        node_rank: Number = None,
+        local_rank: Number = None,
+        node: Annotated[str | None, Query(min_length=1, max_length=253)] = None,
+        attempt: Annotated[int | None, Query(ge=1, lt=1_000_000_000)] = None,
+        since: TimeText | None = None,
+        until: TimeText | None = None,
+        grep: Annotated[str, Query(max_length=LONGEST_GREP, description="A regular expression of RE2.")] = "",
+        level: Annotated[LogLevel | None, Query(description="Lines of this level, and worse ones.")] = None,
+        kernel: Annotated[bool, Query(description="Also the kernels' lines of the job's nodes.")] = False,
+    ) -> LogQuery:
+        now = clock.now()
+        begin = time_of(since, now) if since else now - (LONGEST_SINCE if attempt is not None else USUAL_SINCE)
+        end = time_of(until, now) if until else None
+        return LogQuery(job, begin, end, attempt, rank, node_rank, node, grep, level, kernel, local_rank=local_rank)
+
+    return query
+
+
+def _check(query: LogQuery) -> None:
+    """Raise HttpProblem where the query makes no sense."""
+    try:
+        if query.grep:
+            SearchPattern(query.grep)
+    except ValueError as error:
+        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, f"grep: {error}", problems=[("grep", str(error))]) from error
+    if query.until is not None and query.until <= query.since:
+        message = "is not after since"
+        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, f"until: {message}", problems=[("until", message)])
+
+
+def _line(kind: str, data: bytes) -> bytes:
+    return data + b"\n"
+
+
+def _event(kind: str, data: bytes) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+async def _written(
+    first: LogBatch | None, others: AsyncIterator[LogBatch], write: Callable[[str, bytes], bytes]
+) -> AsyncGenerator[bytes, None]:
+    batch = first
+    while batch is not None:
+        pieces = [write("line", json_bytes(line.to_json())) for line in batch.lines]
+        pieces += [write("note", json_bytes({"note": note})) for note in batch.notes]
+        if pieces:
+            yield b"".join(pieces)
+        elif write is _event:
+            yield b": still here\n\n"
+        batch = await anext(others, None)

@@ -1,0 +1,301 @@
+"""``GET /now``: how things stand. What waits for a person, what is changed and when it goes back, what runs, what is
+lost.
+
+`NowApi.view` answers it by a fixed number of bounded questions to the run store, however many runs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from fastapi import Depends
+from pydantic import Field
+
+from trainmedic_server.api.approvals import ApprovalView, approvals
+from trainmedic_server.api.engine import EnginePort
+from trainmedic_server.api.upcoming_view import NextView
+from trainmedic_server.api.view import View
+from trainmedic_server.auth.auth import Authenticator, requires
+from trainmedic_server.auth.tokens import TokenRole
+from trainmedic_server.domain import changes
+from trainmedic_server.domain.alert import AlertRecord, decisive
+from trainmedic_server.domain.changes import Change
+from trainmedic_server.domain.modes import Mode, UndoTrigger
+from trainmedic_server.domain.run import Controls, Decision, OperatorOrder, Run, Status
+from trainmedic_server.http.api_routes import ApiRoutes
+from trainmedic_server.http.problems import responses
+from trainmedic_server.http.read_turns import ReadTurns
+from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.present import Present
+from trainmedic_server.ports.store import History, HistoryFilter
+
+MOST = 500
+"""Runs that are looked at: of those that are open, and of those that owe an undo. What is left out is counted."""
+MOST_ENDED = 200
+"""Most ended runs without a pending undo that are searched for changes without an undo."""
+NEVER_GIVEN_BACK_FOR = timedelta(days=7)
+"""Period after its run's creation in which a change without an undo is listed. Its end is not known: a job with a
+halved learning rate may have ended long ago."""
+_ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
+_LOST_FOR = timedelta(days=1)
+_HOUR = timedelta(hours=1)
+
+
+class PauseLine(View):
+    """An order not to act, and on what."""
+
+    scope: str = Field(description="everything, or what it is bounded to.")
+    by: str | None
+    since: datetime | None
+    note: str = ""
+    until: datetime | None = Field(None, description="null where it lasts until somebody resumes.")
+
+
+class BreakerView(View):
+    """The breaker."""
+
+    open: bool
+    since: datetime | None
+    reason: str | None = Field(description="What it has counted, for a person.")
+
+
+class ChangeView(View):
+    """Change of a run: one with a pending undo, or one without an undo."""
+
+    run_id: str
+    playbook: str
+    target: str
+    step: str
+    action: str
+    params: dict[str, Any]
+    before: str | None = Field(description="What was there, as the action told; null where that is not known.")
+    after: str | None = Field(description="What is there since.")
+    is_certain: bool = Field(description="False where it is not known whether the action was carried out.")
+    since: datetime
+    undo: UndoTrigger = Field(description="never: it is not reverted automatically.")
+    is_reversible: bool = Field(description="True if an operator can order its undo.")
+    given_back: str = Field(description="When it is given back, for a person.")
+    not_before: datetime | None = Field(description="When the next attempt is made, where one has failed.")
+    latest: datetime | None = Field(description="When the run stops waiting for it; null where it waits for ever.")
+    lease_seconds: float | None = Field(
+        description="How long it lasts if nobody renews it; null where it does not end by itself."
+    )
+    undo_error: str | None = Field(description="Why it could not be given back when that was last tried.")
+
+
+class RunningView(View):
+    """An open run."""
+
+    run_id: str
+    playbook: str
+    target: str
+    alert_name: str
+    status: Status
+    waiting_on: str | None
+    since: datetime
+    message: str
+    next: NextView | None
+
+
+class LostView(View):
+    """An agent or a job that was there and is not any more."""
+
+    kind: str = Field(description="agent or job.")
+    name: str
+    since: datetime = Field(description="When it was heard of last.")
+    reason: str
+
+
+class HourView(View):
+    """What was decided in the last hour."""
+
+    decisions: dict[str, int]
+    statuses: dict[str, int] = Field(description="Of these runs, as they stand now.")
+
+
+class CountsView(View):
+    """How many there are in all, also where the lists are cut."""
+
+    open: dict[str, int] = Field(description="Open runs by status.")
+    owing: int = Field(description="Closed runs that still owe an undo.")
+    left_out: int = Field(description="Runs that the lists of this answer leave out.")
+
+
+class NowView(View):
+    """How things stand."""
+
+    at: datetime
+    mode: Mode
+    paused: list[PauseLine] = Field(description="Empty where nothing is.")
+    breaker: BreakerView
+    approvals: list[ApprovalView]
+    changed: list[ChangeView] = Field(
+        description="Pending undos, then changes that are not reverted automatically (`undo: never`), the newest first."
+    )
+    changed_since: datetime = Field(
+        description="Changes without an undo are listed for runs that were created since then, pending undos for all."
+    )
+    running: list[RunningView] = Field(description="The other open runs.")
+    lost: list[LostView] = Field(description="Within the last day, and not come back.")
+    last_hour: HourView
+    counts: CountsView
+    notifications: str = Field(
+        "",
+        description="What is missing for notifications: a channel, or a default channel for messages that no route "
+        "takes. Empty if nothing is missing.",
+    )
+
+
+class NowApi:
+    """Answers how things stand."""
+
+    def __init__(
+        self,
+        present: Present,
+        history: History,
+        engine: EnginePort,
+        clock: Clock,
+        external_url: str = "",
+        notifications: str = "",
+    ) -> None:
+        self.present = present
+        self._history = history
+        self._engine = engine
+        self._clock = clock
+        self.external_url = external_url
+        self._notifications = notifications
+
+    async def view(self) -> NowView:
+        """How things stand now. Raises StoreUnavailable."""
+        now, controls = self._clock.now(), self._engine.controls
+        open_runs, _ = await self._history.page(HistoryFilter(is_open=True), MOST, None)
+        owing, _ = await self._history.page(HistoryFilter(owes_undo=True), MOST, None)
+        ended, covered_since = await self._ended_runs(now)
+        counts = await self.present.open_counts()
+        alerts = await self.present.alerts_of_runs([run.id for run in (*open_runs, *owing)])
+        orders = await self.present.orders_of_runs([run.id for run in open_runs])
+        nexts = {run.id: await self.next_of(run, alerts.get(run.id, ()), orders.get(run.id, ())) for run in open_runs}
+        asked = await approvals(self._history, self.external_url)
+        return NowView(
+            at=now,
+            mode=self._engine.mode,
+            paused=pauses_of(controls, now),
+            breaker=breaker_of(controls),
+            approvals=asked.items,
+            changed=[
+                *_views(_owed([*open_runs, *owing], alerts)),
+                *_views(_never_given_back([*open_runs, *owing, *ended], self._engine.leaves_change)),
+            ],
+            changed_since=covered_since,
+            running=[_running(run, nexts[run.id]) for run in open_runs if run.status is not Status.AWAITING_APPROVAL],
+            lost=await self._lost(now),
+            last_hour=_hour(await self.present.decided_since(now - _HOUR)),
+            counts=CountsView(
+                open=dict(counts.by_status),
+                owing=counts.owing,
+                left_out=max(sum(counts.by_status.values()) + counts.owing - len(open_runs) - len(owing), 0),
+            ),
+            notifications=self._notifications,
+        )
+
+    async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
+        """Return the newest runs that have acted and ended without a pending undo, and since when this list is
+        complete."""
+        since = now - NEVER_GIVEN_BACK_FOR
+        matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
+        ended, cursor = await self._history.page(matching, MOST_ENDED, None)
+        if cursor is None:
+            return ended, since
+        return ended, ended[-1].created_at if ended else now
+
+    async def next_of(
+        self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder]
+    ) -> NextView | None:
+        """What the run does next; None where it is over."""
+        upcoming = await self._engine.upcoming(run, alerts, orders)
+        return NextView.model_validate(upcoming) if upcoming is not None else None
+
+    async def _lost(self, now: datetime) -> list[LostView]:
+        agents, jobs = await self.present.lost(now - _LOST_FOR)
+        silent = "nothing is heard of it any more"
+        lost = [LostView(kind="agent", name=life.name, since=life.seen_at, reason=silent) for life in agents]
+        lost += [LostView(kind="job", name=life.name, since=life.since, reason=life.reason) for life in jobs]
+        return sorted(lost, key=lambda each: each.since, reverse=True)
+
+
+def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
+    routes = ApiRoutes("status", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get("/now", summary="How things stand", response_model=NowView, responses=responses(401, 403, 503))
+    async def how_things_stand() -> NowView:
+        """What waits for a person, what is changed and when it goes back, what runs and comes next, what is lost.
+
+        Of more than 500 open runs, or 500 that owe an undo, the newest; `counts` has them all.
+        """
+        async with reads.take():
+            return await now.view()
+
+    return routes
+
+
+def pauses_of(controls: Controls, now: datetime) -> list[PauseLine]:
+    """The orders not to act, or to observe only, that are in force."""
+    return [
+        PauseLine(
+            scope=f"{pause.scope}{', observe only' if pause.observe else ''}",
+            by=pause.by,
+            since=max(pause.at, (pause.window(now) or (pause.starts_at, None))[0]),
+            note=pause.note,
+            until=pause.until(now),
+        )
+        for pause in controls.pauses
+        if pause.is_in_force(now)
+    ]
+
+
+def breaker_of(controls: Controls) -> BreakerView:
+    return BreakerView(open=controls.breaker_open, since=controls.breaker_opened_at, reason=controls.breaker_reason)
+
+
+def _running(run: Run, upcoming: NextView | None) -> RunningView:
+    return RunningView(
+        run_id=run.id,
+        playbook=run.playbook,
+        target=run.target_key,
+        alert_name=run.alert_name,
+        status=run.status,
+        waiting_on=run.waiting_on,
+        since=run.created_at,
+        message=run.message,
+        next=upcoming,
+    )
+
+
+def _owed(runs: Sequence[Run], alerts: Mapping[str, Sequence[AlertRecord]]) -> Iterator[Change]:
+    for run in runs:
+        firing = sorted({record.alert.name for record in decisive(alerts.get(run.id, ())) if not record.is_resolved})
+        yield from changes.of_run(run, firing)
+
+
+def _never_given_back(runs: Sequence[Run], leaves_change: Callable[[str], bool]) -> Sequence[Change]:
+    lasting = [change for run in runs for change in changes.never_given_back(run, leaves_change)]
+    return sorted(lasting, key=lambda change: change.since, reverse=True)
+
+
+def _views(listed: Iterable[Change]) -> Iterator[ChangeView]:
+    for change in listed:
+        lease = change.lease.total_seconds() if change.lease is not None else None
+        members = {name: getattr(change, name) for name in ChangeView.model_fields if name != "lease_seconds"}
+        yield ChangeView(**members, lease_seconds=lease)
+
+
+def _hour(counts: Mapping[tuple[str, str], int]) -> HourView:
+    decisions: dict[str, int] = {}
+    statuses: dict[str, int] = {}
+    for (decision, status), number in counts.items():
+        decisions[decision] = decisions.get(decision, 0) + number
+        if decision == Decision.STARTED or status != Status.NOT_STARTED:
+            statuses[status] = statuses.get(status, 0) + number
+    return HourView(decisions=decisions, statuses=statuses)

@@ -1,0 +1,118 @@
+"""Pages of who is connected: in the order of their names, from what was read a moment ago.
+
+What takes long for thousands, such as what speaks against whom, is worked out anew only where it may have changed, and
+not for each page. Who calls it: the routes of ``/agents`` and ``/jobs``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import Query
+from msgspec import Struct
+
+from trainmedic_server.api.query_types import Names, wrong_cursor
+from trainmedic_server.domain import contradictions
+from trainmedic_server.domain.contradictions import Contradictions
+from trainmedic_server.domain.topology import AgentTopology, ranks_in
+from trainmedic_server.engine.shared_presences import SharedPresences
+from trainmedic_server.ports.outside import Presence
+
+PresenceNames = Annotated[Names, Query(description="Only those of these names; several times.")]
+
+
+class Listed(Struct, frozen=True):
+    """Everybody of one kind at one moment, by name."""
+
+    presences: Sequence[Presence]
+    against: Contradictions
+    agents: AgentTopology
+    parts: Mapping[str, Any]
+    """What `against` follows from, by name: the GPUs of each agent, or the places of each job's ranks."""
+    read: Sequence[Presence]
+
+
+class Page(NamedTuple):
+    """A page, and the cursor of the next; None where there is none."""
+
+    presences: Sequence[Presence]
+    next: str | None
+
+
+class PresenceLists:
+    """What is known of agents and jobs, some seconds old at most."""
+
+    def __init__(self, presences: SharedPresences) -> None:
+        self._source = presences
+        self._agents: Listed | None = None
+        self._jobs: Listed | None = None
+        self._turn = asyncio.Lock()
+
+    async def agents(self) -> Listed:
+        """Raises BusUnavailable."""
+        read = await self._source.recent_agents()
+        async with self._turn:
+            if self._agents is None or self._agents.read is not read:
+                self._agents = await asyncio.to_thread(_listed_agents, read, self._agents)
+            return self._agents
+
+    async def jobs(self) -> Listed:
+        """Raises BusUnavailable."""
+        agents, read = (await self.agents()).agents, await self._source.recent_jobs()
+        async with self._turn:
+            if self._jobs is None or self._jobs.read is not read or self._jobs.agents is not agents:
+                self._jobs = await asyncio.to_thread(_listed_jobs, read, agents, self._jobs)
+            return self._jobs
+
+
+def page(listed: Sequence[Presence], limit: int, cursor: str | None, names: Collection[str] | None) -> Page:
+    """Up to `limit` of those listed, which are sorted by name, after the cursor. Raises HttpProblem where nobody gave
+    that cursor."""
+    after = "" if cursor is None else _decoded(cursor)
+    if names:
+        wanted = set(names)
+        listed = [each for each in listed if each.name in wanted]
+    start = bisect_right(listed, after, key=lambda each: each.name) if cursor is not None else 0
+    shown = listed[start : start + limit]
+    return Page(shown, _encoded(shown[-1].name) if start + limit < len(listed) else None)
+
+
+def _listed_agents(read: Sequence[Presence], before: Listed | None) -> Listed:
+    parts = {agent.name: agent.details.get("gpus") for agent in read}
+    if before is not None and before.parts == parts:
+        agents, against = before.agents, before.against
+    else:
+        agents = AgentTopology.of({agent.name: agent.details for agent in read})
+        against = contradictions.of_agents(agents)
+    return Listed(_by_name(read), against, agents, parts, read)
+
+
+def _listed_jobs(read: Sequence[Presence], agents: AgentTopology, before: Listed | None) -> Listed:
+    parts = {job.name: job.details.get("placement") for job in read}
+    if before is not None and before.agents is agents and before.parts == parts:
+        against = before.against
+    else:
+        ranks = (rank for job in read for rank in ranks_in(job.name, job.details))
+        against = contradictions.of_jobs(ranks, agents)
+    return Listed(_by_name(read), against, agents, parts, read)
+
+
+def _by_name(read: Sequence[Presence]) -> list[Presence]:
+    return sorted(read, key=lambda each: each.name)
+
+
+def _encoded(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode("utf-8", "surrogatepass")).rstrip(b"=").decode()
+
+
+def _decoded(cursor: str) -> str:
+    try:
+        raw = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        return raw.decode("utf-8", "surrogatepass")
+    except (ValueError, binascii.Error):
+        raise wrong_cursor() from None

@@ -1,0 +1,49 @@
+"""What ``/agents`` and ``/jobs`` say of each that is connected, and whether it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trainmedic_server.api.view import ApiModel
+from trainmedic_server.ports.outside import Presence
+
+
+class PresenceView(ApiModel):
+    """Who is connected, and what it said of itself."""
+
+    name: str
+    last_seen: datetime
+    details: dict[str, Any] = Field(description="Such as its ranks or GPUs, what it can do, its version.")
+    believed: bool | None = Field(
+        None, description="With a signing key: whether what stands in Redis under its name now is genuine."
+    )
+    doubts: list[str] = Field(
+        [], description="Why it is not believed, and what others say against it: nothing is done on the ground of that."
+    )
+    claims: dict[str, Any] = Field({}, description="What stands in Redis and is not believed.")
+    signed_with: Literal["key", "previous key"] | None = Field(
+        None, description="Which of the two signing keys it uses, while one takes the place of the other."
+    )
+
+
+def members_of(presence: Presence, contradictions: Sequence[str], is_signed: bool) -> dict[str, Any]:
+    """The members of a view that have a value."""
+    doubts = [*([presence.doubt] if presence.doubt is not None else []), *contradictions]
+    members: dict[str, Any] = {
+        "name": presence.name,
+        "last_seen": presence.last_seen,
+        "details": dict(presence.details),
+    }
+    if doubts:
+        members["doubts"] = doubts
+    if presence.claims:
+        members["claims"] = dict(presence.claims)
+    if is_signed:
+        members["believed"] = presence.doubt is None
+    if is_signed and presence.doubt is None:
+        members["signed_with"] = "previous key" if presence.uses_previous_key else "key"
+    return members

@@ -1,0 +1,65 @@
+"""Where a job runs now, and where it has run: whom to ask for what it has left there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from trainmedic_server.api.jobs import JobDirectory
+from trainmedic_server.domain.topology import AgentTopology, ClusterTopology
+from trainmedic_server.errors import BusUnavailable
+from trainmedic_server.ports.outside import CommandBus
+from trainmedic_server.ports.store import RunStore
+
+MOST_NODES = 2000
+
+
+class JobNodes(Struct, frozen=True):
+    """The nodes of a job, those where it was last first, and its pods."""
+
+    nodes: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+    """``namespace/name``."""
+    is_whole: bool = True
+    """False where Redis did not answer, so that the job itself could not be asked."""
+    readers: tuple[str, ...] = ()
+    """True for all nodes whose agents read logs, if the job's nodes are unknown."""
+
+
+class Whereabouts:
+    """Looks up jobs by name."""
+
+    def __init__(
+        self, bus: CommandBus, store: RunStore, cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
+    ) -> None:
+        self._bus = bus
+        self._store = store
+        self._cluster_topology = cluster_topology
+
+    async def of(self, job: str) -> JobNodes:
+        """What the job says itself, what the cluster knows of its pods, and where it was seen before. Raises
+        StoreUnavailable."""
+        cluster = self._cluster_topology()
+        nodes: list[str] = []
+        pods = [(pod.namespace, pod.name) for pod in cluster.pods_by_job.get(job, ())]
+        nodes += [pod.node for pod in cluster.pods_by_job.get(job, ())]
+        readers: list[str] = []
+        is_whole = True
+        try:
+            presence = next((each for each in await self._bus.jobs() if each.name == job), None)
+            present = {agent.name: agent.details for agent in await self._bus.agents()}
+            readers = sorted(name for name, details in present.items() if details.get("logs"))
+            if presence is not None:
+                agents = AgentTopology.of(present)
+                members = {"name": job, "last_seen": presence.last_seen, "details": {}}
+                view = JobDirectory(agents, cluster).connected(presence, members)
+                nodes += view.nodes or ()
+                pods += [(pod.namespace, pod.name) for pod in view.pods or ()]
+        except BusUnavailable:
+            is_whole = False
+        seen = await self._store.transact(lambda tx: dict(tx.findings.job_places()))
+        before = sorted((at, place.node) for place, at in seen.items() if place.job == job)
+        nodes += [node for _, node in reversed(before)]
+        names = tuple(dict.fromkeys(map("/".join, pods)))
+        return JobNodes(tuple(dict.fromkeys(nodes))[:MOST_NODES], names, is_whole, tuple(readers[:MOST_NODES]))

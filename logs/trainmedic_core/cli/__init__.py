@@ -1,0 +1,1 @@
+"""What the commands of all distributions share: exit codes, tables, flags of settings."""

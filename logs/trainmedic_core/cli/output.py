@@ -1,0 +1,21 @@
+"""What a command prints: a document as JSON for programs, or as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from trainmedic_core.plain_text import json_text
+
+
+def output_option(text: str = "text") -> Callable[[Any], Any]:
+    """Return the option ``--output``: `text`, which is the default, or ``json``."""
+    return click.option("--output", type=click.Choice([text, "json"]), default=text, show_default=True)
+
+
+def print_document(document: Any, output: str, lines: Callable[[Any], Iterable[str]]) -> None:
+    """Print a document."""
+    for line in [json_text(document, indent=2)] if output == "json" else lines(document):
+        click.echo(line)

@@ -1,0 +1,147 @@
+"""``trainmedic``, the command.
+
+This module holds only the group. Which commands there are is registered by the distributions that are installed, each
+with a table under the entry point group ``trainmedic.commands``. A command's module is imported when the command is
+run, so that ``trainmedic --help`` and the commands that only speak to a server do not wait for the server's libraries.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import gc
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+import click
+from msgspec import Struct
+
+from trainmedic_core import __version__
+
+GROUP = "trainmedic.commands"
+"""The entry point group of the tables. An entry point's name says whose table it is, as in `ORDER`."""
+ORDER = ("server", "agent", "logs")
+"""Whose tables there can be. Of two commands with one name the first wins: a server's ``logs`` has all of the other."""
+
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  1  a check or test failed, or the server refused the request
+  2  a flag, argument, file or setting is wrong
+  3  the server cannot be reached, or cannot serve now
+  4  the token is missing, unknown or not allowed to do that
+  5  there is no run, playbook or other thing of that name
+"""
+
+ABSENT = {
+    "trainmedic-agent": ("agent", "agent-reader"),
+    "trainmedic-logs": ("logs", "diagnose"),
+    "trainmedic-server": (
+        "serve",
+        "status",
+        "now",
+        "history",
+        "why",
+        "alerts",
+        "findings",
+        "keep",
+        "approvals",
+        "runs",
+        "jobs",
+        "agents",
+        "report",
+        "pause",
+        "pauses",
+        "resume",
+        "mcp",
+        "probe",
+        "playbook",
+        "backup",
+        "key",
+    ),
+}
+"""By distribution, the commands that are there once it is installed."""
+
+
+class CommandEntry(Struct, frozen=True):
+    """The module of a command, and its line in the list of commands. The module has the command by its own name."""
+
+    module: str
+    help: str
+
+
+_OWN: Mapping[str, CommandEntry] = {
+    "completion": CommandEntry("trainmedic_core.cli.completion", "Print the completion script of a shell."),
+}
+
+
+@functools.cache
+def commands() -> Mapping[str, CommandEntry]:
+    """Return the commands of all distributions that are installed, by name, in the order of the list."""
+    # Each once: from a checkout a distribution can be found in two places.
+    tables = {point.name: point for point in entry_points(group=GROUP) if point.name in ORDER}
+    entries: dict[str, CommandEntry] = {}
+    for name in ORDER:
+        for command, entry in _table(tables[name]).items() if name in tables else ():
+            entries.setdefault(command, entry)
+    return {**entries, **_OWN}
+
+
+def _table(point: EntryPoint) -> Mapping[str, CommandEntry]:
+    table: Mapping[str, CommandEntry] = point.load()
+    return table
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(commands())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = commands().get(cmd_name)
+        if entry is None:
+            return None
+        gc.disable()  # what modules make lives on: to look for garbage in it was a seventh of a server's imports
+        try:
+            module = importlib.import_module(entry.module)
+        finally:
+            gc.freeze()
+            gc.enable()
+        command = getattr(module, cmd_name.replace("-", "_"))
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a name that nothing has is answered with the distribution that brings it, or with those that
+        are near, as click does for options."""
+        if args and not args[0].startswith("-") and args[0] not in commands() and not ctx.resilient_parsing:
+            for distribution, names in ABSENT.items():
+                if args[0] in names:
+                    ctx.fail(f"{args[0]!r} is a command of {distribution}, which is not installed here.")
+            near = difflib.get_close_matches(args[0], commands())
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the tables, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in commands().items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(__version__, prog_name="trainmedic")
+def main() -> None:
+    """Keep LLM training runs alive.
+
+    Alertmanager posts an alert; Trainmedic matches it to a playbook, repairs the cause, checks that
+    it worked, gives back what it took when the alert resolves, and keeps the record.
+    """

@@ -1,0 +1,121 @@
+"""A process that parses what a job's user wrote, and can do nothing else. It answers each request with one line.
+
+The program gives up its rights with ``confined_child``. Blocking: a caller that serves others uses a thread. Who calls
+it: ``trainmedic_logs.files.dump_reader`` (flight recorders) and ``trainmedic_agent.disk.metadata_reader``
+(checkpoints).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO, Protocol
+
+from trainmedic_core import confined_child, kill_as_user
+
+START_SECONDS = 30
+"""Seconds that the start of the process may take."""
+
+
+class ProgramProcess(Protocol):
+    """A running program."""
+
+    @property
+    def requests(self) -> IO[bytes]: ...
+
+    @property
+    def answers(self) -> IO[bytes]: ...
+
+    def kill(self) -> None:
+        """End it at once. Any thread may call it."""
+        ...
+
+    def close(self) -> None:
+        """Close its pipes, and take note of its end. Call it after `kill`."""
+        ...
+
+
+StartsPrograms = Callable[[str, Sequence[str]], ProgramProcess]
+"""Starts the program of a module with arguments. Raises OSError."""
+
+
+class ExecutedProgram:
+    """A program that this process executes by Python's path, as the same user."""
+
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        # No environment: what stands in it, such as tokens, is none of the program's business.
+        environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        command = [sys.executable, "-P", "-m", module, *arguments]
+        self.process = subprocess.Popen(  # noqa: S603 - our own program; what others wrote is its input alone
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+
+    @property
+    def requests(self) -> IO[bytes]:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    @property
+    def answers(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def kill(self) -> None:
+        """End the process, also as another user's and without CAP_KILL."""
+        try:
+            self.process.kill()
+        except PermissionError:
+            own = confined_child.first_mapped(confined_child.PARSER_IDS)
+            if own is not None and self.process.returncode is None:
+                kill_as_user.kill(self.process.pid, own)
+
+    def close(self) -> None:
+        with suppress(OSError):  # what the pipe still holds is not wanted
+            self.process.communicate()
+
+
+class ConfinedProcess:
+    """One program, one request at a time. It is started when it is needed, and again after it has ended."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        longest_answer: int,
+        start: StartsPrograms = ExecutedProgram,
+    ) -> None:
+        """`longest_answer` is the number of bytes that are taken of one answer."""
+        self._module = module
+        self._arguments = arguments
+        self._longest_answer = longest_answer
+        self._start = start
+        self._process: ProgramProcess | None = None
+
+    def ask(self, request: bytes, seconds: float) -> bytes:
+        """Return the line that answers a request, cut after `longest_answer` bytes.
+
+        It has no line feed at its end if the process has ended, or has not answered within `seconds`. Raises OSError
+        if the process cannot be started.
+        """
+        process = self._process = self._process or self._start(self._module, self._arguments)
+        watchdog = threading.Timer(seconds, process.kill)
+        watchdog.start()
+        try:
+            process.requests.write(request)
+            process.requests.flush()
+            return process.answers.readline(self._longest_answer + 1)
+        except OSError:  # the process ended while it took the request
+            return b""
+        finally:
+            watchdog.cancel()
+
+    def end(self) -> None:
+        """Kill the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.close()

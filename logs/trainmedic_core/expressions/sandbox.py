@@ -1,0 +1,338 @@
+"""The Jinja2 environment in which a playbook's expressions and templates run.
+
+Sandboxed and strict: no globals, a fixed set of filters, tests and methods, undefined names and
+members are errors. And bounded: whatever can cost more than a step tells the `work_meter` before it
+is done, above all what C does in one call that nothing can interrupt. Nothing is evaluated when a
+template is compiled: Jinja's own folding of constants is off.
+
+Not here: the syntax that is let in, and where in a template the meter is asked (``template_syntax``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+from jinja2 import nodes, sandbox
+from jinja2.runtime import Context, LoopContext
+
+from trainmedic_core import duration
+from trainmedic_core.expressions import work_meter
+from trainmedic_core.problems import did_you_mean, shown
+
+_LARGEST_EXPONENT = 64
+_LARGEST_BASE = 1e6
+_LONGEST_REPETITION = 100_000
+_MOST_DIGITS = 30
+_STEPS_PER_MEMBER = 3
+"""Most filters call a function of Python's for each member of a list."""
+
+WEIGH, LOOP, CONCATENATE = "-weigh", "-loop", "-concatenate"
+"""Filters that ``template_syntax`` puts into a template; no template can write such a name."""
+
+# fmt: off
+_FILTERS = (
+    "abs", "capitalize", "count", "d", "default", "dictsort", "first", "float", "groupby",
+    "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject",
+    "rejectattr", "replace", "reverse", "round", "select", "selectattr", "slice", "sort",
+    "string", "sum", "title", "trim", "truncate", "unique", "upper",
+)
+# fmt: on
+_SHALLOW = frozenset(
+    {"count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr", "reverse"}
+    | {"select", "selectattr", "slice"}
+)
+"""Filters that do not look into the members of what they are given."""
+_MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
+# fmt: off
+_MEMBERS: Mapping[type, frozenset[str]] = {
+    str: frozenset({
+        "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
+        "isdigit", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "join", "lower", "lstrip",
+        "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip",
+        "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper",
+    }),
+    list: frozenset({"count", "index"}),
+    tuple: frozenset({"count", "index"}),
+    int: frozenset({"bit_length", "is_integer"}),
+    float: frozenset({"is_integer"}),
+    LoopContext: frozenset({
+        "changed", "cycle", "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem",
+        "revindex", "revindex0",
+    }),
+}
+# fmt: on
+"""What a template may read of a value that is no mapping. Of these methods none but `join` and `replace` makes more
+than it is given."""
+
+_EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
+_ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
+_CONTEXT = vars(jinja2.pass_context(lambda: None))["jinja_pass_arg"]
+
+
+class PlainFunction:
+    """A function that a scope may offer to its expressions. It takes plain values, and costs about a step."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+
+class _Missing(jinja2.StrictUndefined):
+    """A member that a mapping lacks. What is there in its place is looked for only when the error is told."""
+
+    @property
+    def _undefined_message(self) -> str:
+        if isinstance(self._undefined_obj, Mapping):
+            name = str(self._undefined_name)
+            return f"there is no {shown(name)} here{did_you_mean(name, map(str, self._undefined_obj))}"
+        return str(super()._undefined_message)
+
+
+class _Environment(sandbox.ImmutableSandboxedEnvironment):
+    """Members of mappings come before their methods, so that a label called ``items`` can be read."""
+
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict or isinstance(obj, Mapping):
+            return self._member(obj, attribute)
+        if isinstance(obj, jinja2.Undefined):
+            return obj  # a member of what is not there is not there either, until a `default` or a use that raises
+        if attribute in _readable(obj):
+            return getattr(obj, attribute)
+        if isinstance(obj, tuple) and attribute in getattr(obj, "_fields", ()):
+            return getattr(obj, attribute)  # of a group that `groupby` made
+        if hasattr(type(obj), attribute):
+            return self.unsafe_undefined(obj, attribute)
+        return self.undefined(obj=obj, name=attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, jinja2.Undefined):
+            return obj
+        if isinstance(obj, Mapping) and isinstance(argument, str):
+            return self._member(obj, argument)
+        work_meter.current().weigh(argument)  # hashing a tuple goes through all that is in it
+        try:
+            return obj[argument]
+        except (TypeError, LookupError):
+            return self.getattr(obj, argument) if isinstance(argument, str) else self.undefined(obj=obj, name=argument)
+
+    def _member(self, obj: Mapping[str, Any], name: str) -> Any:
+        if name in obj:
+            return obj[name]
+        if name in _MAPPING_METHODS:
+            return getattr(obj, name)
+        return self.undefined(obj=obj, name=name)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method that may be called. `getattr` gives no other, so this is the second lock."""
+        if isinstance(obj, jinja2.Undefined):
+            obj()  # raises with the reason
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        is_of_mapping = isinstance(owner, Mapping) and name in _MAPPING_METHODS
+        if not (is_of_mapping or type(obj) is PlainFunction or name in _readable(owner)):
+            raise jinja2.TemplateRuntimeError("only methods of values can be called")
+        meter = work_meter.current()
+        if not (is_of_mapping or owner is None):
+            meter.weigh(owner)
+        meter.weigh(args)
+        if kwargs:
+            meter.weigh(kwargs)
+        if isinstance(owner, str):
+            _tell_cost(meter, owner, name, args)
+        made = obj(*args, **kwargs)
+        meter.weigh_outside(made)
+        return made
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and (abs(right) > _LARGEST_EXPONENT or abs(left) > _LARGEST_BASE):
+            raise jinja2.TemplateRuntimeError("the power is too large")
+        if operator == "%" and not isinstance(left, (int, float, jinja2.Undefined)):
+            raise jinja2.TemplateRuntimeError("text is not formatted with %; use ~ to join")
+        if operator == "*":
+            _check_product(left, right)
+        made = super().call_binop(context, operator, left, right)
+        work_meter.current().weigh_outside(made)
+        return made
+
+
+def _readable(value: Any) -> frozenset[str]:
+    return next((names for kind, names in _MEMBERS.items() if isinstance(value, kind)), frozenset())
+
+
+def _check_product(left: Any, right: Any) -> None:
+    """Refuse a product that is too large before it is made."""
+    match left, right:
+        case int(), int():
+            if left.bit_length() + right.bit_length() > work_meter.LARGEST_NUMBER_BITS:
+                raise jinja2.TemplateRuntimeError("the product is too large")
+        case (str() | list() | tuple(), int()) | (int(), str() | list() | tuple()):
+            sequence, count = (right, left) if isinstance(left, int) else (left, right)
+            if len(sequence) * count > _LONGEST_REPETITION:
+                raise jinja2.TemplateRuntimeError("the repeated text or list is too long")
+
+
+def _tell_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
+    """Tell the meter what a method of a text takes that costs more than its operands are long."""
+    for part in args[:1]:
+        if method == "join":
+            meter.spend_on_text(len(text) * len(part))
+        elif isinstance(part, str):
+            meter.spend_on_search(text, part)
+    if method == "replace":
+        meter.spend_on_text(sum(text.count(old) * len(new) for old, new in [args[:2]]))
+
+
+# --- filters and tests ------------------------------------------------------------------------------
+
+
+def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable[..., Any]:
+    """Return a filter or test that counts what it is given and what it makes, and makes a list of an iterator.
+
+    It takes Jinja's context, for which Jinja never calls it while it compiles.
+    """
+    wanted = getattr(function, "jinja_pass_arg", None)
+
+    @jinja2.pass_context
+    def call(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        meter = work_meter.current()
+        if shallow:
+            meter.weigh_outside(value)
+            meter.weigh((args, kwargs))
+        else:
+            meter.weigh((value, args, kwargs))
+            if isinstance(value, (list, tuple, dict)):
+                meter.spend(_STEPS_PER_MEMBER * len(value))
+        first = {_CONTEXT: context, _EVALUATION_CONTEXT: context.eval_ctx, _ENVIRONMENT: context.environment}
+        made = function(*([first[wanted]] if wanted is not None else []), value, *args, **kwargs)
+        if isinstance(made, Iterator):
+            return meter.listed(made, _STEPS_PER_MEMBER)
+        meter.weigh_outside(made)
+        return made
+
+    return call
+
+
+def _numeric(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """Return a filter or test for numbers alone: of a text, Python's operators would make something else."""
+
+    def call(value: Any, *args: Any, **kwargs: Any) -> Any:
+        for operand in (value, *args, *kwargs.values()):
+            if not isinstance(operand, (int, float, jinja2.Undefined)):
+                raise jinja2.TemplateRuntimeError(f"{what} takes numbers")
+        return function(value, *args, **kwargs)
+
+    return call
+
+
+def _round(value: Any, precision: int = 0, method: str = "common") -> float:
+    if not isinstance(value, (int, float, jinja2.Undefined)):
+        raise jinja2.TemplateRuntimeError("round takes a number")
+    if abs(precision) > _MOST_DIGITS:
+        raise jinja2.TemplateRuntimeError(f"round takes a precision of at most {_MOST_DIGITS} digits")
+    rounded: float = jinja2.filters.do_round(value, precision, method)  # type: ignore[arg-type]
+    return rounded
+
+
+@jinja2.pass_environment
+def _sum(environment: jinja2.Environment, value: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+    if not isinstance(start, (int, float)):
+        raise jinja2.TemplateRuntimeError("sum starts with a number")
+    return jinja2.filters.sync_do_sum(environment, value, attribute, start)
+
+
+@jinja2.pass_eval_context
+def _join(context: nodes.EvalContext, value: Any, d: Any = "", attribute: str | int | None = None) -> str:
+    separator = str(d)
+    work_meter.current().spend_on_text(len(value) * len(separator))
+    return jinja2.filters.sync_do_join(context, value, separator, attribute)
+
+
+def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
+    text, before, after = str(value), str(old), str(new)
+    _tell_cost(work_meter.current(), text, "replace", (before, after))
+    return text.replace(before, after, -1 if count is None else count)
+
+
+def _trim(value: Any, chars: str | None = None) -> str:
+    text = str(value)
+    work_meter.current().spend_on_search(text, chars or "")
+    return text.strip(chars)
+
+
+def _is_in(value: Any, values: Any) -> bool:
+    if isinstance(value, str) and isinstance(values, str):
+        work_meter.current().spend_on_search(values, value)
+    return value in values
+
+
+def _urlencode(value: Any) -> str:
+    """Return one path segment or query value; everything that could end it is escaped, '/' too."""
+    if isinstance(value, jinja2.Undefined):
+        str(value)  # raises, as every use of something undefined does
+    return quote(value if isinstance(value, str) else str(value), safe="")
+
+
+def _tojson(value: Any) -> str:
+    if isinstance(value, jinja2.Undefined):
+        str(value)
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _duration(value: Any) -> str:
+    """Seconds, as a Prometheus duration."""
+    return duration.write(value if isinstance(value, timedelta) else timedelta(seconds=float(value)))
+
+
+def _weigh(value: Any) -> Any:
+    """What a comparison or a hash goes through."""
+    work_meter.current().weigh(value)
+    return value
+
+
+def _loop(values: Any, steps: int) -> list[Any]:
+    """What a loop goes through, each round of which takes so many steps."""
+    return work_meter.current().listed(values, steps)
+
+
+def _concatenate(values: list[Any]) -> str:
+    work_meter.current().weigh(values)
+    return "".join(map(str, values))
+
+
+@jinja2.pass_context
+def _finalize(context: Context, value: Any) -> Any:
+    """What a template writes out. It takes Jinja's context, for which Jinja never calls it while it compiles."""
+    work_meter.current().weigh(value)
+    return value
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
+        undefined=_Missing, keep_trailing_newline=True, autoescape=False, optimized=False, finalize=_finalize
+    )
+    environment.globals.clear()
+    filters: dict[str, Callable[..., Any]] = {name: environment.filters[name] for name in _FILTERS}
+    filters.update(join=_join, replace=_replace, round=_round, sum=_sum, trim=_trim)
+    filters.update(urlencode=_urlencode, tojson=_tojson, duration=_duration)
+    environment.filters = {name: _metered(each, shallow=name in _SHALLOW) for name, each in filters.items()}
+    environment.filters.update({WEIGH: _weigh, LOOP: _loop, CONCATENATE: _concatenate})
+    tests: dict[str, Any] = dict(environment.tests.items())
+    tests.update({name: _numeric(tests[name], name) for name in ("odd", "even", "divisibleby")}, **{"in": _is_in})
+    environment.tests = {name: _metered(each) for name, each in tests.items()}
+    environment.policies["truncate.leeway"] = 0
+    return environment
+
+
+ENVIRONMENT = _environment()
+FILTERS = tuple(name for name in ENVIRONMENT.filters if not name.startswith("-"))
+TESTS = tuple(ENVIRONMENT.tests)

@@ -1,0 +1,277 @@
+"""From the text of an expression or template to a tree that is safe to compile and to run.
+
+What Jinja can parse and no playbook needs is refused (`include`, macros, recursive loops), and so is
+what is too long, too deep or too much. In the tree that is compiled, filters of the ``sandbox`` stand
+wherever a loop, a comparison or a hash must be counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.parser import Parser
+from jinja2.visitor import NodeTransformer
+
+from trainmedic_core.expressions import sandbox, work_meter
+from trainmedic_core.expressions.sandbox import ENVIRONMENT
+from trainmedic_core.problems import cut, did_you_mean, shown
+
+T = TypeVar("T")
+Found = TypeVar("Found", bound=nodes.Node)
+
+LONGEST_TEMPLATE = 65_536
+MOST_NODES = 5_000
+"""Names, constants, operators and so on of one template; one that is written by hand has some tens."""
+_DEEPEST = 100
+"""Levels of the tree: well within what Jinja and Python take, however deep the caller's own stack is."""
+_RESULT = "result"
+_REFUSED_WORDS = {"callblock": "call", "scopedevalcontextmodifier": "autoescape", "evalcontextmodifier": "autoescape"}
+_ALLOWED: tuple[type[nodes.Node], ...] = (
+    nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.With, nodes.Assign,
+    nodes.AssignBlock, nodes.FilterBlock, nodes.Name, nodes.Const, nodes.Tuple, nodes.List, nodes.Dict,
+    nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem,
+    nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand, nodes.BinExpr, nodes.UnaryExpr,
+)  # fmt: skip
+
+
+class Malformed(Exception):
+    """A text is not an expression or template."""
+
+
+class SyntaxTree(NamedTuple):
+    """A text that has been parsed and found harmless."""
+
+    text: str
+    root: nodes.Template
+    """Of an expression: a template that outputs it."""
+    every: Sequence[nodes.Node]
+    """Every node of the tree, each before those within it."""
+    is_expression: bool
+    """Whether it was read as an expression, which is written without braces."""
+
+    @property
+    def expression(self) -> nodes.Expr | None:
+        """What the text is, where it is an expression or exactly one ``{{ expression }}``."""
+        match self.root.body:
+            case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
+                is_in_braces = self.text.startswith("{{") and self.text.endswith("}}")
+                return expression if self.is_expression or is_in_braces else None
+        return None
+
+    def all_of(self, kind: type[Found] | tuple[type[Found], ...]) -> Iterator[Found]:
+        return (node for node in self.every if isinstance(node, kind))
+
+
+def parse_expression(text: str) -> SyntaxTree:
+    """Raises Malformed."""
+    return _checked(text, _expression, is_expression=True)
+
+
+def parse_template(text: str) -> SyntaxTree:
+    """Raises Malformed."""
+    return _checked(text, ENVIRONMENT.parse, is_expression=False)
+
+
+_TEMPLATES: WeakValueDictionary[tuple[str, bool], jinja2.Template] = WeakValueDictionary()
+"""What has been compiled and is still in use, by its text and whether that was read as an expression: playbooks say the
+same again and again, and making code of a text takes longer than reading and checking it."""
+
+
+def compile_expression(tree: SyntaxTree, expression: nodes.Expr) -> Callable[..., Any]:
+    """Return what evaluates the expression of a tree in a scope; the tree is used up. Raises Malformed."""
+    assignment = nodes.Assign(nodes.Name(_RESULT, "store", lineno=1), expression, lineno=1)
+    compiled = _compiled(tree, _template([assignment]))
+    return jinja2.environment.TemplateExpression(compiled, undefined_to_none=False)
+
+
+def compile_template(tree: SyntaxTree) -> jinja2.Template:
+    """The tree is used up. Raises Malformed."""
+    return _compiled(tree, tree.root)
+
+
+def free_names(tree: SyntaxTree) -> set[str]:
+    """Return the names that the tree uses and does not set itself. Raises Malformed."""
+    names = list(tree.all_of(nodes.Name))
+    if all(name.ctx == "load" for name in names):
+        return {name.name for name in names}
+    finder = _NameFinder(ENVIRONMENT)
+    _made(lambda: finder.visit(tree.root), tree.text)
+    return finder.undeclared_identifiers
+
+
+def _expression(text: str) -> nodes.Template:
+    if "{{" in text:
+        raise Malformed(f"{shown(text)}: an expression is written without braces here")
+    parser = Parser(ENVIRONMENT, text, state="variable")
+    expression = parser.parse_expression()
+    if not parser.stream.eos:
+        sign = str(parser.stream.current.value)
+        raise Malformed(f"{shown(text)}: unexpected {shown(sign)}{_SIGNS.get(sign, '')}")
+    return _template([nodes.Output([expression], lineno=1)])
+
+
+def _template(body: list[nodes.Node]) -> nodes.Template:
+    return nodes.Template(body, lineno=1)
+
+
+def _checked(text: str, parse: Callable[[str], nodes.Template], *, is_expression: bool) -> SyntaxTree:
+    if len(text) > LONGEST_TEMPLATE:
+        raise Malformed(f"a template has at most {LONGEST_TEMPLATE} characters")
+    root = _made(lambda: parse(text), text)
+    every = _every(root, text)
+    for node in every:
+        wrong = _wrong_with(node)
+        if wrong is not None:
+            raise Malformed(f"{shown(text)}: {wrong}")
+    return SyntaxTree(text, root, every, is_expression)
+
+
+def _compiled(tree: SyntaxTree, root: nodes.Template) -> jinja2.Template:
+    def compile_root() -> jinja2.Template:
+        metered = _Metering().visit(root)
+        metered.set_environment(ENVIRONMENT)
+        return ENVIRONMENT.from_string(metered)
+
+    key = (tree.text, tree.is_expression)
+    compiled = _TEMPLATES.get(key)
+    if compiled is None:
+        compiled = _TEMPLATES[key] = _made(compile_root, tree.text)
+    return compiled
+
+
+def _made(make: Callable[[], T], text: str) -> T:
+    try:
+        return make()
+    except Malformed:
+        raise
+    except RecursionError:
+        raise Malformed(f"{shown(text)}: too deeply nested") from None
+    except Exception as error:  # whatever Jinja, or Python on Jinja's code, makes of a text is a mistake of that text
+        raise Malformed(f"{shown(text)}: {_reason(error, text)}") from None
+
+
+_SIGNS = {
+    "=": "; two values are compared with ==",
+    "&&": "; write 'and'",
+    "||": "; write 'or'",
+    "!": "; write 'not', or != between two values",
+    "$": "; names have no $ here: labels.gpu",
+}
+"""What is written in other languages, and what to write here."""
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    return did_you_mean(name, names) or f"; there are {', '.join(sorted(names))}"
+
+
+_ENDS = {"'end of print statement'": "'}}'", "'end of statement block'": "'%}'"}
+"""What Jinja calls the ends of its parts, and how they are written."""
+_CLOSED_BY = "; '{{' is closed by '}}', and '{%' by '%}'"
+
+
+def _reason(error: Exception, text: str) -> str:
+    words = error.msg if isinstance(error, SyntaxError) else str(getattr(error, "message", None) or error)
+    if words == "unexpected '}'" and ("{{" in text or "{%" in text):  # in an expression it is a brace too many
+        return words + _CLOSED_BY
+    for end, written in _ENDS.items():
+        words = words.replace(end, written)
+    hint = next((hint for sign, hint in _SIGNS.items() if words.endswith(f"got {sign[0]!r}")), "")
+    hint = hint or next((hint for sign, hint in _SIGNS.items() if f"unexpected char {sign[0]!r}" in words), "")
+    return (cut(words) or type(error).__name__) + hint
+
+
+def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
+    """Every node of the tree, each before those within it. Raises Malformed where they are too many or too deep: not by
+    recursion, which takes no tree of any depth."""
+    every: list[nodes.Node] = []
+    left = [(root, 1)]
+    while left:
+        node, depth = left.pop()
+        every.append(node)
+        if len(every) + len(left) > MOST_NODES:
+            raise Malformed(f"{shown(text)}: it has over {MOST_NODES} parts")
+        if depth > _DEEPEST:
+            raise Malformed(f"{shown(text)}: too deeply nested")
+        left.extend((child, depth + 1) for child in reversed(list(node.iter_child_nodes())))
+    return every
+
+
+def _wrong_with(node: nodes.Node) -> str | None:
+    """Return what is wrong with one node; Jinja itself finds some of it only when it runs."""
+    if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
+        word = "a recursive loop" if isinstance(node, nodes.For) else type(node).__name__.lower()
+        return f"{_REFUSED_WORDS.get(word, word)} is not possible in a playbook"
+    if isinstance(node, nodes.Filter) and node.name not in sandbox.FILTERS:
+        return f"there is no filter {node.name!r}{_nearest(node.name, sandbox.FILTERS)}"
+    if isinstance(node, nodes.Test) and node.name not in sandbox.TESTS:
+        return f"there is no test {node.name!r}{_nearest(node.name, sandbox.TESTS)}"
+    number = node.value if isinstance(node, nodes.Const) else None
+    if isinstance(number, int) and number.bit_length() > work_meter.LARGEST_NUMBER_BITS:
+        return "a number is too long"
+    if isinstance(node, nodes.Compare) and len(node.ops) > 1 and any(each.op in ("in", "notin") for each in node.ops):
+        return "'in' beside another comparison; put an 'and' between them"
+    return None
+
+
+class _Metering(NodeTransformer):
+    """Puts the filters of the ``sandbox`` that count into a tree."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        texts = sum(len(each.data) // 64 for each in node.find_all(nodes.TemplateData))
+        # Most nodes take far less than a step; those that can take more count for themselves.
+        steps = 1 + (_count(node) - _count(node.iter)) // 4 + texts
+        self.generic_visit(node)
+        node.iter = _filtered(sandbox.LOOP, node.iter, nodes.Const(steps, lineno=node.lineno))
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        if node.ops[0].op in ("in", "notin"):
+            test = nodes.Test(node.expr, "in", [node.ops[0].expr], [], None, None, lineno=node.lineno)
+            return test if node.ops[0].op == "in" else nodes.Not(test, lineno=node.lineno)
+        node.expr = _weighed(node.expr)
+        for operand in node.ops:
+            operand.expr = _weighed(operand.expr)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(sandbox.CONCATENATE, nodes.List(node.nodes, lineno=node.lineno))
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        node.key = _weighed(node.key)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        # Jinja leaves a slice to Python, whose compiler warns on standard error where it is of a constant.
+        node.node = _filtered(sandbox.WEIGH, node.node)
+        return node
+
+
+def _count(tree: nodes.Node) -> int:
+    return 1 + sum(1 for _ in tree.find_all(nodes.Node))
+
+
+def _weighed(expression: nodes.Expr) -> nodes.Expr:
+    """Return the expression, counted with all that is in it: what a comparison or a hash goes through."""
+    return expression if isinstance(expression, nodes.Const) else _filtered(sandbox.WEIGH, expression)
+
+
+def _filtered(name: str, expression: nodes.Node, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(expression, name, list(args), [], None, None, lineno=expression.lineno)
+
+
+class _NameFinder(meta.TrackingCodeGenerator):
+    """Finds names as Jinja's own `meta.find_undeclared_variables`, but evaluates no constants on the way."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.optimizer = None

@@ -1,0 +1,265 @@
+"""Validating a document against a pydantic model, and saying in plain words what is wrong at which place.
+
+Callers: the compiler (playbooks, actions' parameters) and the reader of playbook tests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from msgspec import Struct
+from pydantic import BaseModel, Tag, ValidationError
+from pydantic_core import ErrorDetails
+
+from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean, path_text, shown
+from trainmedic_core.yaml_text import YamlDocument
+
+M = TypeVar("M", bound=BaseModel)
+
+_PLAIN = {
+    "string_type": "must be text; put it in quotes",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping (name: value)",
+    "model_type": "must be a mapping (name: value)",
+    "model_attributes_type": "must be a mapping (name: value)",
+    "finite_number": "must be a finite number",
+}
+_STEP_KINDS = ("action", "wait_for", "approve")
+_IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most 128"
+
+
+MOST_FAULTS = 101
+"""Of one value, one more than are told of a file: the words for each of 50,000 wrong keys would take long."""
+
+
+class ValidationFault(Struct, frozen=True):
+    """One validation error: where in the document, of which pydantic type, and in which words."""
+
+    path: DocumentPath
+    type: str
+    message: str
+
+    @property
+    def is_about_a_key(self) -> bool:
+        return self.type == "extra_forbidden"
+
+
+def validate(model: type[M], document: YamlDocument, tagged: Collection[str] = ()) -> M | list[FileProblem]:
+    """Return the document as a `model`, or everything that is wrong with it.
+
+    `tagged` are the names of lists of steps: pydantic marks their entries with the tag of their kind.
+    """
+    try:
+        return model.model_validate(document.value)
+    except ValidationError as error:
+        return problems(document, (), faults(error, model, document.value, tagged))
+
+
+def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[ValidationFault]) -> list[FileProblem]:
+    """Return the faults of the value at `prefix`, each with its place in the file; what reads alike stands once."""
+    distinct: dict[FileProblem, None] = {}
+    for fault in faults:
+        path = (*prefix, *fault.path)
+        name = path_text(path)
+        message = fault.message if fault.is_about_a_key or not name else f"{name}: {fault.message}"
+        distinct.setdefault(document.problem(path, message, at_key=fault.is_about_a_key))
+    return list(distinct)
+
+
+def faults(
+    error: ValidationError, model: type[BaseModel], value: Any, tagged: Collection[str] = ()
+) -> list[ValidationFault]:
+    """Return the errors of validating `value`, with the branches of unions that it does not take left out."""
+    details = error.errors(include_url=False)[:MOST_FAULTS]
+    followed = [_follow(detail, value, tagged) for detail in details]
+    kept: list[ValidationFault] = []
+    for detail, place in zip(details, followed, strict=True):
+        rivals = [other for other in followed if other.labels and other.path[: len(place.path)] == place.path]
+        if place.labels and not _is_meant(place, rivals):
+            continue
+        if detail["type"] in ("too_short", "string_too_short") and place.value:
+            continue  # pydantic counts only what was valid; the faults of the rest are reported themselves
+        kept.append(ValidationFault(place.path, detail["type"], _words(detail, model, tagged)))
+    return kept
+
+
+class _Place(Struct, frozen=True):
+    """Where an error is: the path, the union branches that were tried on the way, and what stands there."""
+
+    path: DocumentPath
+    labels: tuple[str, ...]
+    value: Any
+
+
+def _follow(detail: ErrorDetails, value: Any, tagged: Collection[str]) -> _Place:
+    loc = detail["loc"][:-1] if detail["type"] == "missing" else detail["loc"]
+    path: list[int | str] = []
+    labels: list[str] = []
+    tag_at = -1
+    for part in loc:
+        # The tag of a step's kind may read like one of its keys, so it is recognised by its place.
+        is_step = len(path) >= 2 and isinstance(path[-1], int) and path[-2] in tagged
+        if is_step and tag_at != len(path):
+            tag_at = len(path)
+        elif _has(value, part):
+            value = value[part]
+            path.append(part)
+        elif part != "[key]":
+            labels.append(str(part))
+    return _Place(tuple(path), tuple(labels), value)
+
+
+def _has(value: Any, part: int | str) -> bool:
+    if isinstance(value, list):
+        return isinstance(part, int) and part < len(value)
+    return isinstance(value, dict) and part in value
+
+
+def _is_meant(place: _Place, rivals: Sequence[_Place]) -> bool:
+    """Return whether an error is about the branch of a union that its value is meant for; the first if none is."""
+    here = _shape(place.value)
+    shapes = [_shape_of_branch(rival.labels[0]) for rival in rivals]
+    if here in shapes:
+        return _shape_of_branch(place.labels[0]) == here
+    return place is rivals[0]
+
+
+def _shape(value: Any) -> str:
+    return "mapping" if isinstance(value, dict) else "list" if isinstance(value, list) else "scalar"
+
+
+def _shape_of_branch(label: str) -> str:
+    """Return the shape that a union's branch is for, from pydantic's name of it."""
+    if re.search(r"\b(tuple|list|set|frozenset)\[", label):
+        return "list"
+    if "enum[" in label or "literal[" in label:
+        return "scalar"
+    name = re.split(r"[\[\], ]+", label.rstrip("]) "))[-1]
+    return "mapping" if name[:1].isupper() or "dict[" in label else "scalar"
+
+
+def _words(detail: ErrorDetails, model: type[BaseModel], tagged: Collection[str]) -> str:
+    kind, loc, value = detail["type"], detail["loc"], detail.get("input")
+    context = detail.get("ctx", {})
+    is_of_step = len(loc) == 4 and loc[0] in tagged and loc[-1] in _STEP_KINDS
+    if is_of_step and kind in ("missing", "extra_forbidden"):
+        return f"a step has exactly one of {', '.join(_STEP_KINDS)}"
+    if kind == "missing":
+        return f"{loc[-1]!r} is missing"
+    if kind == "extra_forbidden":
+        return f"unknown key {loc[-1]!r}{_meant(str(loc[-1]), allowed_keys(model, loc[:-1]))}"
+    if kind in ("enum", "literal_error"):
+        right = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+        hint = did_you_mean(value, right) if isinstance(value, str) else ""
+        if len(right) == 1:
+            return f"must be {right[0]!r}, not {shown(value)}"
+        return f"{shown(value)} is not one of {', '.join(right)}{hint}"
+    if kind in ("value_error", "assertion_error"):
+        return str(context.get("error", detail["msg"]))
+    if kind == "string_pattern_mismatch":
+        described = "{0,126}" in str(context.get("pattern", ""))
+        return f"{shown(value)} {_IDENTIFIER if described else 'does not match ' + str(context.get('pattern'))}"
+    if kind in ("too_short", "string_too_short"):
+        return "must not be empty"
+    if kind in ("tuple_type", "list_type") and isinstance(value, dict):
+        return f"must be a list{_as_list(loc, value, tagged)}"
+    if kind in ("int_parsing", "float_parsing") and isinstance(value, str) and (number := _NUMBER.match(value)):
+        return f"{_PLAIN[kind]}; write {number[1]}"
+    return _PLAIN.get(kind) or detail["msg"].replace("Input should be ", "must be ").replace("Value error, ", "")
+
+
+_OTHER_WORDS = {
+    "trigger": "on",
+    "triggers": "on",
+    "name": "playbook",
+    "description": "summary",
+    "tasks": "steps",
+    "if": "when",
+    "params": "with",
+    "parameters": "with",
+    "args": "with",
+    "arguments": "with",
+}
+"""What other tools call a key of a playbook."""
+
+
+def _meant(wrong: str, right: Collection[str]) -> str:
+    """A hint at the key that is meant, by what it is or by how it is written."""
+    meant = _OTHER_WORDS.get(wrong.lower(), wrong)
+    return did_you_mean(meant if meant in right else wrong, right)
+
+
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*\D{1,8}$")
+"""A number with its unit."""
+
+
+def _as_list(loc: Sequence[int | str], value: Mapping[Any, Any], tagged: Collection[str]) -> str:
+    """How a mapping that should be a list is written as one."""
+    if loc and loc[-1] == "matchers":
+        entries = (f"{name}={json.dumps(str(text), ensure_ascii=False)}" for name, text in islice(value.items(), 3))
+        return f": [{', '.join(repr(entry) for entry in entries)}]"
+    return "; each entry begins with '- '" if loc and loc[-1] in tagged else ""
+
+
+def allowed_keys(model: Any, loc: Sequence[int | str]) -> Collection[str]:
+    """Return the keys of the mapping at `loc` (as pydantic words it) within `model`; empty where not known."""
+    candidates = [model]
+    for part in loc:
+        stepped: list[Any] = []
+        for candidate in candidates:
+            stepped.extend(_step_into(candidate, part))
+        candidates = stepped or candidates
+    keys: set[str] = set()
+    for candidate in candidates:
+        for kind in _models_of(candidate):
+            keys.update(info.alias or name for name, info in kind.model_fields.items())
+    return keys
+
+
+def _step_into(annotation: Any, part: int | str) -> Iterator[Any]:
+    for branch, tag in _branches(annotation):
+        if isinstance(branch, type) and issubclass(branch, BaseModel):
+            if part in (tag, branch.__name__):
+                yield branch
+                continue
+            for name, info in branch.model_fields.items():
+                if part in (name, info.alias):
+                    yield info.annotation if not info.metadata else Annotated[info.annotation, *info.metadata]
+            continue
+        inner = [each for each in get_args(branch) if each is not Ellipsis]
+        if isinstance(part, int) and get_origin(branch) in (tuple, list):
+            yield from inner
+        elif get_origin(branch) in (dict, Mapping) and len(inner) == 2:
+            yield inner[1]
+
+
+def _branches(annotation: Any, tag: str | None = None) -> Iterator[tuple[Any, str | None]]:
+    """Yield the members of a union, each with its tag; the annotation itself where it is none."""
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        own = next((each.tag for each in metadata if isinstance(each, Tag)), tag)
+        yield from _branches(inner, own)
+    elif get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _branches(member, tag)
+    else:
+        yield annotation, tag
+
+
+def _models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    for branch, _ in _branches(annotation):
+        if isinstance(branch, type) and issubclass(branch, BaseModel):
+            yield branch

@@ -1,0 +1,208 @@
+"""A process that starts confined programs by forking, for a process that can execute and import none any more.
+
+The reader of logs gives up its user. Python may lie below a directory that its new user may not pass through, so this
+process is forked before that, with all programs loaded, and gives up the same rights. It parses nothing itself. It
+ends with the process that forked it.
+
+Who calls it: ``trainmedic_agent.wiring.agent_reader``, before it starts threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+NAME = "log-parsers"
+"""Name of the process in ``ps`` and ``top``."""
+_ANSWER_SECONDS = 30.0
+_LONGEST = 4096
+_MOST_RUNNING = 8
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Programs = Mapping[str, Callable[[Sequence[str]], None]]
+"""By module, what runs the program on standard input and output, with arguments."""
+
+
+class ProgramSource:
+    """The process that forks, as the process that it serves sees it. Any thread may use it."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self._pid = pid
+        self._connection = connection
+        self._connection.settimeout(_ANSWER_SECONDS)
+        self._lock = threading.Lock()
+        self._has_failed = False
+
+    @classmethod
+    def forked(cls, programs: Programs, confine: Callable[[], None]) -> ProgramSource:
+        """Fork the process from this one, which has one thread. `confine` gives up what no program needs."""
+        connection, source_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            _be_source(source_end, programs, confine)
+        source_end.close()
+        return cls(pid, connection)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no program can be started any more."""
+        with self._lock:
+            if not self._has_failed:
+                with contextlib.suppress(ChildProcessError):
+                    self._has_failed = os.waitpid(self._pid, os.WNOHANG)[0] != 0
+            return self._has_failed
+
+    def start(self, module: str, arguments: Sequence[str]) -> ForkedProgram:
+        """Start a program. Raises OSError."""
+        theirs_in, requests = os.pipe()
+        answers, theirs_out = os.pipe()
+        try:
+            pid = self.ask({"start": module, "arguments": list(arguments)}, (theirs_in, theirs_out))
+        except OSError:
+            os.close(requests)
+            os.close(answers)
+            raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        return ForkedProgram(self, pid, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
+
+    def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> int:
+        """Return the answer to a request, which is a process id. Raises OSError."""
+        with self._lock:
+            try:
+                socket.send_fds(self._connection, [json.dumps(request).encode()], list(descriptors))
+                answer = self._connection.recv(_LONGEST)
+            except OSError:
+                self._has_failed = True
+                raise
+            if not answer:
+                self._has_failed = True
+                raise ConnectionResetError("the process that starts programs has ended")
+        pid = int(answer)
+        if pid <= 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return pid
+
+
+class ForkedProgram:
+    """A program that the source has forked. The source ends it, so its process id cannot be another's by then."""
+
+    def __init__(self, source: ProgramSource, pid: int, requests: IO[bytes], answers: IO[bytes]) -> None:
+        self._source = source
+        self._pid = pid
+        self.requests = requests
+        self.answers = answers
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):  # it ends together with the source
+            self._source.ask({"end": self._pid})
+
+    def close(self) -> None:
+        for pipe in (self.requests, self.answers):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+# --- the process ----------------------------------------------------------------------------------------
+
+
+def _be_source(connection: socket.socket, programs: Programs, confine: Callable[[], None]) -> None:
+    """Serve until the other end closes. Never returns."""
+    status = 1
+    try:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        # Among the others is the link, which must end with the process that this one serves.
+        _close_all_but(connection.fileno())
+        silence = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(silence, 0)
+        os.dup2(silence, 1)
+        confine()
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME.encode(), 0, 0, 0)
+        gc.freeze()
+        _serve(connection, programs, silence)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _close_all_but(kept: int) -> None:
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _serve(connection: socket.socket, programs: Programs, silence: int) -> None:
+    running: set[int] = set()
+    while True:
+        raw, descriptors, _, _ = socket.recv_fds(connection, _LONGEST, 2)
+        if not raw:
+            break
+        request = json.loads(raw)
+        if "start" in request:
+            answer = _start(programs[request["start"]], request["arguments"], descriptors, running, silence)
+        else:
+            answer = _end(int(request["end"]), running)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        connection.send(b"%d" % answer)
+    for pid in list(running):
+        _end(pid, running)
+
+
+def _start(
+    program: Callable[[Sequence[str]], None],
+    arguments: Sequence[str],
+    descriptors: Sequence[int],
+    running: set[int],
+    silence: int,
+) -> int:
+    """Return the process id of the program, or the negative number of an error."""
+    while len(running) >= _MOST_RUNNING:
+        _end(min(running), running)  # nobody has ended it
+    try:
+        pid = os.fork()
+    except OSError as error:
+        return -(error.errno or 1)
+    if pid == 0:
+        _be_program(program, arguments, descriptors, silence)
+    running.add(pid)
+    return pid
+
+
+def _be_program(
+    program: Callable[[Sequence[str]], None], arguments: Sequence[str], descriptors: Sequence[int], silence: int
+) -> None:
+    """Run a program. Never returns."""
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        for standard, descriptor in enumerate((*descriptors, silence)):
+            os.dup2(descriptor, standard)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        program(arguments)
+        sys.stdout.flush()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _end(pid: int, running: set[int]) -> int:
+    """End a program that this process has started, and return its process id."""
+    if pid in running:
+        running.discard(pid)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return pid

@@ -1,0 +1,94 @@
+"""What a run works on, and when two targets overlap.
+
+Not here: how labels name a target (``target_resolution``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cached_property
+
+from msgspec import Struct
+
+from trainmedic_core import gpu_names
+
+
+class TargetKind(StrEnum):
+    """The kinds of target."""
+
+    GPU = "gpu"
+    NODE = "node"
+    JOB = "job"
+    CLUSTER = "cluster"
+
+
+LONGEST_NAME = 512
+"""In bytes, of a node, a GPU or a job. Kubernetes' own names have 253 at most."""
+
+
+class Target(Struct, frozen=True, dict=True):
+    """What a run works on: a GPU (always with its node), a node, a job, or the cluster."""
+
+    kind: TargetKind
+    node: str | None = None
+    """The name of the node, also of a GPU's; None for the other kinds."""
+    gpu: str | None = None
+    """A UUID, a PCI address or an index, as the alert named it. The agent on the node looks it up in its driver."""
+    job: str | None = None
+    """The name by which the job takes commands."""
+
+    @cached_property
+    def key(self) -> str:
+        """The target as text: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
+        match self.kind:
+            case TargetKind.GPU:
+                return f"gpu:{self.node}/{self.gpu}"
+            case TargetKind.NODE:
+                return f"node:{self.node}"
+            case TargetKind.JOB:
+                return f"job:{self.job}"
+            case TargetKind.CLUSTER:
+                return "cluster"
+
+    @classmethod
+    def of_key(cls, key: str) -> Target:
+        """The target with this `key`. Raises ValueError."""
+        kind, _, name = key.partition(":")
+        node, _, gpu = name.partition("/")
+        is_fine = all(map(str.isprintable, key)) and len(name.encode()) <= LONGEST_NAME
+        match kind:
+            case "cluster" if not name and key == "cluster":
+                return cls(TargetKind.CLUSTER)
+            case "job" if name and is_fine:
+                return cls(TargetKind.JOB, job=name)
+            case "node" if name and is_fine:
+                return cls(TargetKind.NODE, node=name)
+            case "gpu" if node and gpu and is_fine:
+                return cls(TargetKind.GPU, node=node, gpu=gpu)
+        raise ValueError(f"{key!r} is not a target, such as job:llm-1, node:node-1, gpu:node-1/0 or cluster")
+
+    def overlaps(self, other: Target) -> bool:
+        """Whether two runs on these targets could change the same thing.
+
+        The cluster covers everything, a node covers its GPUs. Where two GPUs of one node are named in different
+        ways (one by UUID, one by index) nobody can tell here whether they are the same, so they overlap.
+        """
+        if TargetKind.CLUSTER in (self.kind, other.kind):
+            return True
+        if self.kind is TargetKind.JOB or other.kind is TargetKind.JOB:
+            return self.kind is other.kind and self.job == other.job
+        if self.node != other.node:
+            return False
+        if TargetKind.NODE in (self.kind, other.kind):
+            return True
+        if _naming(self.gpu) != _naming(other.gpu):
+            return True
+        return gpu_names.key(self.gpu or "") == gpu_names.key(other.gpu or "")
+
+
+def _naming(gpu: str | None) -> str:
+    if gpu is None:
+        return "none"
+    if gpu.isdigit():
+        return "index"
+    return "pci" if ":" in gpu else "uuid"

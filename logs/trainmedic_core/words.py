@@ -1,0 +1,75 @@
+"""Names, counts and values in words. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainmedic_core.plain_text import json_text, visible
+
+_WORDS = {
+    "awaiting_approval": "asks",
+    "not_started": "held back",
+    "target_unknown": "no target",
+    "target_ambiguous": "target unclear",
+    "concurrency_limited": "too many at once",
+    "rate_limited": "too many lately",
+    "observe_only": "observes only",
+}
+
+
+def words(name: object) -> str:
+    """Return a name of the API as words: ``target_busy`` is ``target busy``."""
+    text = str(name)
+    return _WORDS.get(text, text.replace("_", " "))
+
+
+def plain(value: object) -> str:
+    """Return a value on one line, without control characters: label values must not steer a terminal."""
+    if value is None:
+        return "-"
+    return visible(str(value).replace("\n", " ⏎ "))
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 GPU``, ``8 GPUs``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def how_often(number: int) -> str:
+    """Return ``once``, or ``3 times``."""
+    return "once" if number == 1 else f"{number} times"
+
+
+def few(names: Sequence[str], most: int = 8, noun: str = "") -> str:
+    """Return the first names, and the number of the others: ``a, b and 3 more``. `noun` is the singular."""
+    left = len(names) - most
+    more = f" and {count(left, f'more {noun}') if noun else f'{left} more'}" if left > 0 else ""
+    return ", ".join(map(plain, names[:most])) + more
+
+
+def cut(text: str, size: int) -> str:
+    """Return a text of at most `size` characters. Three dots stand for the rest."""
+    return text if len(text) <= size else f"{text[: size - 1]}…"
+
+
+def data(values: Mapping[str, Any]) -> str:
+    """Return values as ``percent=80 reason="too hot"``, without empty ones."""
+    return _pairs({name: value for name, value in values.items() if value not in ("", {}, [])})
+
+
+def call(action: object, params: Mapping[str, Any] | None, note: object = None) -> str:
+    """Return an action with its parameters, also empty ones: ``job.scale_lr factor=0.5  (only if …)``."""
+    return f"{plain(action)} {_pairs(params or {})}".rstrip() + (f"  ({plain(note)})" if note else "")
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{plain(name)}={_value(value)}" for name, value in values.items() if value is not None)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        shown = plain(value)
+        return json.dumps(shown, ensure_ascii=False) if " " in shown or not shown else shown
+    return plain(json_text(value, default=str))

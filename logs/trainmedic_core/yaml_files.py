@@ -1,0 +1,136 @@
+"""The YAML files of playbooks and log rules: which there are in some directories, and what stands in one.
+
+Not here: what the documents in them mean (``loader``, ``log_rule_library``).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from trainmedic_core import yaml_text
+from trainmedic_core.problems import FileProblem
+
+MOST_DOCUMENTS = 500
+"""In one file."""
+MOST_PROBLEMS = 100
+"""Of one file that are told."""
+MOST_FILES = 1_000
+MOST_ENTRIES = 10_000
+"""Names in a directory; what has more is some other directory."""
+TEST_SUFFIX = "_test"
+"""``<name>_test.yaml`` beside a file of playbooks or log rules holds its tests."""
+TEMPLATE_SUFFIX = "_template"
+"""``<name>_template.yaml`` beside a playbook is a file that a step of it names, and no playbook."""
+LOG_RULE = "log_rule"
+"""The key that makes a document a log rule, and no playbook."""
+_ENDINGS = (".yaml", ".yml")
+
+
+def read_text(path: Path) -> str | FileProblem:
+    """Return the text of a file, or why it cannot be read."""
+    raw = read(path)
+    return raw if isinstance(raw, FileProblem) else yaml_text.decode(raw, str(path))
+
+
+def read(path: Path) -> bytes | FileProblem:
+    """Return the bytes of a file, as many as are read of one at most, or why it cannot be read."""
+    try:
+        # Without blocking, because a named pipe would wait for its writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return FileProblem(str(path), None, None, "not a regular file")
+            # One byte more than is allowed shows that there is more, however large the file is.
+            return _whole(file, yaml_text.MAX_BYTES + 1)
+    except FileNotFoundError:
+        return FileProblem(str(path), None, None, "there is no such file")
+    except (OSError, ValueError) as error:
+        return FileProblem(str(path), None, None, _unreadable(error))
+
+
+def _whole(file: io.FileIO, most: int) -> bytes:
+    raw = b""
+    while len(raw) < most and (piece := file.read(most - len(raw))):
+        raw += piece
+    return raw
+
+
+def _unreadable(error: Exception) -> str:
+    return f"cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}"
+
+
+def document_files(root: Path) -> Iterator[Path | FileProblem]:
+    """Yield the files of playbooks and log rules in a directory and in its directories, in order; or `root`, if it is
+    a file.
+
+    Names that begin with a dot are left out: editors keep half-written files there, and Kubernetes
+    keeps in ``..data`` the files that the names beside it link to. In the place of what is not there,
+    or of a directory that cannot be listed, its problem stands.
+    """
+    for path in _yaml_files(root):
+        if isinstance(path, FileProblem) or path == root or not (is_test(path) or is_template(path)):
+            yield path
+
+
+def test_files(root: Path) -> Iterator[Path]:
+    """Yield the files with tests, found as `document_files` finds the others."""
+    yield from (path for path in _yaml_files(root) if isinstance(path, Path) and (path == root or is_test(path)))
+
+
+def is_template(path: Path) -> bool:
+    return path.stem.endswith(TEMPLATE_SUFFIX)
+
+
+def is_test(path: Path) -> bool:
+    return path.stem.endswith(TEST_SUFFIX)
+
+
+def _yaml_files(root: Path) -> Iterator[Path | FileProblem]:
+    try:
+        is_directory = stat.S_ISDIR(root.stat().st_mode)
+    except (OSError, ValueError) as error:
+        is_absent = isinstance(error, (FileNotFoundError, NotADirectoryError)) and not root.is_symlink()
+        message = "there is no such file or directory" if is_absent else _unreadable(error)
+        yield FileProblem(str(root), None, None, message)
+        return
+    if not is_directory:
+        yield root
+        return
+    for path in _visible(root):
+        if isinstance(path, FileProblem) or (path.suffix in _ENDINGS and not _is_directory(path)):
+            yield path
+        elif _is_directory(path):
+            for inner in _visible(path):
+                if isinstance(inner, FileProblem) or (inner.suffix in _ENDINGS and not _is_directory(inner)):
+                    yield inner
+
+
+def exists(path: Path) -> bool:
+    """Return whether anything is there that can be looked at."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False  # reading it as a file says why
+
+
+def _visible(directory: Path) -> list[Path | FileProblem]:
+    """Return what a directory holds, in the order of names, or why that cannot be told."""
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in islice(entries, MOST_ENTRIES + 1)]
+    except OSError as error:
+        return [FileProblem(str(directory), None, None, _unreadable(error))]
+    if len(names) > MOST_ENTRIES:
+        return [FileProblem(str(directory), None, None, f"not read: it has over {MOST_ENTRIES} entries")]
+    return [directory / name for name in sorted(names) if not name.startswith(".")]

@@ -1,0 +1,175 @@
+"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``: log rules without a server and without its packages.
+
+The server's packages put the same commands beside ``logs --job`` (``cli.logs``), with tests that its engine plays.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from io import BufferedIOBase
+from pathlib import Path
+
+import click
+
+from trainmedic.wire import steady_time
+from trainmedic_core import words
+from trainmedic_core.cli import exits
+from trainmedic_core.cli.output import output_option
+from trainmedic_core.plain_text import json_text, visible
+from trainmedic_core.problems import FileProblem
+from trainmedic_logs.domain.log_sources import SOURCES, misspelt
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.rules import log_rule_roots
+from trainmedic_logs.rules.log_rule_form import log_rule_schema
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
+from trainmedic_logs.simulation.log_check import check_log_rules
+from trainmedic_logs.simulation.log_lines import LineExplanation
+from trainmedic_logs.simulation.log_lines import explain as explain_lines
+
+paths_argument = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
+rules_option = click.option(
+    "--rules",
+    "paths",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Where the rules are; can be repeated.",
+)
+
+
+@click.group()
+def logs() -> None:
+    """Check, explain and test log rules.
+
+    For the commands without a PATH the rules are those of TRAINMEDIC_LOG_RULES, else those that come with Trainmedic.
+    """
+    # The command's output says better what the catalog would log.
+    logging.getLogger().setLevel(logging.CRITICAL)
+
+
+@logs.command()
+@paths_argument
+def check(paths: Sequence[Path]) -> None:
+    """Check log rules and the form of their tests.
+
+    Each mistake is told with file, line and column. Ends with 1 where there is one, and with 2 where no rule is there.
+    What tests expect of playbooks is checked where trainmedic-server is installed.
+    """
+    roots = rule_roots(paths)
+    checked = check_log_rules(roots)
+    for place in checked.beyond_logs:
+        click.echo(visible(str(place), keep="\n"), err=True)
+    tell_checked(roots, checked.rules, checked.problems)
+
+
+def tell_checked(roots: Sequence[Path], rules: RuleSet, problems: Sequence[FileProblem]) -> None:
+    """Print what is wrong with the rules in `roots`, or how many there are.
+
+    Raises:
+        exits.Failure: Something is wrong.
+        exits.InvalidInput: There is no rule.
+    """
+    for problem in problems:
+        click.echo(visible(str(problem), keep="\n"))
+    if problems:
+        raise exits.Failure(words.count(len(problems), "mistake"))
+    if not rules.rules:
+        raise exits.InvalidInput(
+            f"There is no log rule in {', '.join(map(str, roots))}: a rule is a YAML document with the key log_rule."
+        )
+    click.echo(f"{words.count(len(rules.rules), 'log rule')}, no mistake.")
+
+
+@logs.command()
+def schema() -> None:
+    """Print the JSON Schema of log rules, for editors.
+
+    \b
+    trainmedic logs schema > log-rule.schema.json
+    and on top of a file of rules:
+    # yaml-language-server: $schema=log-rule.schema.json
+    """
+    click.echo(json.dumps(log_rule_schema(), indent=2))
+
+
+@logs.command()
+@paths_argument
+@click.option("--verbose", "-v", is_flag=True, help="Name the tests that passed too.")
+def test(paths: Sequence[Path], verbose: bool) -> None:
+    """Run the tests beside the log rules, which needs trainmedic-server.
+
+    They say which alerts findings raise and what playbooks do then, which only a server's engine can tell.
+    """
+    raise exits.InvalidInput("Tests of log rules are run by trainmedic-server: pip install trainmedic-server.")
+
+
+@logs.command()
+@click.argument("file", metavar="FILE", type=click.File("rb"))
+@click.option(
+    "--source",
+    default="training",
+    show_default=True,
+    metavar="NAME",
+    help="Whose lines they are: training, launcher, slurm, kernel, fabric-manager, or a name of your own.",
+)
+@rules_option
+@click.option("--matched", is_flag=True, help="Only lines that a rule takes, ends with, or nearly takes.")
+@output_option()
+def explain(file: BufferedIOBase, source: str, paths: Sequence[Path], matched: bool, output: str) -> None:
+    """Show the level, time and metrics of each line of a log, and which rule takes it, with which fields.
+
+    FILE is a log as its program wrote it; - reads standard input. A time without a zone is shown without one. A rule
+    comes near where its literal is in the line and its pattern is not. JSON is one object for each line.
+    """
+    rules = loaded(paths)
+    if not any(source in rule.sources for rule in rules.rules):
+        meant = misspelt(source, SOURCES)
+        hint = f" Did you mean {meant!r}?" if meant else ""
+        click.echo(visible(f"No rule is for the source {source!r}.{hint}"), err=True)
+    for line in explain_lines(file, source, rules, steady_time.OF_PROCESS.now()):
+        if matched and line.match.rule is None and not line.match.near and not line.match.ended:
+            continue
+        click.echo(json_text(line.as_data()) if output == "json" else _shown(line))
+
+
+def _shown(line: LineExplanation) -> str:
+    match = line.match
+    said = f"{match.rule.name} ({match.role}, {match.cause})" if match.rule else "-"
+    if match.rule and match.fields:
+        said += " " + json_text(line.as_data()["fields"])
+    said += "".join(f" ends {rule.name}" for rule, _ in match.ended)
+    said += f" near {', '.join(match.near)}" if match.near else ""
+    data = line.as_data()
+    said += "".join(f" {name}={value}" for name, value in data["metrics"].items())
+    first = line.text.partition("\n")[0]
+    return visible(f"{line.number:>6}  {data['time'] or '-'} {line.level.value}  {said}  | {first[:160]}")
+
+
+def loaded(paths: Sequence[Path]) -> RuleSet:
+    """The rules in `paths`, else the usual ones. What cannot be loaded of them is told.
+
+    Raises:
+        exits.InvalidInput: There are none.
+    """
+    library = LogRuleLibrary(rule_roots(paths))
+    library.reload()
+    for problem in library.problems:
+        click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
+    if not library.rule_set.rules:
+        raise exits.InvalidInput("There are no log rules there.")
+    return library.rule_set
+
+
+def rule_roots(paths: Sequence[Path]) -> list[Path]:
+    """Return the folders and files of rules: `paths`, else those of the setting, else those that come with Trainmedic.
+
+    Raises:
+        exits.InvalidInput: There are none.
+    """
+    roots = log_rule_roots.roots(paths, os.environ)
+    if not roots:
+        raise exits.InvalidInput("There are no log rules; name their folder.")
+    return roots

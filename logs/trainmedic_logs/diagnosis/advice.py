@@ -1,0 +1,45 @@
+"""What to do after a verdict."""
+
+from __future__ import annotations
+
+from trainmedic_logs.diagnosis.verdict import Advice, Confidence
+from trainmedic_logs.domain.finding import CauseClass
+
+_RETRIES = 2
+"""So many times the same end without a person: another attempt has been tried then."""
+
+_ADVICE = {
+    # Restarting a job on a lost GPU fails again, so a person checks the node first.
+    CauseClass.GPU: Advice.ASK,
+    CauseClass.NODE: Advice.ASK,
+    CauseClass.GPU_MEMORY: Advice.ASK,
+    CauseClass.HOST_MEMORY: Advice.RESTART,
+    CauseClass.STORAGE: Advice.ASK,
+    CauseClass.DATA: Advice.RESTART,
+    CauseClass.CODE: Advice.RESTART,
+    CauseClass.NUMERICS: Advice.ROLLBACK,
+}
+
+MEANS = {
+    Advice.RESTART: "start it again, from its newest checkpoint if it has one",
+    Advice.ISOLATE_NODE: "no new work for the node until somebody has looked at it",
+    Advice.STOP: "started again as it is, it would end alike",
+    Advice.ROLLBACK: "go back to a checkpoint from before it began",
+    Advice.ASK: "a person has to check first; for a GPU or a node, check the node",
+}
+"""What each says to do, for people."""
+
+
+def what_to_do(
+    cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool, has_started: bool = True
+) -> Advice:
+    """Return the next step after the job ended alike `before` times already. A job that did not start has no checkpoint
+    to continue from, and Kubernetes itself retries."""
+    if names_node:
+        return Advice.ISOLATE_NODE
+    if not has_started:
+        return Advice.ASK
+    if before >= _RETRIES or (before and cause is CauseClass.CODE and confidence is Confidence.HIGH):
+        is_sure = confidence is Confidence.HIGH and cause in (CauseClass.CODE, CauseClass.GPU_MEMORY)
+        return Advice.STOP if is_sure else Advice.ASK
+    return _ADVICE.get(cause, Advice.RESTART)

@@ -1,0 +1,172 @@
+"""Ranks that called different collectives, by the lines of the watchdog.
+
+A rank that times out prints the number, operation and size of the collective in which it waited. If two ranks of one
+group wait in different collectives, the program took different paths on them. The torch watchdog's own comparison names
+the ranks that did not join. Both work without a flight recorder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from msgspec import Struct, field
+
+from trainmedic_logs.diagnosis.accusation import Accusation, Moment, Witness
+from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
+from trainmedic_logs.domain.finding import CauseClass
+
+_WAIT = re.compile(
+    r"\[(?:PG (?:ID )?(?P<group>\S+)(?: PG GUID \S+)? )?Rank (?P<rank>\d{1,6})\].{0,80}Watchdog caught"
+    r" collective operation "
+    r"timeout: WorkNCCL\(SeqNum=(?P<number>\d{1,12}), OpType=(?P<operation>\w{1,40})"
+    r"(?:, NumelIn=(?P<size_in>\d{1,18}), NumelOut=(?P<size_out>\d{1,18}))?"
+)
+_DID_NOT_JOIN = re.compile(
+    r"\[(?P<ranks>[\d, ]{1,4000})\] (?:finished collective #(?P<last>\d{1,12}), but didn't join|joined"
+    r" but didn't finish)"
+    r" collective #(?P<number>\d{1,12})"
+)
+_MOST = 10_000
+_NEAR = 8
+"""Most collectives by which two ranks of one group can be apart."""
+_MOST_TO_ACCUSE = 8
+"""Most ranks that a report may name. If it names more, something else delays them all."""
+
+
+class CollectiveWait(Struct, frozen=True):
+    """Collective in which a rank waited until it timed out."""
+
+    rank: int
+    number: int
+    """Sequence number in its process group."""
+    operation: str
+    sizes: tuple[str, str]
+    """Elements in and out. Empty if the release does not print them."""
+    group: str
+    """Name of the process group. Empty if the release does not print it."""
+    line: str
+    at: datetime | None = None
+
+
+class NotJoined(Struct, frozen=True):
+    """Ranks that, by the watchdog's own comparison, did not join a collective that others wait in."""
+
+    ranks: frozenset[int]
+    number: int
+    line: str
+
+
+def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
+    """Return the collective and rank that a watchdog's line states. None for every other line."""
+    match = _WAIT.search(text)
+    if match is None:
+        return None
+    sizes = (match["size_in"] or "", match["size_out"] or "")
+    group = match["group"] or ""
+    return CollectiveWait(int(match["rank"]), int(match["number"]), match["operation"], sizes, group, text[:500], at)
+
+
+def not_joined(text: str) -> NotJoined | None:
+    """Return the ranks that a desync report names as missing. None if it names none."""
+    match = _DID_NOT_JOIN.search(text)
+    if match is None or match["last"] is None:
+        return None
+    ranks = frozenset(int(rank) for rank in re.findall(r"\d+", match["ranks"]))
+    return NotJoined(ranks, int(match["number"]), text[:500]) if ranks else None
+
+
+class CollectiveLines(Struct):
+    """Collectives in the lines of all streams."""
+
+    waits: list[CollectiveWait] = field(default_factory=list)
+    missing: list[NotJoined] = field(default_factory=list)
+
+    def take(self, text: str, at: datetime | None) -> None:
+        """Take a line."""
+        if len(self.waits) < _MOST and "WorkNCCL(SeqNum=" in text and (wait := wait_of(text, at)):
+            self.waits.append(wait)
+        elif len(self.missing) < _MOST and "but didn't join" in text and (named := not_joined(text)):
+            self.missing.append(named)
+
+
+def differing(lines: CollectiveLines) -> Iterator[Accusation]:
+    """Return the combined result of the lines of all ranks."""
+    for group, of_group in _first_waits(lines.waits).items():
+        unlike = _differ(of_group)
+        if unlike is not None:
+            yield _accusation(unlike, of_group, group)
+            return
+    yield from _missing(lines.missing)
+
+
+def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWait]]:
+    """Return each rank's first wait in each group. Later ones follow from it."""
+    groups: dict[str, dict[int, CollectiveWait]] = defaultdict(dict)
+    for wait in waits:
+        groups[wait.group].setdefault(wait.rank, wait)
+    return {name: list(of_ranks.values()) for name, of_ranks in groups.items()}
+
+
+def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
+    """Return the ranks that called another collective than most, or all of them if no side has more."""
+    kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
+    for wait in waits:
+        kinds[wait.operation, wait.sizes].add(wait.rank)
+    numbers = {wait.number for wait in waits}
+    # A rank may wait in the next collective for one that waits in this. So only different operations, or different
+    # sizes of the same number, are a difference.
+    operations = {operation for operation, _ in kinds}
+    if len(kinds) < 2 or (len(operations) == 1 and len(numbers) > 1):
+        return None
+    most = max(len(ranks) for ranks in kinds.values())
+    largest = [ranks for ranks in kinds.values() if len(ranks) == most]
+    everybody = frozenset(wait.rank for wait in waits)
+    return everybody if len(largest) > 1 else everybody - frozenset(largest[0])
+
+
+def _accusation(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: str) -> Accusation:
+    shown = sorted(waits, key=lambda wait: (wait.rank not in ranks, wait.rank))[:4]
+    called = "; ".join(f"rank {wait.rank} waits in #{wait.number} {wait.operation.lower()}" for wait in shown[:2])
+    evidence = tuple(
+        Evidence(f"the ranks called different collectives: {called}", wait.line, "training", rank=wait.rank, at=wait.at)
+        for wait in shown
+    )
+    return Accusation(
+        Witness.RECORDER,
+        CauseClass.CODE,
+        _worth(waits, group),
+        evidence,
+        ranks,
+        moment=Moment(shown[0].at) if shown[0].at else None,
+        is_provable=bool(group),
+        fingerprint="code:collectives-differ",
+    )
+
+
+def _worth(waits: Sequence[CollectiveWait], group: str) -> Confidence:
+    numbers = {wait.number for wait in waits}
+    if group:
+        return Confidence.HIGH if len(numbers) == 1 else Confidence.MEDIUM
+    # If several groups count side by side, one missing rank leaves the others in different collectives.
+    is_near = max(numbers) - min(numbers) <= _NEAR and len({wait.operation for wait in waits}) == 2
+    return Confidence.MEDIUM if is_near else Confidence.LOW
+
+
+def _missing(reports: Sequence[NotJoined]) -> Iterator[Accusation]:
+    """Return the ranks that the watchdog of others names as missing."""
+    if not reports or len(reports[0].ranks) > _MOST_TO_ACCUSE:
+        return
+    named = reports[0]
+    ranks = ", ".join(map(str, sorted(named.ranks)))
+    why = f"rank {ranks} did not join collective #{named.number}, by the watchdog's own comparison"
+    yield Accusation(
+        Witness.RECORDER,
+        CauseClass.HANG,
+        Confidence.MEDIUM,
+        (Evidence(why, named.line, "training"),),
+        named.ranks,
+        fingerprint="hang:not-joined",
+    )

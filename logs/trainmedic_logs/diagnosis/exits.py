@@ -1,0 +1,282 @@
+"""How the processes of a job ended: what launchers print of it, in each of their forms, and what it means."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_logs.domain.finding import CauseClass
+
+LAUNCHER = "trainmedic-run"
+"""Reporter that is the parent of all processes of an attempt."""
+_TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
+"""What a torchrun leaves that was ended by a signal itself, with exit code 1."""
+_VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""The watchdog's abort, and what ends everybody once one has failed."""
+
+
+class Exit(Struct, frozen=True):
+    """One process of a job that ended."""
+
+    teller: str
+    """Who says it: ``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk``."""
+    code: int | None = None
+    """What it gave back; None where a signal ended it, or nobody says."""
+    signal: int | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    node: str = ""
+    is_node_sure: bool = False
+    """Not only the job's own word says so."""
+    pid: int | None = None
+    at: datetime | None = None
+    """Aware, UTC where the teller says it so; a launcher's table has the node's local time, which is taken for UTC."""
+    is_first: bool = False
+    """The launcher calls it the first failure on its node."""
+    said: str = ""
+    """The last line of its traceback, or what else the teller says of it."""
+    line: str = ""
+    """As it was printed."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it ended with an error."""
+        return self.signal is not None or self.code not in (0, None)
+
+    @property
+    def is_victims(self) -> bool:
+        """Whether it ended as those do that another one's failure ends."""
+        return self.signal in _VICTIMS or bool(_TOLD_TO_END.search(self.said))
+
+    @property
+    def how(self) -> str:
+        """For people: ``SIGKILL``, ``exit code 1``."""
+        if self.signal is not None:
+            return signal_name(self.signal)
+        return "no exit code" if self.code is None else f"exit code {self.code}"
+
+    @property
+    def manner(self) -> str:
+        """``by SIGKILL``, ``with exit code 1``."""
+        return f"{'with' if self.signal is None else 'by'} {self.how}"
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` of 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def reported(status: int, rank: int | None, line: str, node: str = "", pid: int | None = None) -> Exit:
+    """Return the end of the process that failed first, as its launcher saw it."""
+    code, by_signal = of_code(status)
+    return Exit(LAUNCHER, code, by_signal, rank=rank, node=node, pid=pid, is_first=True, line=line[:500])
+
+
+def meaning(ended: Exit) -> tuple[CauseClass, str]:
+    """What such an end means by itself, and why in a sentence for people."""
+    match ended.signal:
+        case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
+            return CauseClass.CODE, "the program, or a library of it, did what the processor refuses"
+        case signal.SIGBUS:
+            return (
+                CauseClass.HOST_MEMORY,
+                "shared memory of processes, as of data loaders, was not available",
+            )
+        case signal.SIGKILL:
+            return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel (out of memory) killed it"
+        case None:
+            return CauseClass.UNKNOWN, ended.said or "why was not printed where it was read"
+        case _:
+            return CauseClass.UNKNOWN, "a signal ended it"
+
+
+def of_code(code: int) -> tuple[int | None, int | None]:
+    """Exit code and signal of what a launcher (-9) or a shell (137) calls the exit code."""
+    if -64 <= code < 0:
+        return None, -code
+    return (None, code - 128) if 128 < code <= 192 else (code, None)
+
+
+_BLOCK = re.compile(r"\[\d+\]:\s*$")
+_MEMBER = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*:\s?(.*)$")
+_RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
+
+
+def torchrun_table(text: str, node: str = "") -> list[Exit]:
+    """The processes that a table of torchrun lists, of whichever release; `node` is where it was printed.
+
+    It lists those of one node, and calls the first of them by that node's clock the root cause.
+    """
+    exits: list[Exit] = []
+    is_first = False
+    # The releases of 2021 call the sections "Root Cause:" and "Other Failures:", in the other order.
+    for part in re.split(r"^(.*(?:Root Cause|Failures).*:)\s*$", text, flags=re.MULTILINE):
+        if re.fullmatch(r".*(Root Cause|Failures).*:\s*", part):
+            is_first = "Root Cause" in part
+            continue
+        ends = (_of_block(block, node) for block in _blocks(part))
+        exits.extend(replace(ended, is_first=is_first) for ended in ends if ended)
+    return exits
+
+
+def _blocks(text: str) -> Iterator[list[str]]:
+    """A process each: from ``[0]:``, or where a table was cut at its head from the first member, to the next."""
+    block: list[str] = []
+    for line in text.splitlines():
+        if _BLOCK.search(line):
+            yield block
+            block = []
+        else:
+            block.append(line)
+    yield block
+
+
+def _of_block(lines: list[str], node: str) -> Exit | None:
+    members: dict[str, str] = {}
+    last = ""
+    for line in lines:
+        if (member := _MEMBER.match(line)) and member[1] not in members:
+            last = member[1]
+            members[last] = member[2].strip()
+        elif last in ("traceback", "msg") and line.strip() and not set(line.strip()) <= set("=-*"):
+            members[last] = line.strip()
+    rank, code = _RANK.search(members.get("rank", "")), _CODE.search(members.get("exitcode", ""))
+    if not code:
+        return None
+    gave, by_signal = of_code(int(code[1]))
+    said = members.get("traceback") or members.get("msg") or ""
+    return Exit(
+        "torchrun",
+        code=gave,
+        signal=by_signal,
+        rank=int(rank[1]) if rank else None,
+        local_rank=int(rank[2]) if rank else None,
+        node=node or members.get("host", ""),
+        pid=int(code[2]),
+        at=_local_time(members.get("time", "")),
+        said="" if "enable traceback see" in said else said[:500],
+        line=f"rank: {members.get('rank', '?')} exitcode: {members['exitcode']}",
+    )
+
+
+def _local_time(text: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, "%Y-%m-%d_%H:%M:%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+_LONGEST_LINE = 1000
+_FINISHED = re.compile(
+    r"\] Process (?P<pid>\d{1,10}) exits successfully|worker group successfully finished|\[after training is done\]"
+    r"|`Trainer\.fit` stopped: `max_\w{1,20}=|^\*{5} train metrics \*{5}|done training in [\d.]{1,20} seconds"
+    r"|Training completed(?:\. Do not forget|$)"
+)
+"""What DeepSpeed's launcher, torchrun's agent, Megatron-LM, Lightning, Hugging Face's Trainer, fairseq and torchtitan
+print when all steps are done."""
+_ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
+_ACCELERATE = re.compile(
+    r"CalledProcessError: Command .* (?:returned non-zero exit status (\d+)|died with <Signals\.(\w+))"
+)
+_MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
+_CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
+"""A container that a signal ended, as kubectl prints it in `describe`, in `exec` and as JSON."""
+_SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
+_SLURM_WORDS = {
+    "killed": signal.SIGKILL,
+    "out of memory": signal.SIGKILL,
+    "bus error": signal.SIGBUS,
+    "segmentation fault": signal.SIGSEGV,
+    "aborted": signal.SIGABRT,
+    "terminated": signal.SIGTERM,
+    "illegal instruction": signal.SIGILL,
+    "floating point exception": signal.SIGFPE,
+}
+
+
+def launcher_line(text: str, node: str = "") -> list[Exit]:
+    """The processes whose end one line tells: of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl, or
+    Slurm's srun; or of a training that says that it is done.
+
+    Slurm counts tasks, which are ranks where each rank is a task of its own; they are given as ranks.
+    """
+    tail, text = text[-200:], text[:_LONGEST_LINE]
+    if match := _ELASTIC.search(text):
+        code, by_signal = of_code(int(match[1]))
+        ended = Exit("torchrun", code, by_signal, local_rank=int(match[2]), node=node, pid=int(match[3]))
+        return [replace(ended, is_first=True, line=text[:500])]
+    if match := _DEEPSPEED.search(tail):
+        # The command that it prints before is that of the last process it started, not of the one that failed.
+        code, by_signal = of_code(int(match[1]))
+        return [Exit("deepspeed", code, by_signal, node=node, line=tail)]
+    if match := _ACCELERATE.search(text):
+        by_signal = signal.Signals.__members__.get(match[2] or "")
+        return [Exit("accelerate", int(match[1]) if match[1] else None, by_signal, node=node, line=text[:500])]
+    if match := _MPI.search(text):
+        # It tells of the first that ended so, and often knows no process id.
+        ended = Exit("mpirun", signal=int(match[4]), rank=int(match[1]), node=match[3], pid=int(match[2]) or None)
+        return [replace(ended, is_first=True, line=text[:500])]
+    if match := _CONTAINER.search(text):
+        code, by_signal = of_code(int(next(filter(None, match.groups()))))
+        if by_signal is not None:
+            return [Exit("kubernetes", code, by_signal, node=node, line=text[:500])]
+    if match := _FINISHED.search(text):
+        return [Exit("training", code=0, node=node, pid=int(match["pid"]) if match["pid"] else None, line=text[:500])]
+    if match := _SLURM.search(text):
+        code, by_signal = _slurm_words(match[3])
+        if code is None and by_signal is None:
+            return []
+        ended = Exit("slurm", code, by_signal, node=match[1], said=match[3], line=text[:500])
+        return [replace(ended, rank=task) for task in _tasks(match[2][:200])]
+    return []
+
+
+def _slurm_words(said: str) -> tuple[int | None, int | None]:
+    if gave := re.search(r"exit code (\d+)", said):
+        return of_code(int(gave[1]))
+    by_signal = next((number for word, number in _SLURM_WORDS.items() if said.lower().startswith(word)), None)
+    return None, by_signal
+
+
+def _tasks(listed: str) -> Iterator[int]:
+    for part in listed.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            yield from range(int(first), min(int(last or first), int(first) + 4095) + 1)
+
+
+def error_file(raw: bytes, **known: Any) -> Exit | None:
+    """What torch's ``@record`` wrote of an exception into ``TORCHELASTIC_ERROR_FILE``; None where it is nothing such.
+
+    `known` are members of `Exit` that the file's place tells, such as the local rank.
+    """
+    try:
+        message = json.loads(raw[: 1024 * 1024])["message"]
+        if isinstance(message, str):
+            return Exit("error file", code=1, said=message[:500], line=message[:500], **known)
+        more = message.get("extraInfo") or {}
+        said = str(message.get("message", ""))[:500]
+        at = datetime.fromtimestamp(int(more["timestamp"]), UTC) if "timestamp" in more else None
+        return Exit("error file", code=1, said=said, line=said, at=at, **known)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RecursionError):
+        return None
+
+
+def call_stack(raw: bytes) -> str:
+    """The traceback in such a file; empty where there is none."""
+    try:
+        return str(json.loads(raw)["message"]["extraInfo"]["py_callstack"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""

@@ -1,0 +1,271 @@
+"""What the job's own lines say: which one of them can be where it began, and how sure that is."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+
+from trainmedic_logs.diagnosis.accusation import RERUN, Accusation, Witness, clock_of, evidence_of, moment_of, rank_of
+from trainmedic_logs.diagnosis.facts import Facts
+from trainmedic_logs.diagnosis.verdict import Confidence
+from trainmedic_logs.diagnosis.window import Relevant
+from trainmedic_logs.domain.finding import CauseClass, Finding, Role
+from trainmedic_logs.lines.blocks import TRACEBACK
+from trainmedic_logs.lines.exception_causes import GUESS, PROOF
+
+_NEVER_SURE_BY_LINE = frozenset(
+    {CauseClass.UNKNOWN, CauseClass.NETWORK, CauseClass.GPU, CauseClass.NODE, CauseClass.HANG}
+)
+"""Causes of which a training sees only what they do to it: evidence of a card or a wire is the kernel's, and who says
+that it is stuck may wait for a rank that never came."""
+_PROGRAMS_XIDS = frozenset({"13", "31"})
+_DOUBTFUL = frozenset({"thread", "first_frame", "alone", "crash", GUESS})
+"""What rules take from an exception that may have ended nothing: one ends a thread alone, and of one whose heading is
+missing nobody knows what stood there. A process that crashed does not say why."""
+_PROOF_OF_CODE = re.compile(
+    r"Assertion `[^`']*(?:index out of bounds|srcIndex < srcSelectDimSize|srcSelectDimSize)[^`']*[`'] ?failed"
+    r"|Detected mismatch between collectives on ranks"
+    r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
+)
+"""Words of CUDA's and NCCL's checks of the program."""
+_PROOF: Mapping[CauseClass, re.Pattern[str]] = {
+    CauseClass.STORAGE: re.compile(
+        r"No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
+        r"|failed writing file [^:]{1,200}: file write failed"
+        r"|ephemeral[- ](?:local )?storage|local storage usage exceeds|os error (?:28|122)\b"
+    ),
+    CauseClass.HOST_MEMORY: re.compile(
+        r"No space left on device|\[Errno (?:12|28)\]|bad_alloc|^MemoryError(?:: Unable to allocate|\s*$)"
+        r"|[Oo]ut[ -]of[ -][Mm]emory: Kill|OOMKill|OOM Killed|low on resource: |running low on memory"
+        r"|NODE_OUT_OF_MEMORY|RayOutOfMemoryError"
+        r"|exceeds the memory usage threshold|can't allocate memory: you tried"
+    ),
+    CauseClass.DATA: re.compile(r"image file is truncated"),
+    CauseClass.PREEMPTION: re.compile(
+        r"\bPreempted\b|DUE TO (?:PREEMPTION|JOB REQUEUE|TIME LIMIT)|node was preempted|: this job is preempted"
+    ),
+}
+"""Words that name the cause itself: the kernel's answer, or a kubelet's reason. They prove this cause alone."""
+_HARDWARE = re.compile(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|HBM multi-bit")
+"""Words of the driver, passed on by CUDA, for faults that no program causes."""
+_QUOTED = re.compile(
+    r"""['"`](?:[\w.]{1,80}(?:Error|Exception): )?(?:CUDA|HIP) error|['"`][\w.]{1,80}(?:Error|Exception): """
+    r"""|[a-z,=>] (?:CUDA|HIP) (?:error|out of memory)"""
+)
+"""What a line quotes of an error, such as a text that a model has written, happened elsewhere or not at all."""
+_SAID = re.compile(
+    r"(?i)\W{0,4}(?:prompt|question|answer|response|completion|generat(?:ed|ion)|user|assistant|sample|example|prediction"
+    r"|output text|target text)\b[^:=>]{0,20}[:=>]"
+)
+"""Beginning of a line that shows a text that was read or generated. What stands in it is no message of the program."""
+_COMPARES = re.compile(r"Duplicate GPU detected|Detected mismatch between collectives")
+"""Words that are printed after all ranks have been compared. A silent rank adds nothing to them."""
+_SAYS_ALL = re.compile(
+    r"Detected mismatch between collectives|out of memory\. Tried to allocate|ERROR_OUT_OF_DEVICE_MEMORY"
+    r"|got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
+)
+"""Messages of exceptions with one reading, also where their traceback was not read."""
+_LARGE_LOSS = "loss-high"
+"""The shipped rule for losses that are far too large, and are numbers."""
+_SECOND = frozenset({"tool-failed", "pod-evicted"})
+"""Rules for lines that count only if nothing else states a cause. A launch script may survive a tool that failed, and
+the reason for an eviction may stand elsewhere."""
+_KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
+"""Rules for failures before the program starts: images, volumes, containers, launches by a scheduler."""
+_TOGETHER = 30.0
+"""Seconds within which all ranks come to the same error, where all of them do."""
+_RIGHT_AFTER = 1.0
+"""Seconds within which the lines of one message are printed."""
+_WORST_CLOCK = 900.0
+"""Seconds by which a clock is wrong at times. Nobody is named for certain by an order that depends on it."""
+
+
+def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+    """The first line of the job itself that can be where it began."""
+    if not relevant.roots:
+        return
+    cut = [finding for finding in relevant.roots if _gives_way(finding, facts)]
+    roots = [finding for finding in relevant.roots if finding not in cut] or cut
+    first = roots[0]
+    rivals = [other for other in roots[1:] if not moment_of(first).is_before(moment_of(other))]
+    # Of lines whose order is not known, that which names a thing counts before that which only says "an error".
+    leading = min([first, *(other for other in rivals if not _is_later_of_message(other, first))], key=_vagueness)
+    leading = _named_next(leading, roots) or leading
+    alike = [f for f in [first, *rivals] if f.rule == leading.rule]
+    alike += [f for f in roots if f not in alike and f.shape == leading.shape and _is_soon_after(f, leading)]
+    ranks = frozenset(rank for finding in alike if (rank := rank_of(finding)) is not None)
+    others = [f for f in [first, *rivals] if f.rule != leading.rule and rank_of(f) not in ranks]
+    others = [f for f in others if f.cause is not leading.cause]
+    earlier = [
+        other
+        for other in [*relevant.cascades, *cut]
+        if rank_of(other) not in ranks and moment_of(other).is_before(moment_of(leading), by=1.0)
+        if moment_of(leading).is_known
+    ]
+    is_sure = not others and not earlier and not facts.followed.get(leading.id)
+    is_sure = is_sure and not any(_may_be_first(other, leading, ranks) for other in relevant.roots)
+    # A loss that is no number ends nobody by itself; what else failed may have.
+    has_both = leading.cause is CauseClass.NUMERICS and any(f.cause is not leading.cause for f in relevant.roots)
+    is_devices = leading.cause is CauseClass.GPU and bool(_HARDWARE.search(leading.line))
+    is_sure = is_sure and not has_both and (leading.cause not in _NEVER_SURE_BY_LINE or is_devices)
+    is_sure = is_sure and not _was_killed(leading) and not _QUOTED.search(leading.line)
+    is_sure = is_sure and not _is_doubtful(leading) and _is_proven(leading) and leading.id not in facts.excused
+    is_sure = is_sure and not _were_ended_with_others(ranks, facts)
+    is_sure = is_sure and not _ran_until_stopped(leading, facts, relevant)
+    # An exception can be what became of another one, on a rank of which nothing was read.
+    is_of_one = leading.cause is CauseClass.CODE and not _COMPARES.search(leading.line)
+    is_sure = is_sure and not (is_of_one and facts.unread_ranks)
+    yield Accusation(
+        Witness.LINE,
+        _cause_of_line(leading, facts),
+        _worth(leading, facts, relevant, is_sure=is_sure),
+        (
+            evidence_of(leading, _step_of(leading) or "the first line that can be the reason"),
+            *(evidence_of(f, "the same at about the same time") for f in [f for f in alike if f is not leading][:7]),
+        ),
+        ranks,
+        facts.node_of(rank_of(leading)) or leading.origin.node,
+        moment=moment_of(leading),
+        is_provable=_is_proven(leading) and GUESS not in leading.fields,
+        has_started=leading.rule not in _KEEPS_FROM_STARTING,
+        fingerprint=f"{leading.cause}:{leading.rule}:{leading.shape}",
+    )
+
+
+def _is_later_of_message(other: Finding, first: Finding) -> bool:
+    """Return whether the rule of `first` also matched `other`. The first message of a program is the reason. Exceptions
+    are excluded, because their rules match those of every program."""
+    is_exception = bool(first.fields.keys() & {"exception", "alone"})
+    return other.rule == first.rule and not is_exception and other.origin.stream == first.origin.stream
+
+
+def _named_next(leading: Finding, roots: Sequence[Finding]) -> Finding | None:
+    """Return the line that the same process prints right after an unspecific error, such as a device's own reason. None
+    if it is not more exact."""
+    if leading.cause is CauseClass.NUMERICS:
+        # A recomputed step with another result shows that the GPU computed wrong numbers.
+        return next((other for other in roots if other.rule == RERUN and other.cause is CauseClass.GPU), None)
+    if leading.cause is not CauseClass.CODE or PROOF in leading.fields or _PROOF_OF_CODE.search(leading.line):
+        return None
+    return next((other for other in roots if other.cause is not CauseClass.CODE and _is_next(other, leading)), None)
+
+
+def _is_next(other: Finding, leading: Finding) -> bool:
+    is_same = other.origin.stream == leading.origin.stream and rank_of(other) == rank_of(leading)
+    apart = (other.first_at - leading.first_at).total_seconds()
+    is_own = not _is_later_of_message(other, leading)
+    return is_same and is_own and GUESS not in other.fields and 0 <= apart <= _RIGHT_AFTER
+
+
+def _is_proven(finding: Finding) -> bool:
+    """Return whether the line leaves no other reading of its cause, if it is where the failure began."""
+    if finding.rule == _LARGE_LOSS:
+        return False  # It may be a sum over many samples.
+    if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.HANG):
+        return True
+    if PROOF in finding.fields or _PROOF_OF_CODE.search(finding.line):
+        return True
+    words = _PROOF.get(finding.cause)
+    is_devices = finding.cause is CauseClass.GPU and _HARDWARE.search(finding.line)
+    return bool(is_devices or (words and words.search(finding.line)))
+
+
+def _gives_way(finding: Finding, facts: Facts) -> bool:
+    """Return whether every other line that can be the reason comes before this one."""
+    is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
+    was_left_out = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
+    return _was_cut(finding) or finding.rule in _SECOND or was_left_out or _is_said(finding)
+
+
+def _is_said(finding: Finding) -> bool:
+    """Return whether the line shows a text that was read or generated."""
+    return "exception" not in finding.fields and bool(_SAID.match(finding.line))
+
+
+def _is_doubtful(finding: Finding) -> bool:
+    """Return whether the exception may have ended nothing. Without its traceback, some still state their cause."""
+    doubts = _DOUBTFUL & finding.fields.keys()
+    return bool(doubts) and not (doubts <= {"alone", "first_frame"} and _SAYS_ALL.search(finding.line))
+
+
+def _was_cut(finding: Finding) -> bool:
+    """Whether it is a traceback of which the end is missing: it does not say what was raised."""
+    return finding.line.startswith(TRACEBACK)
+
+
+def _vagueness(finding: Finding) -> tuple[bool, bool]:
+    """Less for what names a thing, and for an exception with its traceback."""
+    return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
+
+
+def _worth(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool) -> Confidence:
+    """Who is told to end does not end by itself with another error, and nor does who goes on; a traceback that was cut
+    is a hint."""
+    firsts = {ended.rank for ended in facts.exits if ended.is_first and ended.signal is None and ended.rank is not None}
+    others = {rank_of(finding) for finding in relevant.roots if finding.rule != leading.rule}
+    is_passed = leading.cause is CauseClass.PREEMPTION or bool(facts.followed.get(leading.id))
+    if (
+        _was_cut(leading)
+        or _is_said(leading)
+        or GUESS in leading.fields
+        or leading.id in facts.excused
+        or (is_passed and rank_of(leading) not in firsts and others & firsts)
+    ):
+        return Confidence.LOW
+    return Confidence.HIGH if is_sure else Confidence.MEDIUM
+
+
+def _step_of(finding: Finding) -> str:
+    """What a record of a step says, for people; empty for every other line."""
+    fields = finding.fields
+    if fields.get("event") != "step":
+        return ""
+    named = {"loss": "the loss", "grad_norm": "the gradient norm"}
+    told = [f"{name} is {fields[key]}" for key, name in named.items() if fields.get(key)]
+    return f"in step {fields.get('step', '?')} {' and '.join(told)}" if told else ""
+
+
+def _is_soon_after(finding: Finding, leading: Finding) -> bool:
+    """Whether another rank printed the same within what it may take the ranks of a job to come to the same place."""
+    return abs((finding.first_at - leading.first_at).total_seconds()) <= _TOGETHER
+
+
+def _may_be_first(finding: Finding, leading: Finding, ranks: frozenset[int]) -> bool:
+    """Whether what another rank printed on another node can be the earlier one, if a clock is wrong by minutes."""
+    if rank_of(finding) in ranks or not moment_of(finding).is_known or not moment_of(leading).is_known:
+        return False
+    is_same_clock = clock_of(finding) == clock_of(leading)
+    return not is_same_clock and (finding.first_at - leading.first_at).total_seconds() <= _WORST_CLOCK
+
+
+def _was_killed(finding: Finding) -> bool:
+    """Whether it says that a helper, such as a data loader, was killed, by whomever: as a rank's bare SIGKILL."""
+    return "signal: Killed" in finding.line
+
+
+def _were_ended_with_others(ranks: frozenset[int], facts: Facts) -> bool:
+    """Whether the launcher ended the ranks that printed it, as it does with all that are left, after another one had
+    crashed or was killed: they had gone on until then."""
+    own = [ended for ended in facts.exits if ended.rank in ranks]
+    hard = any(each.signal is not None and not each.is_victims and each.rank not in ranks for each in facts.exits)
+    return hard and bool(own) and all(ended.signal == signal.SIGTERM for ended in own)
+
+
+def _ran_until_stopped(leading: Finding, facts: Facts, relevant: Relevant) -> bool:
+    """Return whether a scheduler states why it ended the job, and no process is known to have failed before: the line
+    ended nothing, or left others waiting, and which of the two is not known."""
+    if leading.cause is CauseClass.PREEMPTION or any(each.is_failure and not each.is_victims for each in facts.exits):
+        return False
+    return any(finding.fields.get("why", "").strip() for finding in relevant.stopped)
+
+
+def _cause_of_line(leading: Finding, facts: Facts) -> CauseClass:
+    """What CUDA calls an error is the program's where the kernel says that a program did what it may not (XID 13,
+    31)."""
+    if leading.cause is not CauseClass.GPU:
+        return leading.cause
+    node = leading.origin.node or facts.node_of(rank_of(leading))
+    programs = [f for f in facts.findings if f.role is Role.CONFIRMATION and f.fields.get("xid") in _PROGRAMS_XIDS]
+    is_programs = any(not node or other.origin.node in ("", node) for other in programs)
+    return CauseClass.CODE if is_programs else CauseClass.GPU

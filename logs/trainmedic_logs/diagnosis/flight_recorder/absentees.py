@@ -1,0 +1,149 @@
+"""Which ranks did not come to a collective that others wait in.
+
+The rule, for each group: the first collective, by its number, that some member has called and not completed and that
+another member has not called. Who has not called it is absent. Of the absent ones of all groups together, who waits
+itself in another group, for one that is absent there, is a victim; the others are the culprits.
+
+"Has not called" is what a member's own dump says. A member without a dump is not absent by that alone: it may have
+been killed, or sit in its own clean-up; it is told beside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
+
+from trainmedic_logs.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Waiting(Struct, frozen=True):
+    """A collective that some members wait in."""
+
+    group: ProcessGroup
+    number: int
+    operation: str
+    since: datetime | None
+    """When the first of those that wait called it, aware, by that node's clock; None where no dump says it."""
+    waiting: tuple[int, ...]
+    absent: tuple[int, ...]
+    """Members whose own dump says that they have not called it. Empty: all have, and it does not end."""
+    silent: tuple[int, ...]
+    """Members of which there is no dump."""
+    differing: tuple[int, ...] = ()
+    """Who called another operation under the same number than most: the program's ranks went different ways."""
+
+
+class Reading(Struct, frozen=True):
+    """What all dumps of a job say together."""
+
+    waits: tuple[Waiting, ...]
+    """By time, the earliest first."""
+    silent: tuple[int, ...]
+    """Ranks that some group has as a member and of which there is no dump, ascending."""
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The absent ranks of all groups, ascending."""
+        return tuple(sorted({rank for wait in self.waits for rank in wait.absent}))
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The absent ranks that wait for no other; where all wait for each other, all of them. Ascending."""
+        waiting = {rank for wait in self.waits if wait.absent for rank in wait.waiting}
+        return tuple(rank for rank in self.absent if rank not in waiting) or self.absent
+
+    @property
+    def differing(self) -> tuple[int, ...]:
+        """The ranks that called another operation than most, ascending."""
+        return tuple(sorted({rank for wait in self.waits for rank in wait.differing}))
+
+
+def read_together(dumps: Sequence[Dump]) -> Reading:
+    """What `dumps` say; of a rank that is there twice, the one with more entries counts."""
+    by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: len(dump.entries))}
+    entries: dict[ProcessGroup, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    for dump in by_rank.values():
+        for entry in dump.entries:
+            entries[_whole(entry.group, by_rank)][dump.rank].append(entry)
+    waits = [wait for group, of_ranks in entries.items() if (wait := _waiting(group, of_ranks, by_rank))]
+    waits.sort(key=lambda wait: (wait.since is None, wait.since, wait.group.name))
+    members = {rank for dump in dumps for group in dump.groups for rank in group.ranks}
+    return Reading(tuple(waits), tuple(sorted(members - set(by_rank))))
+
+
+def _whole(group: ProcessGroup, by_rank: Mapping[int, Dump]) -> ProcessGroup:
+    """`group` with its members. Gloo does not say them: those of the default group are all ranks."""
+    if group.ranks or group.description != "default_pg":
+        return group
+    return ProcessGroup(group.name, group.description, tuple(sorted(by_rank)))
+
+
+def _waiting(
+    group: ProcessGroup, entries: Mapping[int, Sequence[Entry]], by_rank: Mapping[int, Dump]
+) -> Waiting | None:
+    open_numbers = sorted({entry.number for of in entries.values() for entry in of if not entry.is_done})
+    if not open_numbers:
+        return None
+    lasts = {rank: max(entry.number for entry in of) for rank, of in entries.items()}
+    # Where nobody lacks any of them, it is the first that does not end.
+    number = next((n for n in _candidates(open_numbers, group, lasts, by_rank)), open_numbers[0])
+    called = {rank: entry for rank, of in entries.items() for entry in of if entry.number == number}
+    waiting = {rank: entry for rank, entry in called.items() if not entry.is_done}
+    began = min((entry.created_ns for entry in waiting.values() if entry.created_ns > 0), default=None)
+    return Waiting(
+        group=group,
+        number=number,
+        operation=Counter(entry.operation for entry in waiting.values()).most_common(1)[0][0],
+        since=None if began is None else _EPOCH + timedelta(microseconds=began // 1000),
+        waiting=tuple(sorted(waiting)),
+        absent=_absent(group, number, lasts, by_rank),
+        silent=tuple(rank for rank in group.ranks if rank not in by_rank),
+        differing=_differing(called),
+    )
+
+
+def _candidates(
+    open_numbers: Sequence[int], group: ProcessGroup, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
+) -> Iterator[int]:
+    """The open collectives that some member has not called. Which can be the first is known without trying them all."""
+    furthest_behind = min(lasts.values())
+    without = [by_rank[rank].last_called or () for rank in group.ranks if rank in by_rank and rank not in lasts]
+    next_of_those = {number + 1 for called in without for number in called}
+    for number in open_numbers:
+        if number == open_numbers[0] or number > furthest_behind or number in next_of_those:
+            if _absent(group, number, lasts, by_rank):
+                yield number
+            elif number > furthest_behind:
+                return
+
+
+def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]) -> tuple[int, ...]:
+    """The members that have a dump and have not called collective `number`.
+
+    A recorder that writes only what is under way has nothing of a rank that waits nowhere. Then its counters have to
+    say that it came as far as the collective before; without counters, that it waits nowhere has to do.
+    """
+
+    def is_absent(rank: int) -> bool:
+        if rank in lasts:
+            return lasts[rank] < number
+        dump = by_rank.get(rank)
+        if dump is None:
+            return False
+        return not dump.entries if dump.last_called is None else number - 1 in dump.last_called
+
+    return tuple(rank for rank in group.ranks if is_absent(rank))
+
+
+def _differing(called: Mapping[int, Entry]) -> tuple[int, ...]:
+    """Who called another operation than most. Where there is no majority, nobody is named."""
+    operations = Counter(entry.operation for entry in called.values())
+    (most, count), *_ = operations.most_common(1)
+    if len(operations) == 1 or 2 * count <= len(called):
+        return ()
+    return tuple(sorted(rank for rank, entry in called.items() if entry.operation != most))

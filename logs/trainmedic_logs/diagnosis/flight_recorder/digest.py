@@ -1,0 +1,123 @@
+"""What a diagnosis needs of a dump as one line of text: the form in which it travels from a node to the server.
+
+The lines of a node's ranks are the excerpt of a finding of its own, so they are signed, kept, sent again and deleted as
+those of every other. Of each group there are the collectives that are under way and the last that are done; texts that
+a job has chosen are masked and bounded. Whoever reads a line believes nothing of its shape.
+
+Who calls it: the agent writes, the server reads. Not here: dumps (``dump``), and what they say together
+(``absentees``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from trainmedic_logs.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
+from trainmedic_logs.domain.finding_codec import read_ranks, write_ranks
+from trainmedic_logs.errors import DumpError
+from trainmedic_logs.lines.masks import masked
+
+RULE = SOURCE = "flight-recorder"
+"""Of the finding; no log rule and no file of a policy has this source."""
+LONGEST = 24 * 1024
+"""Characters of a line: those of ten ranks are an excerpt."""
+_KEPT = ((16, 8), (4, 0))
+"""Of each group, collectives that are under way and that are done; the second where the first are too many."""
+_LARGEST = 2**63 - 1
+
+
+def write(dump: Dump, attempt: int | None) -> str:
+    """The line of a dump. Raises DumpError where it would be too long."""
+    for under_way, done in _KEPT:
+        line = _written(dump, attempt, under_way, done)
+        if len(line) <= LONGEST:
+            return line
+    raise DumpError("it has too much under way to be sent")
+
+
+def write_refused(rank: int, attempt: int | None, why: str) -> str:
+    """The line of a dump that could not be read."""
+    return _line(rank=rank, attempt=attempt, refused=masked(why)[:300])
+
+
+def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[int, str]]:
+    """The dumps that `lines` are of, and why others were not read, by rank. With `attempt` those of others are left
+    out; so is whatever is no such line."""
+    dumps: list[Dump] = []
+    refused: dict[int, str] = {}
+    for line in lines:
+        try:
+            fields = json.loads(line) if len(line) <= LONGEST else {}
+            if attempt is not None and fields["attempt"] not in (attempt, None):
+                continue
+            if "refused" in fields:
+                refused[_whole(fields["rank"])] = str(fields["refused"])[:300]
+            else:
+                dumps.append(_dump(fields))
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+            continue
+    return dumps, refused
+
+
+def _written(dump: Dump, attempt: int | None, under_way: int, done: int) -> str:
+    by_group: dict[ProcessGroup, list[Entry]] = {group: [] for group in dump.groups}
+    for entry in dump.entries:
+        by_group.setdefault(entry.group, []).append(entry)
+    places = {group: place for place, group in enumerate(by_group)}
+    kept = [entry for of_group in by_group.values() for entry in _kept(of_group, under_way, done)]
+    operations = {name: place for place, name in enumerate(dict.fromkeys(entry.operation for entry in kept))}
+    return _line(
+        rank=dump.rank,
+        attempt=attempt,
+        configured=len(dump.groups),
+        groups=[[masked(group.name), masked(group.description), write_ranks(group.ranks)] for group in by_group],
+        operations=[masked(name) for name in operations],
+        entries=[
+            [places[e.group], e.number, operations[e.operation], int(e.is_done), int(e.is_started), e.created_ns]
+            for e in kept
+        ],
+        called=None if dump.last_called is None else sorted(dump.last_called),
+    )
+
+
+def _kept(of_group: Sequence[Entry], under_way: int, done: int) -> list[Entry]:
+    """The first collectives that are under way, the last ones that are done, and the last of all."""
+    in_order = sorted(of_group, key=lambda entry: entry.number)
+    finished, open_ones = [e for e in in_order if e.is_done], [e for e in in_order if not e.is_done]
+    kept = [*finished[len(finished) - min(done, len(finished)) :], *open_ones[:under_way], *in_order[-1:]]
+    return list(dict.fromkeys(kept))
+
+
+def _line(**members: Any) -> str:
+    return json.dumps(members, separators=(",", ":"))
+
+
+def _dump(fields: dict[str, Any]) -> Dump:
+    groups = [
+        ProcessGroup(str(name)[:200], str(description)[:200], tuple(sorted(read_ranks(ranks))))
+        for name, description, ranks in fields["groups"]
+    ]
+    operations = [str(operation)[:200] for operation in fields["operations"]]
+    entries = tuple(
+        Entry(
+            groups[_whole(place)],
+            _whole(number),
+            operations[_whole(operation)],
+            "",
+            is_done=done == 1,
+            is_started=started == 1,
+            created_ns=_whole(created),
+        )
+        for place, number, operation, done, started, created in fields["entries"]
+    )
+    called = fields["called"]
+    numbers = None if called is None else frozenset(_whole(number, least=-1) for number in called)
+    return Dump(_whole(fields["rank"]), tuple(groups[: _whole(fields["configured"])]), entries, numbers)
+
+
+def _whole(value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+        raise ValueError("no such number")
+    return value

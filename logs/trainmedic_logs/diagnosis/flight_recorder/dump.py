@@ -1,0 +1,235 @@
+"""One rank's dump as values, taken over from what was in the file.
+
+Nothing about its shape is believed: each part is taken by its name, its type and its size, so that what else the file
+holds costs nothing, however large or nested it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict
+
+from msgspec import Struct
+
+from trainmedic_logs.diagnosis.flight_recorder import plain_pickle
+from trainmedic_logs.errors import DumpError
+
+MOST_BYTES = 64 * 1024 * 1024
+"""Of a file. A recorder of 2,000 entries with call stacks writes about 5 MiB."""
+MOST_ENTRIES = 200_000
+"""The usual buffer has 2,000."""
+MOST_GROUPS = 20_000
+_MOST_RANKS = 200_000
+"""Of a group. The largest jobs known have fewer ranks by far."""
+MOST_MEMBERS = 1_000_000
+"""Ranks of all groups together. A pickle of 90 KB can repeat one list of ranks 20,000 times."""
+_DONE_KEPT = 32
+_LONGEST_TEXT = 200
+_LARGEST = 2**63 - 1
+_RANKS = re.compile(r"\d{1,7}")
+
+
+class ProcessGroup(Struct, frozen=True):
+    """A process group, as every member that wrote a dump knows it."""
+
+    name: str
+    description: str
+    """Such as ``TENSOR_MODEL_PARALLEL_GROUP``; ``default_pg`` is that of all ranks."""
+    ranks: tuple[int, ...] = ()
+    """Its members, ascending; empty where the dump does not say."""
+
+
+class Entry(Struct, frozen=True):
+    """One collective of one group, as one rank has called it. What one rank sends to another is left out."""
+
+    group: ProcessGroup
+    number: int
+    """Of the collective in its group, counted alike by all members."""
+    operation: str
+    """Such as ``nccl:all_reduce``."""
+    sizes: str
+    """The input's, as text: ``[[4096, 5120]]``."""
+    is_done: bool
+    is_started: bool
+    """It was seen to run: its kernel waits for the other ranks, or for the wire."""
+    created_ns: int
+    """When it was called, by the node's clock: nanoseconds since 1970."""
+
+
+class Dump(Struct, frozen=True):
+    """What one rank's flight recorder held."""
+
+    rank: int
+    groups: tuple[ProcessGroup, ...]
+    entries: tuple[Entry, ...]
+    last_called: frozenset[int] | None
+    """For each group the number of the last collective it called; None where the dump says nothing of it."""
+
+
+class TakenGroup(TypedDict):
+    """A process group as `to_plain` writes it."""
+
+    name: str
+    description: str
+    ranks: list[int]
+
+
+class Taken(TypedDict):
+    """A dump as `to_plain` writes it. Decoding by this type makes nothing larger than the text itself holds."""
+
+    rank: int
+    configured: int
+    groups: list[TakenGroup]
+    entries: list[tuple[int, int, str, str, bool, bool, int]]
+    last_called: list[int] | None
+
+
+def read(raw: bytes, rank: int) -> Dump:
+    """A dump from the bytes of its file, a pickle or JSON.
+
+    Raises:
+        DumpError: It is too large, no dump, or holds more than plain values.
+    """
+    if len(raw) > MOST_BYTES:
+        raise DumpError(f"it has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
+    if raw.lstrip()[:1] != b"{":
+        return from_plain(plain_pickle.load(raw), rank)
+    try:
+        return from_plain(json.loads(raw, parse_int=_bounded_int), rank)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise DumpError(f"it is no JSON: {str(error)[:200] or type(error).__name__}") from error
+
+
+def from_plain(value: Any, rank: int) -> Dump:
+    """A dump from the plain values of its file.
+
+    Raises:
+        DumpError: It has not the shape of a dump, or too many entries.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
+        raise DumpError("it is no dump of a flight recorder: there is no list of entries")
+    listed, configured = value["entries"], value.get("pg_config")
+    if len(listed) > MOST_ENTRIES:
+        raise DumpError(f"it has {len(listed):,} entries; at most {MOST_ENTRIES:,} are read")
+    groups = dict(_groups(configured)) if isinstance(configured, dict) else {}
+    entries = tuple(entry for item in listed if (entry := _entry(item, groups)))
+    if listed and not entries and not any(_is_between_two(item) for item in listed):
+        raise DumpError("none of its entries is one of a flight recorder")
+    return Dump(rank, tuple(groups.values()), tuple(_kept(entries)), _last_called(value.get("pg_status")))
+
+
+def to_plain(dump: Dump) -> Taken:
+    """What `from_taken` makes the same dump of; it can be written as JSON."""
+    groups = list(dict.fromkeys([*dump.groups, *(entry.group for entry in dump.entries)]))
+    places = {group: place for place, group in enumerate(groups)}
+    return {
+        "rank": dump.rank,
+        "configured": len(dump.groups),
+        "groups": [
+            {"name": group.name, "description": group.description, "ranks": list(group.ranks)} for group in groups
+        ],
+        "entries": [
+            (places[e.group], e.number, e.operation, e.sizes, e.is_done, e.is_started, e.created_ns)
+            for e in dump.entries
+        ],
+        "last_called": None if dump.last_called is None else sorted(dump.last_called),
+    }
+
+
+def from_taken(value: Taken) -> Dump:
+    """The dump of which `to_plain` made `value`."""
+    groups = [ProcessGroup(g["name"], g["description"], tuple(g["ranks"])) for g in value["groups"]]
+    entries = tuple(
+        Entry(groups[place], number, operation, sizes, is_done, is_started, created)
+        for place, number, operation, sizes, is_done, is_started, created in value["entries"]
+    )
+    called = value["last_called"]
+    return Dump(
+        value["rank"], tuple(groups[: value["configured"]]), entries, None if called is None else frozenset(called)
+    )
+
+
+def _groups(configured: Mapping[Any, Any]) -> Iterable[tuple[str, ProcessGroup]]:
+    if len(configured) > MOST_GROUPS:
+        raise DumpError(f"it has {len(configured):,} process groups; at most {MOST_GROUPS:,} are read")
+    left = MOST_MEMBERS
+    for key, group in configured.items():
+        if isinstance(key, str) and isinstance(group, dict):
+            name, members = _text(key), _members(group.get("ranks"))
+            left -= len(members)
+            if left < 0:
+                raise DumpError(f"its process groups have over {MOST_MEMBERS:,} ranks together, which is the limit")
+            yield name, ProcessGroup(name, _text(group.get("desc")), members)
+
+
+def _members(ranks: Any) -> tuple[int, ...]:
+    """``[0, 1, 2]`` as text, as all versions write it, or as a list."""
+    if isinstance(ranks, str) and len(ranks) <= 8 * _MOST_RANKS:
+        return tuple(sorted({int(found) for found in _RANKS.findall(ranks)}))
+    if isinstance(ranks, list | tuple) and len(ranks) <= _MOST_RANKS:
+        return tuple(sorted({rank for item in ranks if (rank := _number(item)) is not None}))
+    return ()
+
+
+def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
+    if not isinstance(item, dict) or item.get("is_p2p"):
+        return None
+    number, named = _number(item.get("collective_seq_id")), item.get("process_group")
+    if number is None or not isinstance(named, list | tuple) or not named:
+        return None
+    name = _text(named[0])
+    description = _text(named[1]) if len(named) > 1 else ""
+    group = groups.get(name) or ProcessGroup(name, description)
+    # Gloo leaves the state as it is and says by "retired" that the collective is over.
+    is_done = item.get("state") == "completed" or item.get("retired") is True
+    operation, sizes = _text(item.get("profiling_name")), _sizes(item.get("input_sizes"))
+    created = _number(item.get("time_created_ns")) or 0
+    return Entry(group, number, operation, sizes, is_done, item.get("state") == "started", created)
+
+
+def _kept(entries: Iterable[Entry]) -> Iterable[Entry]:
+    """What is under way, and of each group the last ones that are done: 512 ranks have a million entries together."""
+    by_group: dict[ProcessGroup, list[Entry]] = {}
+    for entry in entries:
+        by_group.setdefault(entry.group, []).append(entry)
+    for of in by_group.values():
+        yield from (entry for entry in of if not entry.is_done)
+        yield from sorted((entry for entry in of if entry.is_done), key=lambda entry: entry.number)[-_DONE_KEPT:]
+
+
+def _is_between_two(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("is_p2p") is True
+
+
+def _last_called(status: Any) -> frozenset[int] | None:
+    if not isinstance(status, dict) or len(status) > MOST_GROUPS:
+        return None
+    called = (_number(of.get("last_enqueued_collective")) for of in status.values() if isinstance(of, dict))
+    return frozenset(number for number in called if number is not None)
+
+
+def _sizes(value: Any) -> str:
+    if not isinstance(value, list | tuple) or len(value) > 16:
+        return ""
+    shapes = [shape if isinstance(shape, list | tuple) and len(shape) <= 16 else () for shape in value]
+    return str([[_number(extent) for extent in shape] for shape in shapes])[:_LONGEST_TEXT]
+
+
+def _text(value: Any) -> str:
+    return value[:_LONGEST_TEXT] if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> int | None:
+    """JSON writes some of them as text."""
+    if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isascii() and value.lstrip("-").isdigit():
+        value = int(value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and -_LARGEST <= value <= _LARGEST else None
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError("a number of more than 20 digits")
+    return int(digits)

@@ -1,0 +1,309 @@
+"""Signs of a failure, and accusations, from Kubernetes' statements about a job's pods.
+
+The kubelet and the controllers of the cluster write a pod's status; a job cannot. So a status proves what it states.
+Accounts of the pod's namespace can write events, so an event proves nothing.
+
+Pure. Called by ``engine.job_diagnoses`` and `judge`.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from msgspec.structs import replace
+
+from trainmedic_logs.diagnosis import exits
+from trainmedic_logs.diagnosis.accusation import Accusation, Moment, Witness
+from trainmedic_logs.diagnosis.exits import Exit
+from trainmedic_logs.diagnosis.facts import Facts, Sign
+from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.domain.pod_fault import NOT_STARTED, PENDING, NodeNotReady, PodFault, PodFaultKind, PodReading
+from trainmedic_logs.lines import message_causes
+
+SOURCE = "kubernetes"
+"""The source in the evidence."""
+_PASSES_WITHIN = timedelta(minutes=1)
+"""Kubernetes retries what keeps a pod from starting, often with success. A problem that lasts longer is a sign of a
+failure."""
+_BEFORE = timedelta(minutes=10)
+"""A fault at most this long before the first sign of a failure can belong to it."""
+_NODE_BEFORE = timedelta(hours=1)
+"""A node that became unready at most this long before can be why others timed out."""
+_ERROR = 2.0
+"""Error of Kubernetes' times in seconds: they are whole seconds, by the clocks of several machines."""
+_MOST_EVIDENCE = 4
+_ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+_RESOURCE = (
+    (re.compile(r"low on resource: (?:memory)\b|MemoryPressure"), CauseClass.HOST_MEMORY, "memory"),
+    (
+        re.compile(r"(?i)ephemeral[- ](?:local )?storage"),
+        CauseClass.STORAGE,
+        "ephemeral storage (the node's local disk)",
+    ),
+    (re.compile(r"EmptyDir volume"), CauseClass.STORAGE, "the size limit of an emptyDir volume"),
+    (re.compile(r"\binodes"), CauseClass.STORAGE, "inodes of the node's local disk"),
+    (re.compile(r"DiskPressure|nodefs|imagefs"), CauseClass.STORAGE, "the node's local disk"),
+    (re.compile(r"low on resource: pids\b|PIDPressure"), CauseClass.NODE, "process IDs of the node"),
+)
+"""Exhausted resource by an eviction's message, with its description."""
+_NO_SUCH_IMAGE = re.compile(
+    r"(?i)not found|manifest unknown|does not exist|denied|unauthorized|authorization failed|authentication required"
+    r"|invalid reference format|couldn't parse image|no match for platform|no matching manifest"
+)
+_SPECIFICATION = re.compile(
+    r"(?i)(?:secrets?|configmaps?) ?\S* not found|couldn't find key|runAsNonRoot|executable file not found"
+    r"|exec:.{0,100}(?:no such file or directory|permission denied)"
+)
+_QUOTED = re.compile(r'"[^"]*"')
+_OUTSIDE = re.compile(
+    r"(?i)timeout|timed out|toomanyrequests|too many requests|\b429\b|refused|reset by peer|no such host|\b50[0234]\b"
+    r"|deadline exceeded|unexpected EOF|TLS handshake|x509|temporar"
+)
+_DEVICE = re.compile(r"(?i)nvidia-container-cli|nvml|driver|failed to (?:inject|allocate)|device plugin|cdi\b")
+_ALWAYS_SPECIFICATION = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+
+
+def signs(faults: Iterable[PodFault], now: datetime) -> list[Sign]:
+    """Return the signs that the job failed, or does not start. Later steps of the job refute a sign: a job can survive
+    the loss of a pod."""
+    return [Sign(fault.at, None, is_wait=True) for fault in faults if _is_sign(fault, now)]
+
+
+def _is_sign(fault: PodFault, now: datetime) -> bool:
+    if not fault.is_training:
+        return False
+    if fault.kind in PENDING:
+        return now - fault.at >= _PASSES_WITHIN
+    if fault.kind is PodFaultKind.EXITED:
+        return _exit_of(fault).signal not in _ASKED_TO_END
+    return not fault.is_event
+
+
+def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
+    """Return the reading with only the faults that can belong to the failure at that time. `after` is the end of the
+    previous failure."""
+    first = began_at - _BEFORE if after is None else max(began_at - _BEFORE, after)
+    faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)
+    earliest = began_at - _NODE_BEFORE
+    not_ready = tuple(each for each in reading.not_ready if earliest <= each.since <= began_at + taken_in)
+    return replace(reading, faults=faults, not_ready=not_ready)
+
+
+def are_own(
+    namespace: str | None, is_known: bool, places: Collection[str], namespaces: Collection[str]
+) -> Callable[[str, str, str], bool]:
+    """Return the test whether a pod with the job's label is really the job's. Any account that may create pods can set
+    the label.
+
+    A connected job states its namespace. If a known job states none, only pods where it was, by node or pod name
+    (`places`), are trusted. If only pods name the job, all of them must be in one of the `namespaces`.
+    """
+    if namespace is not None:
+        return lambda of_pod, _, __: of_pod == namespace
+    if is_known:
+        return lambda _, name, node: name in places or node in places
+    is_one = len(set(namespaces)) == 1
+    return lambda _, __, ___: is_one
+
+
+def ends(facts: Facts) -> Sequence[Exit]:
+    """Return how the training containers ended, if no other source states how a process ended, and no fault states
+    why."""
+    reading = facts.pods
+    if facts.exits or any(_is_why(fault) for fault in reading.faults):
+        return ()
+    ended = [fault for fault in reading.faults if fault.kind is PodFaultKind.EXITED and fault.is_training]
+    return [
+        replace(_exit_of(fault), rank=next(iter(ranks)) if len(ranks := _ranks_of(fault, facts)) == 1 else None)
+        for fault in ended
+    ]
+
+
+def accusations(facts: Facts) -> Iterator[Accusation]:
+    """Yield accusations from the pods' statuses and events, and from their nodes' conditions."""
+    alike: dict[tuple[PodFaultKind, CauseClass, bool], list[PodFault]] = {}
+    for fault in facts.pods.faults:
+        if fault.kind is not PodFaultKind.EXITED and (fault.is_training or fault.kind is PodFaultKind.OUT_OF_MEMORY):
+            cause, _ = _meaning(fault)
+            alike.setdefault((fault.kind, cause, fault.is_event), []).append(fault)
+    for (kind, cause, _), faults in alike.items():
+        yield _accusation(kind, cause, faults, facts)
+    for not_ready in facts.pods.not_ready:
+        yield _of_node(not_ready, facts)
+
+
+def _accusation(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Accusation:
+    first = faults[0]
+    worth = min((_worth(fault) for fault in faults), key=list(Confidence).index)
+    nodes = {fault.node for fault in faults}
+    return Accusation(
+        Witness.KERNEL if not first.is_event else Witness.EXIT,
+        cause,
+        worth,
+        tuple(_evidence(fault) for fault in faults[:_MOST_EVIDENCE]),
+        frozenset().union(*(_ranks_of(fault, facts) for fault in faults)),
+        nodes.pop() if len(nodes) == 1 else "",
+        moment=Moment(first.at, _ERROR, SOURCE),
+        is_trusted=not first.is_event,
+        is_proven=not first.is_event and worth is Confidence.HIGH,
+        names_node=kind is PodFaultKind.NODE_LOST and first.reason == "NodeLost" and not first.is_event,
+        has_started=kind not in NOT_STARTED,
+        fingerprint=f"{cause}:pod:{kind}",
+    )
+
+
+def _worth(fault: PodFault) -> Confidence:
+    """Return how much a fault proves. A status that states the reason leaves no doubt. If the reason has several
+    causes, or only an event states it, the cause is merely the likeliest."""
+    if not fault.is_training:
+        return Confidence.LOW
+    cause, is_stated = _meaning(fault)
+    if cause is CauseClass.UNKNOWN:
+        return Confidence.LOW
+    return Confidence.HIGH if is_stated and not fault.is_event else Confidence.MEDIUM
+
+
+def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
+    """Return the cause of a fault, and whether Kubernetes states it. Otherwise Kubernetes states something that makes
+    it likely."""
+    match fault.kind:
+        case PodFaultKind.OUT_OF_MEMORY:
+            return CauseClass.HOST_MEMORY, True
+        case PodFaultKind.EVICTED:
+            stated = next(((cause, True) for words, cause, _ in _RESOURCE if words.search(fault.message)), None)
+            return stated or (CauseClass.NODE, False)
+        case PodFaultKind.PREEMPTED | PodFaultKind.API_EVICTED | PodFaultKind.DEADLINE:
+            return CauseClass.PREEMPTION, True
+        case PodFaultKind.NODE_LOST | PodFaultKind.NODE_SHUTDOWN:
+            return CauseClass.NODE, fault.reason != "DeletionByPodGC"
+        case PodFaultKind.TAINTED | PodFaultKind.REJECTED | PodFaultKind.NO_SANDBOX | PodFaultKind.NODE_NOT_READY:
+            return CauseClass.NODE, False
+        case PodFaultKind.NOT_MOUNTED:
+            is_specified = _SPECIFICATION.search(_QUOTED.sub("", fault.message))
+            return (CauseClass.CODE if is_specified else CauseClass.STORAGE), False
+        case PodFaultKind.IMAGE | PodFaultKind.NOT_CREATED:
+            return _of_start(fault)
+    return CauseClass.UNKNOWN, False
+
+
+def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
+    """Return why an image cannot be pulled or a container cannot be created, by the message of the registry or the
+    runtime."""
+    text = _QUOTED.sub("", fault.message)  # names of images and files may contain any words
+    is_image = fault.kind is PodFaultKind.IMAGE
+    if fault.reason in _ALWAYS_SPECIFICATION:
+        return CauseClass.CODE, True
+    if "no space left on device" in text:
+        return CauseClass.STORAGE, True
+    if not is_image and _DEVICE.search(text):
+        return CauseClass.NODE, False
+    if _OUTSIDE.search(text):
+        return CauseClass.NETWORK, False
+    if (_NO_SUCH_IMAGE if is_image else _SPECIFICATION).search(text):
+        return CauseClass.CODE, True
+    return message_causes.cause_of("", text) or CauseClass.UNKNOWN, False
+
+
+def _is_why(fault: PodFault) -> bool:
+    """Return whether the fault explains why its pod ended."""
+    return fault.is_training and fault.kind not in (PodFaultKind.EXITED, PodFaultKind.PROBE_FAILED)
+
+
+def _ranks_of(fault: PodFault, facts: Facts) -> frozenset[int]:
+    """Return the ranks in a pod. A rank that does not know its node's name reports the pod's name instead."""
+    in_pod = facts.ranks_on(fault.pod)
+    if in_pod or fault.node in facts.pods.shared_nodes:
+        return frozenset(in_pod)
+    return frozenset(facts.ranks_on(fault.node))
+
+
+def _exit_of(fault: PodFault) -> Exit:
+    code, by_signal = exits.of_code(fault.exit_code) if fault.exit_code is not None else (None, None)
+    by_signal = fault.signal or by_signal
+    name = f"container {fault.container} of pod {fault.full_name}"
+    return Exit(
+        SOURCE,
+        code=None if by_signal else code,
+        signal=by_signal,
+        node=fault.node,
+        is_node_sure=bool(fault.node),
+        at=fault.at,
+        said=f"{name} says: {fault.message}" if fault.message else f"Kubernetes states no reason for {name}",
+        line=f"{name}: {fault.reason} exit code {fault.exit_code}",
+    )
+
+
+def _evidence(fault: PodFault) -> Evidence:
+    return Evidence(_why(fault), fault.message, SOURCE, fault.node, at=fault.at, rule=fault.reason)
+
+
+def _why(fault: PodFault) -> str:
+    """Return a sentence for people. If the job has not started, it names what to check."""
+    pod, words = f"pod {fault.full_name}", f": {fault.message}" if fault.message else ""
+    stated = "an event says that " if fault.is_event else ""
+    match fault.kind:
+        case PodFaultKind.OUT_OF_MEMORY:
+            code = f", exit code {fault.exit_code}" if fault.exit_code is not None else ""
+            return f"container {fault.container} of {pod} was killed, out of memory ({fault.reason}{code})"
+        case PodFaultKind.EVICTED:
+            what = next((name for match, _, name in _RESOURCE if match.search(fault.message)), "")
+            lack = f", out of {what}" if what and "limit" not in what else f", over {what}" if what else ""
+            return f"{stated}the kubelet evicted {pod}{lack}{words}"
+        case PodFaultKind.PREEMPTED:
+            return f"{stated}{pod} was preempted for another pod{words}"
+        case PodFaultKind.API_EVICTED:
+            return f"{pod} was evicted by a request, such as a drain{words}"
+        case PodFaultKind.DEADLINE:
+            return f"{pod} ran for longer than its deadline allows{words}"
+        case PodFaultKind.NODE_SHUTDOWN:
+            return f"{stated}{pod} was ended because its node shuts down{words}"
+        case PodFaultKind.NODE_LOST:
+            return f"{pod} was abandoned, because its node is lost{words}"
+        case PodFaultKind.TAINTED:
+            return f"{stated}{pod} was deleted because of a taint of its node, such as not-ready{words}"
+        case PodFaultKind.NODE_NOT_READY:
+            return f"{stated}the node of {pod} is not ready{words}"
+        case PodFaultKind.REJECTED:
+            return f"the node did not admit {pod} ({fault.reason}){words}"
+        case PodFaultKind.IMAGE:
+            check = (
+                "; check the image's name, its tag and the pull secret" if _meaning(fault)[0] is CauseClass.CODE else ""
+            )
+            return f"{stated}an image of {pod} cannot be pulled ({fault.reason}{check}){words}"
+        case PodFaultKind.NOT_CREATED:
+            check = "; check the job's specification" if _meaning(fault)[0] is CauseClass.CODE else ""
+            return f"a container of {pod} cannot be created ({fault.reason}{check}){words}"
+        case PodFaultKind.NOT_MOUNTED:
+            return (
+                f"{stated}a volume of {pod} cannot be mounted ({fault.reason}; check the volume and its claim){words}"
+            )
+        case PodFaultKind.NO_SANDBOX:
+            return f"{stated}the node cannot set up {pod} (for example its network){words}"
+    return f"{stated}the kubelet restarts a container of {pod}, because its probe failed{words}"
+
+
+def _of_node(not_ready: NodeNotReady, facts: Facts) -> Accusation:
+    """Accuse a node that is not ready. A silent kubelet means, as a silent agent does, that the machine is lost. A
+    kubelet that itself reports not ready can have many reasons, some of which harm no pod."""
+    what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"
+    words = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
+    why = f"node {not_ready.node} {what}{words}"
+    is_the_jobs = not facts.nodes or not_ready.node in facts.nodes
+    likely = Confidence.MEDIUM if is_the_jobs else Confidence.LOW
+    return Accusation(
+        Witness.NODE,
+        CauseClass.NODE,
+        Confidence.HIGH if not_ready.is_silent and is_the_jobs else likely,
+        (Evidence(why, source=SOURCE, node=not_ready.node, at=not_ready.since),),
+        frozenset(facts.ranks_on(not_ready.node)),
+        not_ready.node,
+        moment=Moment(not_ready.since, 60.0),
+        is_trusted=True,
+        names_node=not_ready.is_silent and is_the_jobs,
+        fingerprint="node:not-ready",
+    )

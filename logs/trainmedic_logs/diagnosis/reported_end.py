@@ -1,0 +1,126 @@
+"""A job's or launcher's report of an end: that an attempt failed and how, or that it ended well. Pure.
+
+A launcher is the parent of the processes and sees how the first one ended, independent of the program. So
+each failure that it reports has a verdict, and an attempt that it reports as ended well has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic_logs.diagnosis import exits
+from trainmedic_logs.diagnosis.exits import Exit
+from trainmedic_logs.diagnosis.verdict import Evidence
+from trainmedic_logs.domain.known_verdict import KnownVerdict
+
+HANG = "hang"
+"""Error kind of an attempt that its launcher ended because it hung."""
+_LONGEST_REASON = 500
+_LATE = timedelta(minutes=2)
+"""Time after an end within which its last lines are still read."""
+
+
+class ReportedEnd(Struct, frozen=True):
+    """One report of an end."""
+
+    job: str
+    at: datetime
+    """When the server received it (aware UTC)."""
+    is_failure: bool
+    attempt: int | None = None
+    """None if no launcher counts attempts."""
+    node: str = ""
+    status: int | None = None
+    """End of the process that failed first: its exit code, or less than 0 for a signal."""
+    rank: int | None = None
+    pid: int | None = None
+    error: str = ""
+    """Kind of the last error, or `HANG`."""
+    reason: str = ""
+    """The reported reason, as a sentence."""
+    restarts: bool = False
+    """True if the launcher reported that it starts another attempt."""
+
+    @property
+    def is_hang(self) -> bool:
+        """True if the launcher ended the attempt because it hung."""
+        return self.error == HANG
+
+    @property
+    def evidence(self) -> Evidence:
+        """The report as evidence."""
+        who = "its launcher" if self.attempt is not None else "the job"
+        why = f"{who} reported it"
+        if self.is_hang:
+            why = f"{who} ended it, because no step was completed for longer than the job's own limit"
+        return Evidence(why, self.reason, "exit", self.node, self.rank, self.at)
+
+    @property
+    def exit(self) -> Exit | None:
+        """End of the first process. None if unknown, and for a hang, because then the launcher ended the ranks."""
+        if self.status is None or self.is_hang or not self.is_failure:
+            return None
+        return exits.reported(self.status, self.rank, self.reason, self.node, self.pid)
+
+
+def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
+    """Return the report in these members. Members of other types are tolerated."""
+    return ReportedEnd(
+        job,
+        at,
+        is_failure=is_failure,
+        attempt=_number(data.get("attempt")),
+        node=str(data.get("node") or ""),
+        status=_number(data.get("status")),
+        rank=_number(data.get("rank")),
+        pid=_number(data.get("pid")),
+        error=str(data.get("error") or ""),
+        reason=str(data.get("reason") or "")[:_LONGEST_REASON],
+        restarts=data.get("restarts") is True,
+    )
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def verdict_of(
+    report: ReportedEnd,
+    before: ReportedEnd | None,
+    verdicts: Sequence[KnownVerdict],
+    taken_in: timedelta,
+    stepped_at: datetime | None,
+) -> KnownVerdict | None:
+    """Return the verdict on a reported failure. None if there is none yet.
+
+    `before` is the previous report. `stepped_at` is when the job was last seen to advance. A hang is diagnosed long
+    before the launcher ends it, so a verdict on the same attempt counts as long as no step was completed.
+    """
+    for verdict in verdicts:
+        is_other = None not in (verdict.attempt, report.attempt) and verdict.attempt != report.attempt
+        if is_other or verdict.began_at > report.at or (before is not None and verdict.began_at < before.at):
+            continue
+        has_stepped = stepped_at is not None and stepped_at > verdict.began_at
+        is_same = verdict.attempt is not None and verdict.attempt == report.attempt and not has_stepped
+        if is_same or report.at - verdict.began_at <= taken_in:
+            return verdict
+    return None
+
+
+def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd]) -> bool:
+    """Return whether a sign of a failure belongs to a reported end: to a failure with its own verdict, or to an attempt
+    that ended well. `at` is when the sign was received."""
+    for report in reports:
+        is_known = attempt is not None and report.attempt is not None
+        if (attempt == report.attempt) if is_known else at <= report.at + _LATE:
+            return True
+    return False
+
+
+def facts_of(report: ReportedEnd) -> dict[str, Any]:
+    """Return the members of `Facts` from a reported failure."""
+    return {"reported": report.evidence, "is_reported_hang": report.is_hang, "is_known_to_fail": True}

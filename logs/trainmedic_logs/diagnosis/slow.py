@@ -1,0 +1,200 @@
+"""A job that goes on, and slower than it could: which part of a step the time is lost in, and on which rank.
+
+Of each step a rank tells three parts: it waits for its batch (data), it computes, it waits for the other ranks (wait).
+What is lost is what is not computing, and of computing what one rank needs more than the others: for that all others
+wait. A cause is named where it explains four fifths of the loss; else the shares say what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_logs.diagnosis.verdict import Advice, Confidence, Evidence, Verdict
+from trainmedic_logs.domain.finding import CauseClass
+from trainmedic_logs.domain.known_verdict import SLOW
+
+WORTH_NAMING = 0.3
+"""Of a step: a part that is smaller is no trouble."""
+SLOW_RANK = 1.3
+"""Times the median of all ranks' own time."""
+EXPLAINS = 0.8
+"""Of the loss, to be called its cause."""
+_PARTS = "parts of the steps"
+_MOST_SHOWN = 5
+WAITS_FOR_DATA = "waits-for-data"
+"""Log rule for steps that wait for data, by the trainer's own figures."""
+WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
+WHY_TIMEOUT = "a timeout of a collective while the job was slow"
+FULL_MEMORY = 0.95
+"""Of a card's memory: beyond it the allocator spends its time on freeing and asking again."""
+
+
+class RankStep(Struct, frozen=True):
+    """The parts of one rank's steps, medians over some of them, in seconds."""
+
+    data: float
+    compute: float
+    wait: float
+    memory_ratio: float | None = None
+    """Of its card's memory, 0 to 1."""
+    node: str = ""
+
+    @property
+    def own(self) -> float:
+        """What the rank needs itself: all others wait at least so long."""
+        return self.data + self.compute
+
+    @property
+    def step(self) -> float:
+        """The whole step."""
+        return self.own + self.wait
+
+
+class ThroughputDrop(Struct, frozen=True):
+    """A throughput far below the job's usual one."""
+
+    share: float | None = None
+    """Share of the usual throughput, 0 to 1. None if only an alert states the drop."""
+
+
+def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
+    """Return the verdict on a job whose trainer itself states that its steps wait for data.
+
+    It names no rank, because most trainers print the figures of rank 0 alone.
+    """
+    summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
+    verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
+    return replace(verdict, evidence=tuple(evidence[:_MOST_SHOWN]), shares=None)
+
+
+def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Verdict:
+    """Return a hint on a job whose throughput has dropped and whose step times are not broken down.
+
+    NCCL timeouts at that time suggest the network. Without them, slow data loading is the most frequent reason. Both
+    are guesses from experience, so the confidence is always low.
+    """
+    fell = (
+        "The throughput has dropped" if drop.share is None else f"The throughput is {drop.share:.0%} of the usual one"
+    )
+    why = "the throughput has dropped, and the steps do not report what they wait for"
+    if timeouts:
+        cause = CauseClass.NETWORK
+        summary = f"{fell}, and NCCL reports timeouts. This is a hint at the network, which itself was not observed."
+    else:
+        cause = CauseClass.DATA
+        summary = f"{fell}, and no NCCL timeout is known. This is a hint at slow data loading, without proof."
+    hint = _verdict(cause, summary, {}, evidence=Evidence(why, source="training"), missing=(_PARTS,), is_sure=False)
+    return replace(hint, evidence=(*hint.evidence, *timeouts[:_MOST_SHOWN]), shares=None)
+
+
+def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
+    """What a job's steps lose their time with, from each rank's parts.
+
+    With `baseline_s`, what a step took when the job was well, a job that is as fast as ever gets `unknown` without a
+    hint. No rank known, or steps that take no time, is `unknown` too.
+    """
+    if not parts or not (step := median(each.step for each in parts.values())) > 0:
+        return _verdict(CauseClass.UNKNOWN, "How the steps divide is not known.", {}, missing=(_PARTS,))
+    shares = {
+        "data": median(each.data for each in parts.values()) / step,
+        "compute": median(each.compute for each in parts.values()) / step,
+        "wait": median(each.wait for each in parts.values()) / step,
+    }
+    if baseline_s is not None and step <= baseline_s * 1.05:
+        return _verdict(CauseClass.UNKNOWN, "The steps are as fast as they were when the job was well.", shares)
+    for named in (
+        _slow_rank(parts, shares),
+        _data(parts, shares),
+        _communication(parts, shares),
+        _memory(parts, shares),
+    ):
+        if named:
+            return named
+    told = ", ".join(f"{share:.0%} {name}" for name, share in shares.items())
+    if max(shares["data"], shares["wait"]) >= WORTH_NAMING:
+        return _verdict(CauseClass.UNKNOWN, f"No single cause explains the loss: a step is {told}.", shares)
+    return _verdict(CauseClass.UNKNOWN, f"The steps are computing, as they should: {told}.", shares)
+
+
+def _slow_rank(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
+    """One rank for which the others wait."""
+    if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
+        return None
+    usual = median(each.own for each in parts.values())
+    slow = {rank: each for rank, each in parts.items() if each.own > SLOW_RANK * usual}
+    waits = median(each.wait for rank, each in parts.items() if rank not in slow) if len(slow) < len(parts) else 0.0
+    if not slow or len(slow) > max(1, len(parts) // 4) or not waits:
+        return None
+    worst = max(slow, key=lambda rank: parts[rank].own)
+    if (parts[worst].own - usual) / waits < EXPLAINS:
+        return None
+    is_data = parts[worst].data - median(each.data for each in parts.values()) > 0.5 * (parts[worst].own - usual)
+    cause = CauseClass.DATA if is_data else CauseClass.NODE
+    doing = "waits for its batches" if is_data else "computes"
+    summary = f"Rank {worst} {doing} so long that the others wait {waits:.2g} s of each step for it."
+    why = f"it needs {parts[worst].own:.3g} s of its own for a step, the median rank {usual:.3g} s"
+    evidence = Evidence(why, source="training", node=parts[worst].node, rank=worst)
+    return _verdict(cause, summary, shares, ranks=tuple(sorted(slow)), evidence=evidence)
+
+
+def _data(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
+    if shares["data"] < WORTH_NAMING or shares["data"] / (shares["data"] + shares["wait"]) < EXPLAINS:
+        return None
+    summary = f"All ranks wait for their batches, {shares['data']:.0%} of each step: loading the data is too slow."
+    return _verdict(CauseClass.DATA, summary, shares, evidence=_of_all("data", parts))
+
+
+def _communication(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
+    """All wait, and nobody needs longer than the others: the time is on the wire."""
+    if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
+        return None
+    usual, slowest = median(each.own for each in parts.values()), max(each.own for each in parts.values())
+    waits = median(each.wait for each in parts.values())
+    unexplained = waits - (slowest - usual)
+    if unexplained / (waits + median(each.data for each in parts.values())) < EXPLAINS:
+        return None
+    summary = f"All ranks wait alike, {shares['wait']:.0%} of each step, and none is slower: communication is too slow."
+    return _verdict(CauseClass.NETWORK, summary, shares, evidence=_of_all("wait", parts))
+
+
+def _memory(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
+    full = {rank: r for rank, each in parts.items() if (r := each.memory_ratio) is not None and r >= FULL_MEMORY}
+    if not full or max(shares["data"], shares["wait"]) >= WORTH_NAMING:
+        return None
+    summary = f"The memory of {len(full)} cards is full to {max(full.values()):.0%}: it is freed and asked for again."
+    why = f"more than {FULL_MEMORY:.0%} of the card's memory is in use"
+    evidence = Evidence(why, source="training", rank=min(full))
+    return _verdict(CauseClass.GPU_MEMORY, summary, shares, ranks=tuple(sorted(full)), evidence=evidence, is_sure=False)
+
+
+def _of_all(part: str, parts: Mapping[int, RankStep]) -> Evidence:
+    seconds = median(getattr(each, part) for each in parts.values())
+    return Evidence(f"{part} takes {seconds:.3g} s of a step, the median of {len(parts)} ranks", source="training")
+
+
+def _verdict(
+    cause: CauseClass,
+    summary: str,
+    shares: Mapping[str, float],
+    ranks: tuple[int, ...] = (),
+    evidence: Evidence | None = None,
+    missing: tuple[str, ...] = (),
+    is_sure: bool = True,
+) -> Verdict:
+    """A slow job names no node: what a rank tells of its own time is the job's word."""
+    named = evidence is not None
+    return Verdict(
+        cause=cause,
+        confidence=Confidence.MEDIUM if named and is_sure else Confidence.LOW,
+        summary=summary,
+        advice=Advice.ASK if named else Advice.NONE,
+        ranks=ranks,
+        evidence=(evidence,) if evidence else (),
+        missing=missing,
+        fingerprint=f"{SLOW}{cause}",
+        shares={name: round(share, 4) for name, share in shares.items()},
+    )

@@ -1,0 +1,130 @@
+"""Which findings can have to do with a failure: by when they were, and by whether the training went on after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from trainmedic_logs.diagnosis.accusation import Moment, clock_of, moment_of, rank_of
+from trainmedic_logs.diagnosis.clock_guess import ERROR
+from trainmedic_logs.diagnosis.facts import Facts
+from trainmedic_logs.domain.finding import CauseClass, Finding, Role
+
+TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
+"""What no job can write to. The rest it can: whatever a job prints is about the job."""
+_SETTLING = 30.0
+"""Seconds by which a step may be told later than it was done."""
+_STEP_LATER = 60.0
+"""Seconds after which a step proves that earlier lines ended nothing."""
+_LATE = 60.0
+"""Seconds after the first sign of the end in which its reason is still told."""
+_FEW_LINES = 8
+"""After a line of a job of which nothing says that it failed: so many ordinary ones, and it was caught. The message of
+an exception may have some lines more."""
+_FEW_WORDS = 120
+"""Characters by which two sayings are known as the same, though one of them was cut."""
+_LONGEST_BEFORE = 3600.0
+"""Seconds before the first sign of the end, where no step says how far the training came."""
+
+
+class Relevant(Struct, frozen=True):
+    """The findings that count, each kind in the order of time."""
+
+    trusted: Sequence[Finding]
+    """Roots and confirmations of the kernel and the fabric manager."""
+    roots: Sequence[Finding]
+    """Of the job's own lines."""
+    cascades: Sequence[Finding]
+    """What followed, by the job's own lines."""
+    stopped: Sequence[Finding]
+    """What says that somebody wanted the end."""
+    recovered: Sequence[Finding]
+    """Roots after which the same rank went on."""
+    ended: Moment | None
+    """The first sign that it was over; None where there is none."""
+
+    @property
+    def victims(self) -> frozenset[int]:
+        """The ranks that waited for another one, or lost it."""
+        waited = [finding for finding in self.cascades if finding.cause in (CauseClass.HANG, CauseClass.NETWORK)]
+        own = {finding.origin.rank for finding in waited if finding.origin.rank is not None}
+        return frozenset(own.union(*(finding.ranks for finding in waited)))
+
+    def is_said_by_victims(self, words: str) -> bool:
+        """Whether these last words of a process are those of one that waited for another one, or lost it."""
+        return bool(words) and any(words[:_FEW_WORDS] in finding.line for finding in self.cascades)
+
+
+def relevant(facts: Facts) -> Relevant:
+    """The findings of `facts` that can have to do with how it ended."""
+    own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
+    has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
+    recovered = [f for f in own if f.role is Role.ROOT and _went_on(f, facts, has_failed)]
+    outlived = [f for f in own if f.role is Role.CASCADE and _was_outlived(f, facts)]
+    well = {finding.id for finding in (*recovered, *outlived)}
+    open_ = [finding for finding in own if finding.id not in well]
+    roots = sorted((f for f in open_ if f.role is Role.ROOT and _says_why(f)), key=lambda f: f.first_at)
+    cascades = sorted((f for f in open_ if f.role is Role.CASCADE), key=lambda f: f.first_at)
+    ended = _first_sign([*roots, *cascades], facts)
+    trusted = [finding for finding in facts.findings if _is_near(finding, facts, ended)]
+    trusted.sort(key=lambda finding: finding.first_at)
+    stopped = sorted((f for f in open_ if f.cause is CauseClass.PREEMPTION), key=lambda f: f.first_at)
+    return Relevant(trusted, roots, cascades, stopped, recovered, ended)
+
+
+def _was_outlived(finding: Finding, facts: Facts) -> bool:
+    """Return whether the job completed steps after it. A rank that really lost its peers ends all steps."""
+    if finding.id in facts.outlived:
+        return True
+    last = Moment(finding.last_at, finding.clock_error, clock_of(finding))
+    progressed_at = facts.progressed_at
+    return progressed_at is not None and last.is_before(Moment(progressed_at, finding.clock_error), by=_STEP_LATER)
+
+
+def _says_why(finding: Finding) -> bool:
+    """Whether a line of the job can be where it began. That a process ended is told by its exit, and that another one
+    was killed, out of memory, is only believed of the kernel."""
+    if finding.cause is CauseClass.HOST_MEMORY:
+        return "process" not in finding.fields
+    return finding.cause is not CauseClass.UNKNOWN
+
+
+def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
+    """Whether its rank went on after it. A loss that is not a number does not keep anybody from that."""
+    if finding.id in facts.outlived:
+        return True
+    if finding.cause is CauseClass.NUMERICS:
+        return False
+    if not has_failed and facts.followed.get(finding.id, 0) >= _FEW_LINES:
+        return True
+    rank = rank_of(finding)
+    known = facts.ranks.get(rank) if rank is not None else None
+    own = known.last_step_at if known else None
+    progressed_at = own or (facts.progressed_at if rank is None else None)
+    last = Moment(finding.last_at, finding.clock_error, clock_of(finding))
+    return progressed_at is not None and last.is_before(Moment(progressed_at), by=1.0)
+
+
+def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
+    moments = [moment_of(finding) for finding in findings if finding.cause is not CauseClass.NUMERICS]
+    # A launcher's table has local times, which may be hours away from everything else.
+    moments += [Moment(e.at) for e in facts.exits if e.at and e.is_failure and e.teller != "torchrun"]
+    return min(moments, key=lambda moment: moment.at, default=None)
+
+
+def _is_near(finding: Finding, facts: Facts, ended: Moment | None) -> bool:
+    """Whether a line of the kernel can have to do with it: after the job's last step, before the end, and not over by
+    then."""
+    if finding.origin.source not in TRUSTED_SOURCES or finding.role not in (Role.ROOT, Role.CONFIRMATION):
+        return False
+    moment = moment_of(finding)
+    if ended and ended.plus(_LATE).is_before(moment):
+        return False
+    if facts.began_at is not None and moment.is_before(Moment(facts.began_at, ERROR), by=_SETTLING):
+        return False
+    if finding.is_over and ended and Moment(finding.last_at, finding.clock_error, clock_of(finding)).is_before(ended):
+        return False
+    if facts.progressed_at is not None:
+        return not moment.is_before(Moment(facts.progressed_at), by=_SETTLING)
+    return ended is None or not moment.is_before(ended, by=_LONGEST_BEFORE)

@@ -1,0 +1,129 @@
+"""A verdict's sentences for people, who read them at night and have not seen the job before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from trainmedic_logs.diagnosis.accusation import Accusation
+from trainmedic_logs.diagnosis.facts import Facts
+from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
+from trainmedic_logs.domain.finding import CauseClass
+
+_CAUSES = {
+    CauseClass.GPU: "A GPU failed",
+    CauseClass.GPU_MEMORY: "A GPU ran out of memory",
+    CauseClass.HOST_MEMORY: "The machine, or the job's share of it, ran out of memory",
+    CauseClass.NETWORK: "The network failed",
+    CauseClass.STORAGE: "Storage failed or is full, as seen",
+    CauseClass.DATA: "Reading the data failed",
+    CauseClass.CODE: "The program failed",
+    CauseClass.NUMERICS: "The loss or the gradients exploded or are no numbers any more",
+    CauseClass.NODE: "A machine failed",
+    CauseClass.PREEMPTION: "Somebody, or a scheduler, ended it",
+    CauseClass.HANG: "It hangs",
+    CauseClass.UNKNOWN: "Why it failed is not known",
+}
+_LOST_NODES = frozenset({"step-cancelled", "cluster-node-lost", "rank-failed"})
+"""Rules for lines in which a scheduler reports a lost machine. Other rules are about refused requests."""
+_REFUSED = "A machine, or its setup, refused what the job needs"
+_TOO_FEW = "Too few nodes joined the rendezvous"
+_NO_RENDEZVOUS = "rendezvous-timeout"
+_DOUBTS = {Confidence.MEDIUM: "Probably", Confidence.LOW: "Perhaps"}
+_MOST_NAMED = 8
+_LONGEST_WORDS = 200
+_PROGRESS_BAR = re.compile(r"^[^|\n]{0,80}\d%\|[^|\n]{0,400}\|[^\[\n]{0,60}\[[^\]\n]{0,200}\]\s*(?=\S)")
+"""As tqdm draws it: whoever prints next goes on in the line of a bar that has not ended."""
+
+
+def summary(leader: Accusation, facts: Facts) -> str:
+    """One sentence: what, where, and the words that say so."""
+    named = sorted(leader.ranks)
+    nodes = sorted({node for rank in named if (node := facts.node_of(rank))} or ({leader.node} - {""}))
+    on = f" ({few(nodes)})" if nodes else ""
+    first = leader.evidence[0]
+    # Of a process that ended a launcher's line says less than what that means.
+    is_told_better = first.source in ("exit", "kubernetes") or first.line.startswith("{")
+    words = first.why if is_told_better or not first.line else _PROGRESS_BAR.sub("", first.line).partition("\n")[0]
+    words = words[:_LONGEST_WORDS].rstrip(". ")
+    if not leader.has_started:
+        return f"The job did not start{f' on {few(nodes)}' if nodes else ''}: {words}."
+    if leader.cause is CauseClass.UNKNOWN and named and words.startswith("it "):
+        return f"Why it failed is not known; {ranks(named)}{on} {words.removeprefix('it ')}."
+    if leader.cause is CauseClass.HANG and named:
+        began = {Confidence.MEDIUM: "probably began", Confidence.LOW: "perhaps began"}.get(leader.confidence, "began")
+        return f"It hangs, and that {began} on {ranks(named)}{on}: {words}."
+    if leader.cause is CauseClass.UNKNOWN and words.startswith("it "):
+        return f"Why it failed is not known; a process of the job{on} {words.removeprefix('it ')}."
+    where = f" on {ranks(named)}{on}" if named else f" on {few(nodes)}" if nodes else ""
+    head = _head(leader, first)
+    head = head if where else head.removesuffix(", as seen")
+    said = f"{head}{where}: {words}."
+    return said if leader.confidence is Confidence.HIGH else f"{_DOUBTS[leader.confidence]} {said[0].lower()}{said[1:]}"
+
+
+def _head(leader: Accusation, first: Evidence) -> str:
+    if leader.cause is CauseClass.HANG and first.rule == _NO_RENDEZVOUS:
+        return _TOO_FEW
+    if leader.cause is CauseClass.NODE and not leader.is_trusted and first.line and first.rule not in _LOST_NODES:
+        return _REFUSED
+    return _CAUSES[leader.cause]
+
+
+def nobody(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
+    """Return the sentence for a failure without a rank to name. `joined` of `size` processes had started."""
+    if cause is CauseClass.HANG and joined:
+        return f"It did not start: {joined} of {size} processes joined. Nothing that was read says why not all did."
+    if cause is CauseClass.HANG:
+        return "It hangs, and nothing that was read says who did not come: those that timed out are victims."
+    if not has_signs:
+        return "Nothing that was read says that it failed, or why it ended."
+    return "What was found says how it ended, and not why."
+
+
+ENDED_WELL = "Nothing failed: the training states that it has come to its end."
+
+
+def ranks(numbers: Collection[int]) -> str:
+    """``rank 3``, ``ranks 3 and 4``."""
+    *others, last = [str(number) for number in sorted(numbers)] or ["?"]
+    if len(others) + 1 > _MOST_NAMED:
+        return f"ranks {few([*others, last])}"
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
+def few(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    shown = ", ".join(names[:_MOST_NAMED])
+    return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
+
+
+def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
+    """What would have told more. To a verdict that is sure only what nobody could read would add anything."""
+    for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
+        yield f"the dump {name} was not read: {reason}"
+    yield from facts.pods.unread
+    if is_sure:
+        return
+    if facts.recorder is not None and facts.recorder.silent:
+        yield f"no flight recorder dump of {ranks(facts.recorder.silent)}"
+    elif facts.recorder is None and facts.used_nccl:
+        yield "no flight recorder dumps"
+    read = facts.kernel_read
+    if read is not None and (unread := sorted(facts.nodes - read)):
+        yield f"the kernel log of {few(unread)} was not read"
+    elif read is not None and not read:
+        yield "no kernel log was read"
+    yield from _lines(facts)
+    if not facts.exits:
+        yield "how the processes ended, as a launcher prints it"
+
+
+def _lines(facts: Facts) -> Iterator[str]:
+    silent = [rank for rank in facts.silent_ranks if not (rank in facts.ranks and facts.ranks[rank].was_read)]
+    if not silent or not facts.knows_what_was_read:
+        return
+    if facts.nobodys:
+        yield f"which lines of {few(facts.nobodys)} are of {ranks(silent)}: they do not say so"
+    else:
+        yield f"what {ranks(silent)} printed"

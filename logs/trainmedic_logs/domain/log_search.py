@@ -1,0 +1,286 @@
+"""What is asked of the logs of a job, and the lines that answer it. Pure values, and their form as JSON.
+
+A line that was found is one physical line, masked, without the prefixes of those who passed it on. It is for people,
+and for programs that count; rules see blocks of lines (``trainmedic_logs.lines.line``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Self
+
+from msgspec import Struct, field
+
+READ = "logs.read"
+"""Command that searches the logs of a node."""
+WITHDRAW = "logs.withdraw"
+"""Message that ends a `READ` whose caller has left. It has no reply."""
+MOST_PODS = 1000
+TIME = "time"
+"""Name for lines that are excluded because their time is too uncertain."""
+LONGEST_GREP = 1000
+
+
+class LogLevel(StrEnum):
+    """How bad a line says it is."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def at_least(self) -> frozenset[LogLevel]:
+        """This one and those that are worse."""
+        levels = list(LogLevel)
+        return frozenset(levels[levels.index(self) :])
+
+
+class TimeKnownBy(StrEnum):
+    """How the time of a line is known."""
+
+    LINE = "line"
+    """The line states it, with its zone."""
+    NODE_ZONE = "node_zone"
+    """The line states it without a zone. The node's zone applies."""
+    ARRIVAL_ZONE = "arrival_zone"
+    """The line states it without a zone. Arrival times of the file's lines show the zone."""
+    ARRIVAL = "arrival"
+    """The line states none. This is the latest time of its arrival in the file."""
+    NEIGHBOURS = "neighbours"
+    """The line states none. The times of the lines before and after it bound it."""
+    FILE = "file"
+    """No line of the file states one. This is when the file was last written."""
+
+
+class LeftOut(Struct, frozen=True):
+    """Lines and files that are excluded because a requested attribute is unknown."""
+
+    files: int = 0
+    lines: int = 0
+    since: datetime | None = None
+    """Earliest possible time of the lines whose time is too uncertain."""
+
+    def __add__(self, other: LeftOut) -> LeftOut:
+        begins = [each for each in (self.since, other.since) if each is not None]
+        return LeftOut(self.files + other.files, self.lines + other.lines, min(begins, default=None))
+
+    def to_json(self) -> dict[str, Any]:
+        since = {"since": written(self.since)} if self.since is not None else {}
+        return {"files": self.files, "lines": self.lines, **since}
+
+    @classmethod
+    def of_json(cls, members: Mapping[str, Any]) -> Self:
+        """Parse its JSON form. Raises ValueError."""
+        since = members.get("since")
+        return cls(
+            _number(members, "files") or 0,
+            _number(members, "lines") or 0,
+            read_time(since) if since is not None else None,
+        )
+
+
+LATEST_ARRIVAL = timedelta(seconds=15)
+"""Lines come so late to where they are searched."""
+
+
+class LogQuery(Struct, frozen=True):
+    """Conditions on lines. None and an empty text mean no condition.
+
+    A line or file with a requested attribute that is unknown does not match.
+    """
+
+    job: str
+    since: datetime
+    """Lines from then on; aware UTC."""
+    until: datetime | None = None
+    """Lines until then, that moment left out."""
+    attempt: int | None = None
+    rank: int | None = None
+    node_rank: int | None = None
+    node: str | None = None
+    grep: str = ""
+    """A regular expression of RE2 that is somewhere in the line."""
+    level: LogLevel | None = None
+    """Lines of this level, and of worse ones."""
+    kernel: bool = False
+    """Also what the kernels of the job's nodes have said."""
+    pods: Sequence[str] = field(default=())
+    """The job's pods, ``namespace/name``, whose containers know nothing of its name."""
+    local_rank: int | None = None
+    is_search: bool = False
+    """True if the job's nodes are unknown, so that all nodes are asked. Only nodes with files of the job answer."""
+
+    def is_over(self, now: datetime) -> bool:
+        """Whether no line that answers can still come."""
+        return self.until is not None and now >= self.until + LATEST_ARRIVAL
+
+    def to_wire(self) -> dict[str, Any]:
+        """For a command to an agent. ``node`` is who is asked, and is left out."""
+        members = {
+            "job": self.job,
+            "since": written(self.since),
+            "until": written(self.until) if self.until is not None else None,
+            "attempt": self.attempt,
+            "rank": self.rank,
+            "node_rank": self.node_rank,
+            "grep": self.grep or None,
+            "level": self.level,
+            "kernel": self.kernel or None,
+            "pods": list(self.pods[:MOST_PODS]) or None,
+            "local_rank": self.local_rank,
+            "is_search": self.is_search or None,
+        }
+        return {name: value for name, value in members.items() if value is not None}
+
+    @classmethod
+    def of_wire(cls, params: Mapping[str, Any]) -> Self:
+        """Raises ValueError, which says what is wrong."""
+        job, grep, pods = params.get("job"), params.get("grep", ""), params.get("pods", ())
+        if not isinstance(job, str) or not job or not isinstance(grep, str) or len(grep) > LONGEST_GREP:
+            raise ValueError("the query needs a job, and its grep is a text of at most 1,000 characters")
+        if not isinstance(pods, list | tuple) or not all(isinstance(pod, str) for pod in pods):
+            raise ValueError("the query's pods are no names")
+        until, level = params.get("until"), params.get("level")
+        return cls(
+            job=job,
+            since=read_time(params.get("since")),
+            until=read_time(until) if until is not None else None,
+            attempt=_number(params, "attempt"),
+            rank=_number(params, "rank"),
+            node_rank=_number(params, "node_rank"),
+            grep=grep,
+            level=LogLevel(level) if level is not None else None,
+            kernel=params.get("kernel") is True,
+            pods=tuple(pods[:MOST_PODS]),
+            local_rank=_number(params, "local_rank"),
+            is_search=params.get("is_search") is True,
+        )
+
+
+class FoundLine(Struct, frozen=True):
+    """A line that answers a query."""
+
+    at: datetime
+    """Aware UTC."""
+    text: str
+    node: str
+    source: str
+    """``training``, ``launcher``, ``kernel`` or another, as in `trainmedic_logs.domain.finding.Origin`."""
+    level: LogLevel = LogLevel.INFO
+    job: str | None = None
+    attempt: int | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    known_by: TimeKnownBy = TimeKnownBy.LINE
+    time_error: float | None = None
+    """Seconds by which the line may have been written earlier or later than `at`. None if the line states its time, or
+    the bound is unknown."""
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the line states its time itself."""
+        return self.known_by in (TimeKnownBy.LINE, TimeKnownBy.NODE_ZONE, TimeKnownBy.ARRIVAL_ZONE)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the API and for an agent's answer: without what is not known."""
+        members = {
+            "at": written(self.at),
+            "node": self.node,
+            "source": self.source,
+            "level": self.level,
+            "job": self.job,
+            "attempt": self.attempt,
+            "rank": self.rank,
+            "local_rank": self.local_rank,
+            "time_source": None if self.known_by is TimeKnownBy.LINE else self.known_by,
+            "time_error": self.time_error,
+            "clock": None if self.is_sure else "guessed",
+            "line": self.text,
+        }
+        return {name: value for name, value in members.items() if value is not None}
+
+    @classmethod
+    def of_json(cls, members: Mapping[str, Any]) -> Self:
+        """Raises ValueError where this is no line."""
+        text, node, source, job = (members.get(name) for name in ("line", "node", "source", "job"))
+        if not isinstance(text, str) or not isinstance(node, str) or not isinstance(source, str):
+            raise ValueError("it has no line, node or source")
+        return cls(
+            at=read_time(members.get("at")),
+            text=text,
+            node=node,
+            source=source,
+            level=LogLevel(members.get("level", LogLevel.INFO)),
+            job=job if isinstance(job, str) else None,
+            attempt=_number(members, "attempt"),
+            rank=_number(members, "rank"),
+            local_rank=_number(members, "local_rank"),
+            known_by=_known_by(members),
+            time_error=_seconds(members.get("time_error")),
+        )
+
+
+def left_out(most: int, last: datetime) -> str:
+    """The note that says that more than `most` lines answer, of which those until `last` are shown."""
+    more = "1 line answers" if most == 1 else f"{most} lines answer"
+    return f"more than {more}; those after {written(last)} are not shown"
+
+
+def left_out_notes(left_out: Mapping[str, LeftOut]) -> list[str]:
+    """Return the notes on excluded lines, by the name of the unknown attribute."""
+    return [_left_out_note(name, each) for name, each in sorted(left_out.items()) if each.files or each.lines]
+
+
+def _left_out_note(name: str, counted: LeftOut) -> str:
+    counts = ((counted.files, "file"), (counted.lines, "line"))
+    parts = [f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts if count]
+    is_one = counted.files + counted.lines == 1
+    subject, verb, are = " and ".join(parts), "states" if is_one else "state", "is" if is_one else "are"
+    if name != TIME:
+        return f"{subject} {verb} no {name.replace('_', ' ')} and {are} left out"
+    since = f"; since {written(counted.since)} includes {'it' if is_one else 'them'}" if counted.since else ""
+    return (
+        f"{subject} {verb} no time and may have been written outside of the window, before the agent looked at the "
+        f"file; {'it is' if is_one else 'they are'} left out{since}"
+    )
+
+
+def written(at: datetime) -> str:
+    """A time as ISO 8601 in UTC, with microseconds."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def read_time(value: object) -> datetime:
+    """Raises ValueError where it is no time with a zone."""
+    try:
+        at = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError as error:
+        raise ValueError(f"{value!r} is no time") from error
+    if at is None or at.tzinfo is None:
+        raise ValueError(f"{value!r} is no time with a zone")
+    try:
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(f"{value!r} is no time") from error
+
+
+def _known_by(members: Mapping[str, Any]) -> TimeKnownBy:
+    """Parse the agent's value. An earlier agent only states whether the line has the time."""
+    usual = TimeKnownBy.NEIGHBOURS if members.get("clock") == "guessed" else TimeKnownBy.LINE
+    return TimeKnownBy(members.get("time_source", usual))
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _number(members: Mapping[str, Any], name: str) -> int | None:
+    value = members.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1_000_000_000:
+        raise ValueError(f"{name} is not a whole number")
+    return value

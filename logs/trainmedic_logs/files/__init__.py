@@ -1,0 +1,1 @@
+"""Folders of logs and dumps, read within limits."""

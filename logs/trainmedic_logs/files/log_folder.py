@@ -1,0 +1,380 @@
+"""A folder of logs and dumps, whoever has put it together: which file is what, and of which node, rank and attempt.
+
+Our own layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and files whose names tell: ``rank3.log``,
+``dmesg-node7.txt``, ``slurm-123.out``, ``kubectl logs`` of a pod. What a name does not tell is not guessed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path, PurePath
+from typing import IO
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from trainmedic.wire import log_layout
+from trainmedic_logs.domain import file_times
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
+from trainmedic_logs.files import dump_reader
+from trainmedic_logs.files.reading_limits import LimitReached, ReadingLimits
+
+MOST_FILES = 20_000
+MOST_BYTES = 64 * 1024 * 1024
+"""Of one file of lines. Of a longer one the end is read, where a failure is."""
+MOST_UNPACKED = 1024 * 1024 * 1024
+"""Of a file that is compressed; a larger one is left out, as a few bytes can pretend to be any number."""
+_GZIP = b"\x1f\x8b"
+_TIGHTEST = 1032
+"""How many times as large as it is a file unpacked from deflate's format can be (zlib's technical details)."""
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_HEAD = 4096
+_ASKED_EVERY = 64 * 1024
+_MOST_ENTRIES = 200_000
+"""Entries of a directory, and directories that wait to be looked into. Ten times as many as files that are read."""
+_ZEROS = re.compile(rb"\0+")
+_FEW_ZEROS = 8
+_NO_TEXT = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")
+"""What no program prints for people."""
+
+
+class Kind(StrEnum):
+    """What a file is."""
+
+    LINES = "lines"
+    DUMP = "dump"
+    """Of PyTorch's flight recorder."""
+    ERROR = "error"
+    """What torch's ``@record`` wrote of an exception."""
+    SOURCES = "sources"
+    """Whose the logs of a rank are, as the SDK says it."""
+    ATTEMPTS = "attempts"
+    """How each attempt failed, as ``trainmedic-run`` keeps it."""
+    ENDED = "ended"
+    """File that states that an attempt ended with exit code 0, written by ``trainmedic-run``."""
+
+
+class FolderFile(Struct, frozen=True):
+    """One file of the folder."""
+
+    path: Path
+    kind: Kind
+    origin: Origin
+    written: datetime
+    """When it was last changed, UTC."""
+
+
+class Folder(Struct, frozen=True):
+    """What lies in a folder."""
+
+    files: tuple[FolderFile, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Names of files that are not read, and why."""
+
+
+def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
+    """What is in `directory` and below it, as far as `limits` allow. Links are not followed.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    limits = limits or ReadingLimits()
+    files: list[FolderFile] = []
+    left_out: dict[str, str] = {}
+    for path in _paths(directory, limits):
+        name = str(path.relative_to(directory))
+        if len(files) + len(left_out) >= MOST_FILES:
+            left_out["the rest"] = f"more than {MOST_FILES:,} files"
+            break
+        try:
+            limits.check()
+            if found := _file(path, directory):
+                files.append(found)
+            else:
+                left_out[name] = "it is no text in UTF-8, nor in UTF-16 with its mark"
+        except LimitReached as reached:
+            left_out["the rest"] = str(reached.strerror)
+            break
+        except OSError as error:
+            left_out[name] = error.strerror or str(error)
+    return Folder(tuple(_with_ranks(files)), left_out)
+
+
+def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[bytes]:
+    """The physical lines of a file, the last `MOST_BYTES` of it, each without its line feed.
+
+    Raises:
+        LimitReached: A limit was reached before its end.
+        OSError: It cannot be read.
+    """
+    limits = limits or ReadingLimits()
+    limits.check()
+    with _opened(file.path) as raw:
+        is_packed = raw.read(2) == _GZIP
+        raw.seek(0)
+        stream = gzip.GzipFile(fileobj=raw) if is_packed else raw
+        size = _unpacked_size(file.path, limits) if is_packed else os.fstat(raw.fileno()).st_size
+        left = MOST_BYTES
+        try:
+            if size > MOST_BYTES:
+                _skip(stream, size - MOST_BYTES, limits)
+                stream.readline(_HEAD)
+            asked = left
+            # A line without an end, as progress bars write them, is taken in pieces.
+            while left > 0 and (line := stream.readline(min(left, 1024 * 1024))):
+                left -= len(line)
+                if asked - left >= _ASKED_EVERY:
+                    limits.check()
+                    asked = left
+                yield line.rstrip(b"\n")
+        except (EOFError, zlib.error):
+            return  # it was cut, or is broken: what stands before that counts
+
+
+def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -> None:
+    """Go on to a place. In a packed file everything before it has to be unpacked."""
+    if not isinstance(stream, gzip.GzipFile):
+        stream.seek(size)
+        return
+    while size > 0 and (piece := stream.read(min(size, 1024 * 1024))):
+        size -= len(piece)
+        limits.check()
+
+
+def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
+    """How much of a file of lines lies before what is read of it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with _opened(file.path) as raw:
+        size = os.fstat(raw.fileno()).st_size
+        is_packed = raw.read(2) == _GZIP
+    if is_packed and size > MOST_BYTES // _TIGHTEST:
+        size = _unpacked_size(file.path, limits or ReadingLimits())
+    return max(size - MOST_BYTES, 0)
+
+
+def _unpacked_size(path: Path, limits: ReadingLimits) -> int:
+    """How many bytes a compressed file has, as far as it can be unpacked.
+
+    Raises:
+        OSError: It has more than anybody logs.
+    """
+    size = 0
+    with _opened(path) as raw, gzip.GzipFile(fileobj=raw) as stream:
+        try:
+            while piece := stream.read(1024 * 1024):
+                size += len(piece)
+                limits.check()
+                if size > MOST_UNPACKED:
+                    raise OSError(0, f"unpacked it has more than {MOST_UNPACKED:,} bytes")
+        except (EOFError, zlib.error):
+            pass
+    return size
+
+
+def _head(stream: IO[bytes]) -> bytes:
+    """The first bytes of a file, unpacked."""
+    head = stream.read(_HEAD)
+    if head[:2] != _GZIP:
+        return head
+    stream.seek(0)
+    try:
+        return gzip.GzipFile(fileobj=stream).read(_HEAD)
+    except (EOFError, zlib.error):
+        return b"\1"  # no text
+
+
+def _opened(path: Path) -> IO[bytes]:
+    # To open a device can have an effect, so the kind is looked at first, and again once it is open.
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(0, "it is no file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    stream = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        stream.close()
+        raise OSError(0, "it is no file")
+    return stream
+
+
+def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
+    """The files below a directory in the order of their names, at most `_MOST_ENTRIES` of each directory.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    waiting = [directory]
+    while waiting and limits.reached is None:
+        folder, folders = waiting.pop(), []
+        with os.scandir(folder) as entries:
+            listed = sorted(islice(entries, _MOST_ENTRIES), key=lambda entry: entry.name)
+        for entry in listed:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(folder, entry.name))
+            elif not entry.is_symlink():
+                yield Path(folder, entry.name)
+        waiting.extend(reversed(folders))
+        if len(waiting) > _MOST_ENTRIES:
+            return
+
+
+def _file(path: Path, directory: Path) -> FolderFile | None:
+    """What a file is; None for one that is no text and no dump."""
+    with _opened(path) as stream:
+        head = _head(stream)
+        written = file_times.written_at(os.fstat(stream.fileno()))
+    path_read, path = path, path.with_suffix("") if path.suffix == ".gz" else path
+    named = _of_our_layout(path) or _of_torchrun(path, directory)
+    kind, origin = named or (Kind.LINES, _of_name(path, directory, head))
+    if origin.source in KERNEL_SOURCES and _is_written_by_job(path):
+        origin = replace(origin, source="training")
+    origin = replace(origin, stream=str(path_read.relative_to(directory)))
+    if kind is not Kind.DUMP and (_has_dumps_name(path) or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")):
+        kind = Kind.DUMP
+    if kind is Kind.LINES and origin.source != "kernel" and not _is_text(head):
+        return None
+    return FolderFile(path_read, kind, origin, written)
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether a file that begins so is a log. A library can have printed the zero that ends its message, as PyTorch's
+    does when a loader's process crashes, and where the middle of a log was freed, or it was cut below its writer, there
+    are as many as there is room."""
+    if head.startswith(_UTF16):
+        return True
+    has_zero_at_once = head[:1] != b"\0" and b"\0" in head[:8]  # as where a file begins with a number
+    return not has_zero_at_once and len(_ZEROS.findall(head)) <= _FEW_ZEROS and not _NO_TEXT.search(head)
+
+
+_KINDS = {
+    log_layout.FLIGHT_RECORDER: Kind.DUMP,
+    log_layout.ERROR: Kind.ERROR,
+    log_layout.SOURCES: Kind.SOURCES,
+    log_layout.ENDED: Kind.ENDED,
+}
+
+
+def _is_written_by_job(path: Path) -> bool:
+    """Whether it lies where a job writes what it likes, under whichever name."""
+    parts = path.resolve().parts[:-1]
+    return any(log_layout.attempt_number(part) is not None or _TORCHRUN_ATTEMPT.fullmatch(part) for part in parts)
+
+
+def _of_our_layout(path: Path) -> tuple[Kind, Origin] | None:
+    """The layout may begin above the folder that was named, which can be that of a job or of an attempt."""
+    parts = path.resolve().parts
+    if path.name == _ATTEMPTS and len(parts) > 1:
+        return Kind.ATTEMPTS, Origin("launcher", job=log_layout.decoded(parts[-2]) or parts[-2])
+    for place in range(len(parts) - 2, 0, -1):
+        if log_layout.attempt_number(parts[place]) is None:
+            continue
+        found = log_layout.file_at(PurePath(*parts[place - 1 :]))
+        if found is None:
+            return None
+        source = "launcher" if found.kind in (log_layout.LAUNCHER, log_layout.ENDED) else "training"
+        origin = Origin(
+            source,
+            node=found.node or "",
+            job=found.job or found.directory,
+            attempt=found.attempt,
+            rank=found.rank,
+            local_rank=found.local_rank,
+        )
+        return _KINDS.get(found.kind, Kind.LINES), origin
+    return None
+
+
+_ATTEMPTS = "attempts.jsonl"
+_TORCHRUN_ATTEMPT = re.compile(r"attempt_(\d{1,6})")
+_TORCHRUN_FILES = {"stdout.log": Kind.LINES, "stderr.log": Kind.LINES, "error.json": Kind.ERROR}
+
+
+def _of_torchrun(path: Path, directory: Path) -> tuple[Kind, Origin] | None:
+    """``…/attempt_0/3/stderr.log``: torchrun counts its attempts from 0."""
+    parts = path.relative_to(directory.parent).parts
+    if len(parts) < 3 or path.name not in _TORCHRUN_FILES or not parts[-2].isdigit():
+        return None
+    attempt = _TORCHRUN_ATTEMPT.fullmatch(parts[-3])
+    if attempt is None:
+        return None
+    origin = Origin("training", attempt=int(attempt[1]) + 1, local_rank=int(parts[-2]))
+    return _TORCHRUN_FILES[path.name], replace(origin, node=_node_of(parts[:-3]))
+
+
+_NODE_WORDS = r"(?:node|host|worker|gpu|dgx|hgx)[-_]?[a-z]*\d+[\w.]*"
+_NODE_PART = re.compile(rf"(?i)^{_NODE_WORDS}(?:-\w+)*$")
+
+
+def _node_of(folders: tuple[str, ...]) -> str:
+    """The innermost folder that is named like a node."""
+    return next((part for part in reversed(folders) if _NODE_PART.match(part)), "")
+
+
+_RANK_NAME = re.compile(r"(?i)(?:^|[^a-z])(global[-_]?|local[-_]?)?rank[-_.]?(\d{1,6})(?!\d)")
+_KERNEL_NAME = re.compile(
+    r"(?i)(?:^|[-_.])(?:dmesg|kern(?:el)?|kmsg|journal(?:ctl)?(?:-?k)?|syslog|messages|pstore)(?:$|[-_.])"
+)
+_FABRIC_NAME = re.compile(r"(?i)fabric[-_]?manager")
+_LAUNCHER_NAME = re.compile(r"(?i)(?:launcher|torchrun|accelerate|deepspeed)")
+_NODE_NAME = re.compile(rf"(?i)(?:^|[-_.])({_NODE_WORDS}(?:-\d+)*)")
+_SUFFIX = re.compile(r"(?i)\.(?:log|txt|out|err|json|jsonl)(?:\.\d+)?$")
+_KERNEL_LINE = re.compile(rb"\[ *\+?\d+\.\d{6}\] |kern +:|\d,\d+,\d+,[^;]*;|(?:.{0,60} )?kernel: |<\d>\[")
+
+
+def _of_name(path: Path, directory: Path, head: bytes) -> Origin:
+    """What the name of a file tells, and for the kernel's lines the file itself."""
+    stem = _SUFFIX.sub("", path.name)
+    folders = path.relative_to(directory).parts[:-1]
+    is_kernel = bool(_KERNEL_NAME.search(stem)) or _looks_like_kernel(head)
+    node = _node_of(folders)
+    if is_kernel:
+        words = [word for word in re.split(r"(?<=[-_.])|(?=[-_.])", stem) if not _KERNEL_NAME.fullmatch(word)]
+        return Origin("kernel", node="".join(words).strip("-_.") or node)
+    if found := _NODE_NAME.search(stem):
+        node = found[1]
+    if _FABRIC_NAME.search(stem):
+        return Origin("fabric-manager", node=node)
+    if found := _RANK_NAME.search(stem):
+        is_local = (found[1] or "").lower().startswith("local")
+        number = int(found[2])
+        return Origin("training", node=node, rank=None if is_local else number, local_rank=number if is_local else None)
+    if stem.lower().startswith("slurm"):
+        return Origin("slurm", node=node)
+    return Origin("launcher" if _LAUNCHER_NAME.search(stem) else "training", node=node)
+
+
+def _looks_like_kernel(head: bytes) -> bool:
+    lines = head.splitlines()[:50]
+    return len(lines) >= 1 and all(_KERNEL_LINE.match(line) for line in lines if line.strip()) and bool(head.strip())
+
+
+_DUMP_NAME = re.compile(
+    r"(?i)(?:^|[-_.])(?:nccl_trace|comm_lib_trace|fr_trace|dump|flight[-_]?recorder).*\d(?:\.json|\.pkl|\.pickle)?$"
+)
+
+
+def _has_dumps_name(path: Path) -> bool:
+    is_in_folder = "flight" in path.parent.name.lower() and dump_reader.rank_of(path.name) is not None
+    return is_in_folder or bool(_DUMP_NAME.search(path.name))
+
+
+def _with_ranks(files: list[FolderFile]) -> Iterator[FolderFile]:
+    """Where there is one node, a local rank is the rank."""
+    nodes = {file.origin.node for file in files if file.origin.local_rank is not None}
+    for file in files:
+        origin = file.origin
+        if origin.rank is None and origin.local_rank is not None and len(nodes) == 1 and file.kind is not Kind.SOURCES:
+            yield replace(file, origin=replace(origin, rank=origin.local_rank))
+        else:
+            yield file

@@ -1,0 +1,280 @@
+"""`trainmedic diagnose --dir`: from a folder of logs and dumps to the verdict on each attempt, without a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic.errors import ConfigurationError
+from trainmedic_logs.diagnosis import exits, merged_attempts, reported_end, wording
+from trainmedic_logs.diagnosis.collecting import Collector
+from trainmedic_logs.diagnosis.exits import LAUNCHER, Exit
+from trainmedic_logs.diagnosis.facts import Earlier
+from trainmedic_logs.diagnosis.flight_recorder import absentees
+from trainmedic_logs.diagnosis.judge import diagnose
+from trainmedic_logs.diagnosis.reported_end import ReportedEnd
+from trainmedic_logs.diagnosis.verdict import Verdict
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
+from trainmedic_logs.files import dump_reader, log_folder
+from trainmedic_logs.files.log_folder import FolderFile, Kind
+from trainmedic_logs.files.reading_limits import LimitKind, LimitReached, ReadingLimits
+from trainmedic_logs.lines.rule import RuleSet
+
+_LARGEST_DOCUMENT = 1024 * 1024
+_MOST_MERGED = 8
+"""Attempts in one file that are diagnosed, the newest ones."""
+_MOST_NAMED = 5
+
+
+class AttemptVerdict(Struct, frozen=True):
+    """The verdict on one attempt."""
+
+    job: str | None
+    attempt: int | None
+    """None where the folder does not tell attempts apart."""
+    verdict: Verdict
+
+
+class FolderDiagnosis(Struct, frozen=True):
+    """What a folder says of a job."""
+
+    attempts: tuple[AttemptVerdict, ...]
+    """The last one is the newest."""
+    files_read: int
+    left_out: dict[str, str]
+    """Names of files that were not read, and why."""
+    read_in_part: dict[str, int]
+    """Names of files of which only the end was read, and the bytes before that."""
+    limit_reached: LimitKind | None = None
+    """The limit that ended the reading. The verdicts rest on what was read before."""
+
+
+def diagnose_folder(
+    directory: Path, rule_set: RuleSet, job: str | None = None, limits: ReadingLimits | None = None
+) -> FolderDiagnosis:
+    """The verdicts on the attempts of the job whose logs are in `directory`, from what `limits` let be read.
+
+    Raises:
+        ConfigurationError: There is nothing to read, or there are logs of several jobs and `job` is none of them.
+    """
+    limits = limits or ReadingLimits()
+    try:
+        folder = log_folder.look_into(directory, limits)
+    except OSError as error:
+        raise ConfigurationError(f"{directory}: {error.strerror or error}") from error
+    jobs = sorted({file.origin.job for file in folder.files if file.origin.job})
+    if len(jobs) > 1 and job not in jobs:
+        there = f"there are logs of {wording.few(jobs)}"
+        asked = "say of which job" if job is None else f"there are none of {job}"
+        raise ConfigurationError(f"{directory}: {there}; {asked}")
+    files = [file for file in folder.files if not job or file.origin.job in (job, None)]
+    if not files:
+        unread = "".join(f"; not read: {name}: {why}" for name, why in islice(folder.left_out.items(), _MOST_NAMED))
+        raise ConfigurationError(f"{directory}: there are no logs and no dumps{unread}")
+    left_out = dict(folder.left_out)
+    verdicts: list[AttemptVerdict] = []
+    for number, parts in _attempts(files, left_out, limits):
+        earlier = [Earlier(each.attempt or 0, each.verdict.fingerprint) for each in verdicts]
+        verdict = _attempt(number, parts, rule_set, earlier, left_out, limits)
+        verdicts.append(AttemptVerdict(job or (jobs[0] if jobs else None), number, verdict))
+    read = [file for file in files if file.origin.stream not in left_out]
+    in_part = _read_in_part(read, limits)
+    return FolderDiagnosis(tuple(verdicts), len(read), left_out, in_part, limits.reached)
+
+
+def _read_in_part(files: Sequence[FolderFile], limits: ReadingLimits) -> dict[str, int]:
+    in_part: dict[str, int] = {}
+    for file in files:
+        with suppress(OSError):  # it was there a moment ago
+            if file.kind is Kind.LINES and (unread := log_folder.unread_bytes(file, limits)):
+                in_part[file.origin.stream] = unread
+    return in_part
+
+
+class _Part(Struct, frozen=True):
+    """The lines of a file that are one attempt's."""
+
+    file: FolderFile
+    limits: ReadingLimits
+    first: int = 0
+    """Counted from 0."""
+    beyond: int | None = None
+    """The first line that is another attempt's."""
+
+    def lines(self) -> Iterator[bytes]:
+        return islice(log_folder.lines_of(self.file, self.limits), self.first, self.beyond)
+
+    def document(self) -> bytes:
+        """The beginning of a file that is one document."""
+        raw = bytearray()
+        for line in log_folder.lines_of(self.file, self.limits):
+            raw += line + b"\n"
+            if len(raw) > _LARGEST_DOCUMENT:
+                break
+        return bytes(raw.removesuffix(b"\n")[:_LARGEST_DOCUMENT])
+
+
+def _attempts(
+    files: Sequence[FolderFile], left_out: dict[str, str], limits: ReadingLimits
+) -> list[tuple[int | None, list[_Part]]]:
+    """The attempts, the oldest first: by where the files lie, or else by what stands in them."""
+    numbers = sorted({file.origin.attempt for file in files if file.origin.attempt is not None})
+    if numbers:
+        return [
+            (number, [_Part(file, limits) for file in files if _is_of(file, number, numbers)]) for number in numbers
+        ]
+    begins = {file.path: _beginnings(file, left_out, limits) for file in files if _may_be_merged(file)}
+    count = 1 + max((len(each) for each in begins.values()), default=0)
+    if count == 1:
+        return [(None, [_Part(file, limits) for file in files])]
+    # The newest attempt is the last one of each file, whichever attempts it has.
+    return [
+        (count - back, [part for file in files if (part := _part(file, begins.get(file.path), back, limits))])
+        for back in reversed(range(min(count, _MOST_MERGED)))
+    ]
+
+
+def _may_be_merged(file: FolderFile) -> bool:
+    return file.kind is Kind.LINES and file.origin.source not in KERNEL_SOURCES
+
+
+def _beginnings(file: FolderFile, left_out: dict[str, str], limits: ReadingLimits) -> list[int]:
+    try:
+        return merged_attempts.beginnings(log_folder.lines_of(file, limits))
+    except OSError as error:
+        left_out[file.origin.stream] = error.strerror or str(error)
+        return []
+
+
+def _part(file: FolderFile, begins: Sequence[int] | None, back: int, limits: ReadingLimits) -> _Part | None:
+    """What a file has of the attempt that is so many before the newest. What is no log of the job's counts for each,
+    but for dumps and errors, which are the newest one's."""
+    if begins is None:
+        return _Part(file, limits) if file.kind in (Kind.LINES, Kind.SOURCES) or not back else None
+    edges = [0, *begins, None]
+    place = len(begins) - back
+    return _Part(file, limits, edges[place] or 0, edges[place + 1]) if place >= 0 else None
+
+
+def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
+    """Return whether the file belongs to the attempt. A file without an attempt belongs to the newest one. The kernel's
+    log counts for each by its times, and the launcher's records of all attempts by their numbers."""
+    if file.kind is Kind.ATTEMPTS:
+        return True
+    if file.origin.attempt is not None:
+        return file.origin.attempt == attempt
+    return file.origin.source in KERNEL_SOURCES or not attempts or attempt == attempts[-1]
+
+
+def _attempt(
+    attempt: int | None,
+    parts: Sequence[_Part],
+    rule_set: RuleSet,
+    earlier: Sequence[Earlier],
+    left_out: dict[str, str],
+    limits: ReadingLimits,
+) -> Verdict:
+    collector, files = Collector(rule_set), [part.file for part in parts]
+    # Who a rank is has to be known before its lines are read.
+    for part in sorted(parts, key=lambda part: part.file.kind is not Kind.SOURCES):
+        try:
+            _take(part, collector, attempt)
+        except OSError as error:
+            left_out[part.file.origin.stream] = error.strerror or str(error)
+    dumps, refused = dump_reader.read_files([file.path for file in files if file.kind is Kind.DUMP], limits)
+    names = {file.path: file.origin.stream for file in files}
+    reading = absentees.read_together(dumps) if dumps else None
+    refused_dumps = {names[path]: reason for path, reason in refused.items()}
+    reports = [report for file in files if file.kind is Kind.ATTEMPTS for report in _reports_of(file, attempt, limits)]
+    for ended in filter(None, (report.exit for report in reports)):
+        collector.exit(ended)
+    more = reported_end.facts_of(reports[-1]) if reports else {}
+    if reports:  # the file was last written for its newest attempt
+        more["reported"] = replace(reports[-1].evidence, at=None)
+    return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier, **more))
+
+
+def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
+    file = part.file
+    match file.kind:
+        case Kind.LINES:
+            collector.stream(file.origin, part.lines(), file.written)
+        case Kind.ERROR:
+            _take_error(part, collector)
+        case Kind.SOURCES:
+            _take_sources(part, collector)
+        case Kind.ATTEMPTS:
+            pass  # `_reported` has read it
+        case Kind.ENDED:
+            code = _status_of(part)
+            if code == 0:
+                collector.exit(Exit(LAUNCHER, code=0, node=file.origin.node, line="exit code 0"))
+        case Kind.DUMP:
+            pass
+
+
+def _take_error(part: _Part, collector: Collector) -> None:
+    raw, file = part.document(), part.file
+    origin = file.origin
+    ended = exits.error_file(raw, rank=origin.rank, local_rank=origin.local_rank, node=origin.node)
+    if ended is None:
+        return
+    collector.exit(replace(ended, is_node_sure=bool(origin.node)))
+    written: datetime = ended.at or file.written
+    stack = exits.call_stack(raw)
+    collector.stream(replace(origin, source="training"), stack.encode(errors="replace").split(b"\n"), written)
+
+
+def _lines_within(file: FolderFile, limits: ReadingLimits) -> Iterator[bytes]:
+    """Yield the lines until a limit is reached."""
+    with suppress(LimitReached):
+        yield from log_folder.lines_of(file, limits)
+
+
+def _reports_of(file: FolderFile, attempt: int | None, limits: ReadingLimits) -> Iterator[ReportedEnd]:
+    """Yield how the attempt failed, as its launcher recorded it. The file has no entry for an attempt that ended
+    well."""
+    for raw in _lines_within(file, limits):
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
+            if row["attempt"] == attempt and isinstance(row["status"], int):
+                members = {**row, "reason": row.get("cause")}
+                yield reported_end.of_members(file.origin.job or "", file.written, members, is_failure=True)
+
+
+def _status_of(part: _Part) -> int | None:
+    """Return the exit status that a launcher recorded for the attempt. None if the file is no such record."""
+    try:
+        record: Any = json.loads(part.document())
+        return record["status"] if isinstance(record["status"], int) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _take_sources(part: _Part, collector: Collector) -> None:
+    """What the SDK says of a rank. The file is the job's, so a member of another type is left out."""
+    try:
+        said: Any = json.loads(part.document())
+        rank = said["rank"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return
+    if not isinstance(rank, int) or not 0 <= rank < 10**6:
+        return
+    gpus, known = said.get("gpus"), {}
+    if isinstance(said.get("node"), str):
+        known["node"] = said["node"]
+    if isinstance(said.get("pid"), int):
+        known["pid"] = said["pid"]
+    if isinstance(gpus, list) and len(gpus) == 1 and isinstance(gpus[0], str):
+        known["gpu"] = gpus[0]
+    collector.rank(rank, **known)
+    if isinstance(said.get("world_size"), int) and 0 < said["world_size"] < 10**6:
+        collector.world_size(said["world_size"])

@@ -1,0 +1,254 @@
+"""From the physical lines of one stream to the lines that rules see: decoded, without prefixes, joined to blocks.
+
+It is told when each line arrived and reads no clock. What it holds back (a block that may go on, a line that a
+container's runtime has divided) is bounded in lines, bytes and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from trainmedic_logs.domain.finding import Origin, TimeSource
+from trainmedic_logs.lines import blocks, kernel_text, prefixes, raw_text, records, times
+from trainmedic_logs.lines.blocks import HEADING, ORIGINAL, TRACEBACK, BlockKind, Continuation
+from trainmedic_logs.lines.learned_prefixes import LearnedPrefixes
+from trainmedic_logs.lines.line import LONGEST, Line
+from trainmedic_logs.lines.prefilter import Prefilter
+from trainmedic_logs.lines.step_trends import StepTrends
+
+PATIENCE = timedelta(seconds=5)
+"""How long a block waits for its next line."""
+_PATIENCE_AFTER_END = timedelta(milliseconds=300)
+"""How long a traceback that has its exception waits for another one that follows from it."""
+_MOST_OPEN = 256
+"""Blocks and divided lines of one stream that wait at once; of more, the oldest goes."""
+_FUTURE = timedelta(minutes=1)
+
+
+class _OpenBlock(Struct):
+    kind: BlockKind
+    first: Line
+    last_arrived: datetime
+    texts: list[str]
+    places: list[int]
+    """Of each physical line in it."""
+    length: int
+    left_out: int = 0
+    tail: list[str] = field(default_factory=list)
+
+    def add(self, text: str, places: list[int], arrived: datetime) -> None:
+        """Take another line. Over the length that rules see, lines from the middle are left out."""
+        self.last_arrived = arrived
+        self.texts.append(text)
+        self.places.extend(places)
+        self.length += len(text.encode()) + 1
+        while self.length > LONGEST and len(self.texts) > 2:
+            self.length -= len(self.texts.pop(len(self.texts) // 4 or 1).encode()) + 1
+            self.left_out += 1
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.texts) + self.left_out >= blocks.MOST_LINES
+
+    def patience(self) -> timedelta:
+        ended = self.kind is BlockKind.TRACEBACK and blocks.has_ended(self.texts)
+        return _PATIENCE_AFTER_END if ended else PATIENCE
+
+    def line(self) -> Line:
+        texts = self.texts
+        while len(texts) > 1 and not texts[-1].strip():
+            texts = texts[:-1]
+        texts = blocks.unwrapped(texts) if self.kind is BlockKind.TRACEBACK else texts
+        return self.first._replace(text="\n".join(texts), is_cut=self.first.is_cut or self.left_out > 0)
+
+
+class _DividedLine(Struct):
+    text: str
+    places: list[int]
+    """Of its parts."""
+    number: int
+
+
+class LineAssembler:
+    """Makes lines of one stream's physical lines."""
+
+    def __init__(self, origin: Origin, booted_at: datetime | None = None) -> None:
+        """`booted_at` is when the machine was booted whose kernel wrote the stream, by its present clock; without it
+        the kernel's times since boot are not used."""
+        self._origin = origin
+        self._origins: dict[tuple[int | None, int | None], Origin] = {}
+        self._is_kernel = origin.source == "kernel"
+        self._booted_at = booted_at
+        self._number = 0
+        self._open: dict[str, _OpenBlock] = {}
+        self._divided: dict[str, _DividedLine] = {}
+        self._learned = LearnedPrefixes()
+        self._trends = StepTrends()
+
+    @property
+    def oldest_place(self) -> int | None:
+        """Where the oldest line begins that is held back; from there a restart must read again. None if none is."""
+        return min(self.held_places, default=None)
+
+    @property
+    def held_places(self) -> list[int]:
+        """Where each physical line begins that is held back, in no order. Another assembler that is given these lines
+        again holds back the same."""
+        of_blocks = [place for block in self._open.values() for place in block.places]
+        return of_blocks + [place for part in self._divided.values() for place in part.places]
+
+    def feed_many(
+        self, placed: Sequence[tuple[int, bytes]], arrived: datetime, prefilter: Prefilter | None = None
+    ) -> list[Line]:
+        """Take the next physical lines, each with its place. With a prefilter, lines are left out of what is returned
+        of which no rule that it was made for could take any."""
+        lines: list[Line] = []
+        if prefilter is None:
+            for place, raw in placed:
+                lines += self.feed(raw, arrived, place)
+            return lines
+        suspects = set(prefilter.suspects([raw for _, raw in placed]))
+        if not suspects and not self._holds_back:
+            self._number += len(placed)
+            return lines
+        for number, (place, raw) in enumerate(placed):
+            if number in suspects or self._holds_back:
+                lines += self.feed(raw, arrived, place)
+            else:
+                self._number += 1
+        return lines
+
+    @property
+    def _holds_back(self) -> bool:
+        """Whether the next line may belong to one before it."""
+        return bool(self._open or self._divided or self._learned)
+
+    def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
+        """Take the next physical line, without its line feed, which begins at `place`; return the lines that are
+        whole now, in their order."""
+        self._number += 1
+        text, is_cut = raw_text.text_of(raw)
+        if self._is_kernel:
+            kernel = kernel_text.split(text, self._booted_at)
+            if kernel.is_more:
+                return []
+            line = self._line(kernel.text, kernel.at, arrived, place, self._origin, is_cut)
+            return self._joined(line, "", arrived, [place])
+        prefixed = prefixes.split(text, self._origin.source)
+        text, number, places = prefixed.text, self._number, [place]
+        if prefixed.is_partial or self._divided:
+            whole = self._whole(prefixed, place)
+            if whole is None:
+                return []
+            text, places, number = whole.text, whole.places, whole.number
+            is_cut = is_cut or len(text) > LONGEST
+            text = text[:LONGEST]
+        origin, at, key = self._origin_of(prefixed), prefixed.at, prefixed.key
+        if self._learned or (HEADING in text and not text.startswith(ORIGINAL)):
+            at = at or times.said_by(text, None)
+            text, learned = self._learned.split(text)
+            key = self._key_of(text, key, learned)
+        line = self._line(text, at, arrived, places[0], origin, is_cut, number)
+        return self._joined(line, key, arrived, places)
+
+    def flush(self, now: datetime | None = None) -> list[Line]:
+        """Return the blocks that have waited long enough by `now`; without it all, for nothing more comes."""
+        due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
+        if now is None:
+            self._divided.clear()
+        return [self._closed(key).line() for key in due]
+
+    def _key_of(self, text: str, key: str, learned: str) -> str:
+        """The key of the block that a line belongs to. Who logs a traceback as one message of several lines has put a
+        prefix before its first line alone."""
+        if learned:
+            whole = f"{key}\0{learned}"
+            if whole not in self._open and not text.startswith(TRACEBACK):
+                return key  # its traceback was let go
+            return whole
+        if text.startswith("  ") and key not in self._open:
+            for other, block in self._open.items():
+                if other.startswith(f"{key}\0") and len(block.texts) == 1:
+                    self._open[key] = self._closed(other)
+                    break
+        return key
+
+    def _closed(self, key: str) -> _OpenBlock:
+        """The block of a key, which is open no more."""
+        self._learned.forget(key.partition("\0")[2])
+        return self._open.pop(key)
+
+    def _line(
+        self,
+        text: str,
+        at: datetime | None,
+        arrived: datetime,
+        place: int,
+        origin: Origin,
+        is_cut: bool,
+        number: int | None = None,
+    ) -> Line:
+        report = None if self._is_kernel else records.report_of(text)
+        record = report.record if report is not None else None
+        if record is not None and record["event"] == "step":
+            record = {**record, **self._trends.add(origin.rank, record, text)}
+        at = at or times.said_by(text, record if text.startswith("{") else None)
+        if at is None or at > arrived + _FUTURE:
+            at, source = arrived, TimeSource.ARRIVAL
+        else:
+            source = TimeSource.LINE
+        number = self._number if number is None else number
+        has_words = report is not None and report.has_words
+        return Line(origin, at, text, source, place, number, record, is_cut, has_words)
+
+    def _joined(self, line: Line, key: str, arrived: datetime, places: list[int]) -> list[Line]:
+        done: list[Line] = []
+        block = self._open.get(key) if self._open else None
+        if block is not None:
+            verdict = blocks.continues(block.kind, block.texts, line.text)
+            if verdict is not Continuation.NO:
+                block.add(line.text, places, arrived)
+                if verdict is Continuation.LAST or block.is_full:
+                    done.append(self._closed(key).line())
+                return done
+            done.append(self._closed(key).line())
+        kind = None if line.record is not None else blocks.kind_of(line.text)
+        if kind is None:
+            done.append(line)
+            return done
+        self._open[key] = _OpenBlock(kind, line, arrived, [line.text], places, len(line.text.encode()))
+        if len(self._open) > _MOST_OPEN:
+            done.append(self._closed(next(iter(self._open))).line())
+        return done
+
+    def _whole(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
+        """Return the line with its parts before this one; None while parts are missing."""
+        part = self._divided.pop(prefixed.key, None) or _DividedLine("", [], self._number)
+        part.places.append(place)
+        if len(part.text) <= LONGEST:
+            part.text += prefixed.text
+        if not prefixed.is_partial:
+            return part
+        if len(self._divided) < _MOST_OPEN:
+            self._divided[prefixed.key] = part
+        return None
+
+    def _origin_of(self, prefixed: prefixes.Prefixed) -> Origin:
+        if prefixed.rank is None and prefixed.local_rank is None:
+            return self._origin
+        ranks = (prefixed.rank, prefixed.local_rank)
+        origin = self._origins.get(ranks)
+        if origin is None:
+            own = self._origin
+            origin = replace(
+                own,
+                rank=prefixed.rank if own.rank is None else own.rank,
+                local_rank=prefixed.local_rank if own.local_rank is None else own.local_rank,
+            )
+            if len(self._origins) < _MOST_OPEN * 16:
+                self._origins[ranks] = origin
+        return origin

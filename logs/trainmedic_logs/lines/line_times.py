@@ -1,0 +1,252 @@
+"""Times at the beginning of log lines, as loggers write them. Pure.
+
+A time counts only at the beginning of a line, or after what loggers put before it: a level, a tag in brackets, the name
+of a Ray process. A later time belongs to the message. `moment` completes what a format omits (year, date, zone), by the
+latest time at which the line can have been written.
+
+Formats: ISO 8601 with blank or ``T``, Python's ``asctime,msecs``, DeepSpeed, Megatron-LM, LLaMA-Factory, glog and klog
+(PyTorch, torchrun, absl), vLLM, syslog, ``ctime``, Rich, Spark, seconds and milliseconds since 1970, and the usual
+members of JSON and logfmt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from trainmedic_logs.lines.times import with_zone
+
+AHEAD = timedelta(minutes=2)
+"""A line's time may be this much later than the time at which it was written, because clocks differ."""
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+_BEGINNING = 240
+"""Characters in which the time of a line is searched."""
+_ANY = re.compile(r"\d\d:\d\d:\d\d|\d{6}|\d\d\d\d-\d\d-\d\d")
+_LEVEL_WORD = r"(?:TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|trace|debug|info|warning|warn|error|fatal)"
+_TAG = rf"(?:{_LEVEL_WORD}|[A-Za-z][\w./-]{{0,40}}|[Rr]ank[ _:=]?\d{{1,6}}|\d{{1,6}})(?:\|[^\[\]|]{{1,80}})?"
+_LEAD = re.compile(
+    rf"[ \t]*(?:\[{_LEVEL_WORD}\|(?=\d)|\[{_TAG}\]|\[(?:NeMo [A-Z]|{_LEVEL_WORD}) (?=\d)"
+    rf"|{_LEVEL_WORD}(?::[A-Za-z_][\w.]{{0,60}}:|\b)"
+    rf"|\((?:[\w.<>:+-]{{1,80}} )?pid=\d{{1,8}}[^()]{{0,60}}\)|<\d{{1,3}}>)[ \t]*(?:[:|>,-][ \t]*)?"
+)
+"""Text that loggers put before the time."""
+_MOST_LEADS = 4
+_CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
+_END = r"(?![\d:/])"
+_ZONE = r"(?: ?(?P<z>Z|UTC|GMT|[+-]\d\d:?\d\d)(?![\d:]))?"
+_ISO = re.compile(rf"(?P<y>\d{{4}})[-/.](?P<mo>\d\d)[-/.](?P<d>\d\d)(?:[T_]|,? ){_CLOCK}{_ZONE}{_END}")
+_COMPACT = re.compile(
+    rf"(?P<y>20\d\d)(?P<mo>\d\d)(?P<d>\d\d)(?:[ T_-]{_CLOCK}|[T_-](?P<h2>\d\d)(?P<m2>\d\d)(?P<s2>\d\d)){_ZONE}{_END}"
+)
+_SLASHED = re.compile(rf"(?P<a>\d\d)/(?P<b>\d\d)/(?P<c>\d{{4}}|\d\d),? {_CLOCK}(?: ?(?P<half>[AaPp][Mm]))?{_END}")
+_GLOG = re.compile(rf"[TDIWEFC](?P<y>20\d\d)?(?P<mo>\d\d?)(?P<d>\d\d) {{1,2}}{_CLOCK}{_END}")
+_MONTH_DAY = re.compile(rf"(?P<mo>\d\d)-(?P<d>\d\d) {_CLOCK}{_END}")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_NAMES = "|".join(_MONTHS)
+_NAMED = re.compile(
+    rf"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? )?"
+    rf"(?:(?P<name>{_NAMES}) {{1,2}}(?P<d>\d\d?)"
+    rf"|(?P<d2>\d\d?)[ /-](?P<name2>{_NAMES})(?:[ /-](?P<y2>\d{{4}}))?)"
+    rf"[ :]{_CLOCK}{_ZONE}(?: (?:[A-Z]{{3,4}} )?(?P<y>(?:19|20)\d\d)(?!\d))?{_END}"
+)
+_EPOCH = re.compile(r"(?P<s>1\d{9}|2\d{9})(?:\.(?P<f>\d{1,9})|(?P<t>\d{3}|\d{6}|\d{9}))?(?![\d.\w])")
+_BARE_CLOCK = re.compile(rf"{_CLOCK}{_END}")
+_AFTER_WEAK = re.compile(rf"\]|[ \t]*(?:[|\[:-]|{_LEVEL_WORD}\b)")
+_LOGFMT = re.compile(
+    r"(?:[a-z_]{1,20}=\S{1,40} )?(?:time|ts|timestamp|at)=\"?(?P<value>[^\s\"]{8,40}(?: [\d:.,]{8,20})?)"
+)
+_MEMBERS = ("ts", "time", "timestamp", "@timestamp", "asctime", "datetime", "created")
+_LONGEST_RECORD = 64 * 1024
+
+
+class Lacks(StrEnum):
+    """Part that a time omits, besides the zone."""
+
+    NOTHING = "nothing"
+    YEAR = "year"
+    DATE = "date"
+
+
+class Stated(NamedTuple):
+    """The time that a line states."""
+
+    walls: tuple[datetime, ...]
+    """Aware if the line states its zone, else naive. Several if the order of day, month and year is ambiguous."""
+    lacks: Lacks = Lacks.NOTHING
+    is_weak: bool = False
+    """True if other numbers look the same, so that the time counts only close to the line's arrival."""
+
+    @property
+    def has_zone(self) -> bool:
+        return self.walls[0].tzinfo is not None
+
+
+def stated(text: str) -> Stated | None:
+    """Return the time at the beginning of a line without its prefixes. None if there is none."""
+    beginning = text[:_BEGINNING]
+    if text.startswith("{"):
+        return _of_record(text)
+    if _ANY.search(beginning) is None:
+        return None
+    if "=" in beginning[:60] and (match := _LOGFMT.match(beginning)):
+        return _at(match["value"], is_bracketed=True)
+    position = 0
+    for _ in range(_MOST_LEADS):
+        if (time_there := _at(beginning, position)) is not None:
+            return time_there
+        lead = _LEAD.match(beginning, position)
+        if lead is None or lead.end() == position:
+            return None
+        position = lead.end()
+    return _at(beginning, position)
+
+
+def moment(said: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
+    """Return the moment of a stated time, in UTC. None if a line written by `latest` cannot have it.
+
+    `zone` applies to times without a zone. None is this machine's. If several moments are possible (an omitted year,
+    the hour that the end of summer time repeats), the one nearest to `expected` counts, else the latest.
+    """
+    fitting = [at for at in _moments(said, zone, latest) if _EARLIEST <= at <= latest + AHEAD]
+    if not fitting:
+        return None
+    return max(fitting) if expected is None else min(fitting, key=lambda at: abs(at - expected))
+
+
+def _moments(said: Stated, zone: tzinfo | None, latest: datetime) -> Iterator[datetime]:
+    for wall in said.walls:
+        if wall.tzinfo is not None:
+            yield wall.astimezone(UTC)
+            continue
+        for filled in _filled(wall, said.lacks, latest.astimezone(zone)):
+            for fold in (0, 1):
+                try:
+                    yield filled.replace(tzinfo=zone, fold=fold).astimezone(UTC)
+                except (ValueError, OverflowError, OSError):
+                    continue
+
+
+def _filled(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime]:
+    """Yield the wall-clock times near `latest` that a time without year or date can mean."""
+    if lacks is Lacks.NOTHING:
+        yield wall
+    elif lacks is Lacks.YEAR:
+        for year in (latest.year - 1, latest.year, latest.year + 1):
+            try:
+                yield wall.replace(year=year)
+            except ValueError:  # 29 February, or outside the calendar
+                continue
+    else:
+        for days in (-1, 0, 1):
+            day = (latest + timedelta(days=days)).date()
+            yield datetime.combine(day, wall.time())
+
+
+def _at(text: str, position: int = 0, *, is_bracketed: bool = False) -> Stated | None:
+    """Read the time that begins at `position`, possibly in a bracket."""
+    position += len(text) - position - len(text[position:].lstrip(" \t"))
+    if text[position : position + 1] in ("[", "<", "("):
+        position, is_bracketed = position + 1, True
+    begins = text[position : position + 1]
+    if begins.isdigit():
+        return _numeric(text, position, is_bracketed)
+    if begins and (match := _GLOG.match(text, position)):
+        year = int(match["y"]) if match["y"] else None
+        return _stated(match, year, int(match["mo"]), int(match["d"]))
+    if begins and (match := _NAMED.match(text, position)):
+        written = match["y"] or match["y2"]
+        month = _MONTHS.index(match["name"] or match["name2"]) + 1
+        return _stated(match, int(written) if written else None, month, int(match["d"] or match["d2"]))
+    return None
+
+
+def _numeric(text: str, position: int, is_bracketed: bool) -> Stated | None:
+    for pattern in (_ISO, _COMPACT):
+        if match := pattern.match(text, position):
+            return _stated(match, int(match["y"]), int(match["mo"]), int(match["d"]))
+    if match := _SLASHED.match(text, position):
+        return _slashed(match)
+    if match := _MONTH_DAY.match(text, position):
+        return _stated(match, None, int(match["mo"]), int(match["d"]))
+    if match := _NAMED.match(text, position):
+        written = match["y"] or match["y2"]
+        month = _MONTHS.index(match["name"] or match["name2"]) + 1
+        return _stated(match, int(written) if written else None, month, int(match["d"] or match["d2"]))
+    is_apart = is_bracketed or _AFTER_WEAK.match(text, position) is not None
+    if match := _EPOCH.match(text, position):
+        is_apart = is_apart or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
+        return _since_epoch(match, is_weak=not is_apart)
+    if match := _BARE_CLOCK.match(text, position):
+        wall = _wall(match, 2000, 1, 1)
+        is_apart = is_apart or match["f"] is not None or _AFTER_WEAK.match(text, match.end()) is not None
+        return Stated((wall,), Lacks.DATE, is_weak=True) if wall is not None and is_apart else None
+    return None
+
+
+def _stated(match: re.Match[str], year: int | None, month: int, day: int) -> Stated | None:
+    wall = _wall(match, 2000 if year is None else year, month, day)
+    if wall is None:
+        return None
+    return Stated((wall,), Lacks.YEAR if year is None else Lacks.NOTHING)
+
+
+def _slashed(match: re.Match[str]) -> Stated | None:
+    """Read month, day, year, as Python's loggers and Rich write them. Day first, and Spark's year first, are read if
+    they fit."""
+    first, second, third = int(match["a"]), int(match["b"]), int(match["c"])
+    year = third if third >= 100 else 2000 + third
+    orders = [(year, first, second), (year, second, first)]
+    if third < 100:
+        orders.append((2000 + first, second, third))
+    hours = {"p": 12, "a": 0}.get((match["half"] or "")[:1].lower())
+    walls = [wall for order in orders if (wall := _wall(match, *order)) is not None]
+    if hours is not None:
+        walls = [wall.replace(hour=wall.hour % 12 + hours) for wall in walls]
+    return Stated(tuple(dict.fromkeys(walls))) if walls else None
+
+
+def _wall(match: re.Match[str], year: int, month: int, day: int) -> datetime | None:
+    parts = match.groupdict()
+    hour, minute, second = (parts[name] or parts.get(f"{name}2") or "" for name in "hms")
+    microsecond = int(f"{(parts['f'] or '0')[:6]:0<6}")
+    try:
+        # A leap second counts as the last moment of its minute.
+        wall = datetime(year, month, day, int(hour), int(minute), min(int(second), 59), microsecond)
+    except ValueError:
+        return None
+    zone = parts.get("z")
+    if zone is None:
+        return wall
+    return with_zone(f"{wall.isoformat()}{'Z' if zone in ('UTC', 'GMT') else zone}")
+
+
+def _since_epoch(match: re.Match[str], *, is_weak: bool) -> Stated | None:
+    digits = (match["f"] or match["t"] or "0")[:6]
+    try:
+        at = datetime.fromtimestamp(int(match["s"]), UTC) + timedelta(microseconds=int(f"{digits:0<6}"))
+    except (ValueError, OverflowError, OSError):
+        return None
+    return Stated((at,), is_weak=is_weak)
+
+
+def _of_record(text: str) -> Stated | None:
+    """Read the time of a line that is a JSON object, by the names that loggers use."""
+    end = text.rstrip()
+    if not end.endswith("}") or len(end) > _LONGEST_RECORD or not any(f'"{name}"' in end for name in _MEMBERS):
+        return None
+    try:
+        record: Any = json.loads(end)
+    except (ValueError, RecursionError):
+        return None
+    for name in _MEMBERS if isinstance(record, dict) else ():
+        value = record.get(name)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            continue
+        written = f"{value:.6f}" if isinstance(value, float) else str(value)
+        if (time_there := _at(written, is_bracketed=True)) is not None and time_there.lacks is not Lacks.DATE:
+            return time_there
+    return None

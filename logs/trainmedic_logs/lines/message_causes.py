@@ -1,0 +1,270 @@
+"""Cause of an exception by its message: error numbers, HTTP status codes, signals, and words of devices.
+
+Each reader is general: the meaning of a number does not depend on the library that reports it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from trainmedic_logs.domain.finding import CauseClass
+
+_ERRNO = re.compile(r"\[Errno (-?\d{1,3})\]|\(os error (\d{1,3})\)|\berrno[:= ]{1,2}(\d{1,3})\b")
+_BY_ERRNO: Mapping[int, CauseClass] = {
+    5: CauseClass.STORAGE,  # EIO
+    11: CauseClass.NODE,  # EAGAIN: cannot create a process or thread
+    12: CauseClass.HOST_MEMORY,  # ENOMEM
+    16: CauseClass.STORAGE,  # EBUSY: of a network file system
+    19: CauseClass.NODE,  # ENODEV
+    23: CauseClass.NODE,  # ENFILE
+    24: CauseClass.NODE,  # EMFILE: the limit of open files
+    27: CauseClass.STORAGE,  # EFBIG
+    28: CauseClass.STORAGE,  # ENOSPC
+    30: CauseClass.STORAGE,  # EROFS
+    37: CauseClass.STORAGE,  # ENOLCK
+    70: CauseClass.STORAGE,  # ECOMM
+    **dict.fromkeys((100, 101, 102, 103, 104, 110, 111, 112, 113), CauseClass.NETWORK),  # ENETDOWN to EHOSTUNREACH
+    98: CauseClass.CODE,  # EADDRINUSE
+    99: CauseClass.NETWORK,  # EADDRNOTAVAIL
+    107: CauseClass.STORAGE,  # ENOTCONN: of a FUSE mount
+    108: CauseClass.STORAGE,  # ESHUTDOWN
+    116: CauseClass.STORAGE,  # ESTALE
+    117: CauseClass.STORAGE,  # EUCLEAN
+    121: CauseClass.STORAGE,  # EREMOTEIO
+    122: CauseClass.STORAGE,  # EDQUOT
+    512: CauseClass.STORAGE,  # ERESTARTSYS: of NFS and Lustre, as it comes through
+    524: CauseClass.STORAGE,  # ENOTSUPP, likewise
+    **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
+}
+"""Causes by Linux's error numbers, and by getaddrinfo's, which are negative. Those of paths (2, 13, 17) say nothing
+about a cause."""
+_OF_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
+_TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
+_SQL = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
+_NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
+_BY_NPU_CODE: Mapping[int, CauseClass] = {
+    207001: CauseClass.GPU_MEMORY,
+    207018: CauseClass.GPU_MEMORY,
+    507010: CauseClass.GPU,  # The task scheduler's heartbeat is lost.
+    507033: CauseClass.GPU,  # The device could not be initialised.
+    **dict.fromkeys((507053, 507054, 507055), CauseClass.GPU),  # The device's memory has errors.
+    507056: CauseClass.NETWORK,  # A link between devices has errors.
+    507057: CauseClass.NETWORK,
+}
+"""Causes by the error numbers of Ascend's runtime (``acl/error_codes``). Timeouts are consequences of other
+failures."""
+NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
+_STATUS = re.compile(
+    r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
+    r"|\bstatus(?:[ _]?code)?(?: of)?[:= ',\"]{1,5}(?P<c>[45]\d\d)\b"
+    r"|^\((?P<i>[45]\d\d)\)\s*$|^\(?(?P<d>[45]\d\d)\)?,? (?:Reason|[A-Z][a-z]+ ?[A-Z(:]|(?:GET|PUT|POST|HEAD"
+    r"|PATCH|DELETE) )"
+    r"|\bError code: (?P<e>[45]\d\d)\b|^(?P<f>[45]\d\d)(?:,|:) |\((?P<g>[45]\d\d)\) when calling"
+    r"|\bHTTPStatusCode[\"': ]+(?P<h>[45]\d\d)|\b[A-Z][a-z]+, (?P<j>[45]\d\d)\s*$"
+)
+_STORE = re.compile(
+    r"(?i)\bboto|\bazure\.|s3fs|gcsfs|adlfs|fsspec|google\.cloud\.storage|google\.resumable_media|storage\.googleapis"
+    r"|azure\.storage|minio|\boss2?\b"
+    r"|\bs3\b|\bs3:/|\bgs:/|\bbucket|amazonaws\.com|blob\.core\.windows|PutObject|GetObject|HeadObject"
+    r"|MultipartUpload|UploadPart"
+)
+_STORE_ANSWERS = re.compile(
+    r"\((?:SlowDown|ServiceUnavailable|InternalError|RequestTimeout|503|500|Throttling\w*|OperationAborted)\)"
+    r"|\bSlowDown\b|[Rr]educe your request rate|rate limit for object mutation|ServerBusy|OperationTimedOut"
+    r"|[Ss]erver is (?:currently )?busy|could not be completed within the specified time"
+    r"|(?:encountered|experienced) an internal error"
+)
+_STORE_REFUSES = re.compile(
+    r"\((?:AccessDenied|403|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|NoSuch\w+"
+    r"|InvalidBucketName|404|401)\)"
+)
+_GRPC = re.compile(
+    r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)|^(?:UNAVAILABLE|DEADLINE_EXCEEDED): |^Deadline exceeded: "
+)
+_WORDS: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+    (re.compile(r"[Dd]evice already acquired|already in use by another process"), CauseClass.NODE),
+    (
+        re.compile(
+            r"\b(?:MPS backend|[Dd]evice|(?!CPU\b|RAM\b)[A-Z]{3,4})\b.{0,20}out of memory"
+            r"|[Oo]ut of (?:HBM|GPU|[Dd]evice|VRAM) memory|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY"
+            r"|RESOURCE_EXHAUSTED: (?:.*[Oo]ut of memory|.*allocat|.*[Rr]an out of memory|.*hbm|.*bottom of memory)"
+            r"|[Rr]an out of memory in memory space|\bOOM: |[Aa]llocation failed for size"
+            r"|No available memory for the cache blocks|^Free memory on device"
+            r"|Not enough memory\. Please try to increase"
+            r"|is larger than the (?:maximum number of tokens|available KV cache memory)"
+            r"|memory to serve at least one request"
+            r"|cudaErrorMemoryAllocation|ERROR_OUT_OF_DEVICE_MEMORY|ALLOC_FAILED|workspace allocation failed"
+            r"|OOM when allocating tensor.*GPU"
+            r"|[Aa]llocation failed:.* device memory|workspace Allocation of size ::\d+ failed"
+        ),
+        CauseClass.GPU_MEMORY,
+    ),
+    (
+        re.compile(r"^(?:Unable to allocate [\d.]+ [KMGTP]iB for an array|std::bad_alloc|.*[Cc]annot allocate memory)"),
+        CauseClass.HOST_MEMORY,
+    ),
+    (
+        re.compile(
+            r"GPU is lost|[Ff]allen off the bus|[Dd]evice (?:acquire|acquisition) failed|UR_RESULT_ERROR_DEVICE_LOST"
+            r"|uncorrectable (?:ECC|NVLink) error|NVLink error|No (?:HIP|CUDA) GPUs are available|hipErrorNoDevice"
+            r"|[Dd]evice(?: \d+)? (?:is |was )?lost\b|No devices match|Failed to acquire device"
+            r"|drv[A-Z]\w+ failed|heartbeat lost"
+            r"|no CUDA-capable device is detected|HSA_STATUS_ERROR|HW Exception"
+            r"|Unable to determine the device handle for GPU"
+        ),
+        CauseClass.GPU,
+    ),
+    (
+        re.compile(
+            r"NVIDIA driver on your system is too old|[Tt]oo many open files|received 0 items of ancdata"
+            r"|lib(?:cuda|nvidia-ml|hccl|ascendcl)[\w.-]*\.so[\w.]*: cannot open"
+            r"|Driver/library version mismatch|Found no NVIDIA driver|can't start new thread"
+            r"|CUDA driver initialization failed|system not yet initialized|\b[Nn]o (?:GPU|NPU|HPU"
+            r"|accelerator)s? found"
+        ),
+        CauseClass.NODE,
+    ),
+    (
+        re.compile(
+            r"[Nn]o space left on device|[Dd]isk quota exceeded|[Ii]nput/output error"
+            r"|[Ss]tale (?:NFS )?file handle|[Rr]ead-only file system|database is locked"
+            r"|disk I/O error|unable to lock file|database or disk is full|[Ll]ocal disk is full"
+            r"|Unable to load weights from .*checkpoint"
+            r"|enforce fail at inline_container.*(?:unexpected pos|write)|[Nn]ot enough free disk space"
+        ),
+        CauseClass.STORAGE,
+    ),
+    (
+        re.compile(
+            r"[Nn]ame or service not known|[Tt]emporary failure in name resolution"
+            r"|[Ff]ailed to resolve|nodename nor servname"
+            r"|Could not resolve host|[Mm]ax retries exceeded|Read timed out"
+            r"|[Cc]onnection (?:refused|reset|aborted|timed out|to .{1,80} timed out|error|closed|brok"
+            r"en|was closed)"
+            r"|[Nn]etwork is unreachable|[Nn]o route to host|couldn't connect to"
+            r"|[Cc]ould not connect to|[Cc]an(?:not|'t) connect to|Unable to connect"
+            r"|[Ff]ailed to connect"
+            r"|\bconnect\(\) timed out|[Cc]onnection attempts failed|[Cc]onnect call failed"
+            r"|[Rr]emote end closed connection|EOF occurred in violation of protocol"
+            r"|certificate verify failed|Server disconnected|socket (?:has )?timed out"
+            r"|[Tt]oo [Mm]any [Rr]equests|[Pp]eer closed connection|[Cc]annot send a request"
+            r"|[Bb]roken pipe"
+            r"|[Rr]ate ?limit|[Cc]annot reach|connectFullMesh failed|Couldn't reach|transport error"
+            r"|ECONNRESET|Bad Gateway"
+            r"|Gateway Time-?out|Service (?:Temporarily )?Unavailable|Internal Server Error"
+            r"|IncompleteRead|ReqwestMiddleware|error sending request for url|[Rr]equest failed after \d+ retries"
+            r"|file should be of size \d+ but has"
+        ),
+        CauseClass.NETWORK,
+    ),
+    (
+        re.compile(
+            r"unexpected end of data|file signature not found|[Tt]runcated file|truncated"
+            r"|did not match any variant of untagged enum"
+            r"|file size is 0 bytes|Could not open Parquet"
+            r"|mmap length is greater than file size|could not parse ModelProto|[Cc]orrupt|bad magic"
+            r"|invalid (?:magic|header)|not a gzip file"
+            r"|CRC check|database disk image is malformed|Magic bytes not match|not a zip file|[Ff]ile is not a zip"
+            r"|Compressed file ended before|incorrect header check|invalid start byte|Expecting value: line"
+        ),
+        CauseClass.DATA,
+    ),
+    (
+        re.compile(
+            r"(?:loss|grad\w*|logits|probability tensor).{0,40}(?:\bnan\b|\bNaN\b|\binf\b|not finite|non-?fini"
+            r"te)|\b(?:NaN|nan|non-?finite|inf or nan)\b.{0,40}\b(?:loss|grad\w*|logits)"
+            r"|returned nan values in its|probability tensor contains either|found invalid values:.*\bnan\b"
+        ),
+        CauseClass.NUMERICS,
+    ),
+    (
+        re.compile(r"^(?:INVALID_ARGUMENT|UNIMPLEMENTED|Invalid argument|Unimplemented): |^Weights only load failed"),
+        CauseClass.CODE,
+    ),
+)
+_NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
+    (
+        re.compile(r"\bdev/shm|(?i:shared_?\s?memory)|/torch_\d+|shm_open|shmget|psm_\w+|[Ss]em_?[Ll]ock|memfd_create"),
+        CauseClass.HOST_MEMORY,
+    ),
+    (
+        re.compile(
+            r"(?i)inotify|user namespace|namespaces|semaphore|sem_open|cgroup|io_uring|watch(?:es)? limit|unshare"
+            r"|CLONE_NEW|add_watch|\bObserver\(|keyctl|add_key|bpf\w*\("
+        ),
+        CauseClass.NODE,
+    ),
+)
+"""Sources of "no space left on device" other than a disk."""
+_NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
+
+
+def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
+    """Return the cause that the message of the exception `name` states. None if it states none.
+
+    `shown` is the source of the call that raised it, which names the resource that is used up."""
+    if cause := other_than_disk(message, shown):
+        return cause
+    if name.startswith("sqlite3."):
+        return _of_sqlite(message) or _by_words(message)
+    if cause := _by_npu_code(message):
+        return cause
+    words = _by_words(message, CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY, CauseClass.GPU, CauseClass.NODE)
+    return words or _by_store(name, message) or _by_status(name, message) or _by_errno(message) or _by_words(message)
+
+
+def is_store(name: str) -> bool:
+    """Return whether the class `name` belongs to an object store client."""
+    return bool(_STORE.search(name))
+
+
+def other_than_disk(message: str, shown: str = "") -> CauseClass | None:
+    """Return the cause of "no space left" that is not a disk's. None if it is, or if the message says nothing of it."""
+    if not _NO_SPACE.search(message):
+        return None
+    return next((cause for words, cause in _NO_DISK if words.search(message) or words.search(shown)), None)
+
+
+def _of_sqlite(message: str) -> CauseClass | None:
+    if _SQL.search(message):
+        return CauseClass.CODE
+    return CauseClass.STORAGE if "unable to open database" in message else None
+
+
+def _by_words(message: str, *causes: CauseClass) -> CauseClass | None:
+    return next((cause for words, cause in _WORDS if (not causes or cause in causes) and words.search(message)), None)
+
+
+def _by_store(name: str, message: str) -> CauseClass | None:
+    if not (_STORE.search(name) or _STORE.search(message)):
+        return None
+    if _STORE_REFUSES.search(message):
+        return CauseClass.CODE
+    return CauseClass.STORAGE if _STORE_ANSWERS.search(message) else None
+
+
+def _by_status(name: str, message: str) -> CauseClass | None:
+    match = _STATUS.search(message)
+    if match is None:
+        return CauseClass.NETWORK if _GRPC.search(message) else None
+    status = int(next(group for group in match.groups() if group))
+    if status >= 500 or status in (408, 425, 429):
+        return CauseClass.STORAGE if _STORE.search(name) or _STORE.search(message) else CauseClass.NETWORK
+    return CauseClass.CODE  # The request is wrong: refused, or the object does not exist.
+
+
+def _by_errno(message: str) -> CauseClass | None:
+    match = _ERRNO.search(message)
+    if match is None:
+        return None
+    cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
+    # A path after it means that a file system did not respond, or refused a lock.
+    is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_OF_A_FILE.search(message))
+    is_files = is_files and not _TOO_MANY_FILES.search(message)
+    return CauseClass.STORAGE if is_files else cause
+
+
+def _by_npu_code(message: str) -> CauseClass | None:
+    match = _NPU_CODE.search(message)
+    return _BY_NPU_CODE.get(int(match[1])) if match else None

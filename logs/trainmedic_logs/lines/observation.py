@@ -1,0 +1,158 @@
+"""From one line that a rule has taken to what is seen in it: its target, its labels, its text to show.
+
+A line of the kernel is about its node or a GPU of it. What any other source prints is about the job of the stream, or,
+where the stream has none, about the node that it was read on: nothing that a training prints names a target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from trainmedic_core import gpu_names
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_logs.domain.finding import Finding, Origin, Role
+from trainmedic_logs.domain.finding_codec import LARGEST_RANK
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
+from trainmedic_logs.lines import records, rendering, shapes
+from trainmedic_logs.lines.line import Line
+from trainmedic_logs.lines.masks import masked
+from trainmedic_logs.lines.matcher import LineMatch
+from trainmedic_logs.lines.rule import LogRule
+
+GpuLookup = Callable[[str], str | None]
+"""From a PCI address, as it is logged, to the GPU's UUID; None where the node has no such GPU, or it is not known."""
+
+LONGEST_LINE = 500
+"""Characters of the line that a finding shows."""
+_BEFORE = 200
+_LONGEST_VALUE = 256
+_MOST_FIELDS = 32
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+
+
+class FindingIdentity(Struct, frozen=True):
+    """What makes findings of one rule and one stream the same: whom they are about, and the rule's own labels."""
+
+    target: Target
+    labels: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.target.key, *sorted(self.labels.items()))
+
+
+def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity:
+    """Return whose finding the line is. The match has a rule."""
+    rule = match.rule
+    assert rule is not None
+    labels = rendering.labels_of(rule, match.fields) if rule.alert else _reason(match)
+    return FindingIdentity(_target(rule, match.fields, line.origin, gpu_of), labels)
+
+
+def _reason(match: LineMatch) -> Mapping[str, str]:
+    """Return the reason for an end that the line states. A line without one must not hide it."""
+    why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
+    return {"why": why} if why else {}
+
+
+def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
+    """Return the finding of this line alone. The match has a rule."""
+    rule, role, cause = match.rule, match.role, match.cause
+    assert rule is not None
+    assert role is not None
+    assert cause is not None
+    # Of a record that has words the pattern was found in those.
+    text = (records.words_of(line.record) if line.record else "") or line.text
+    shown = _telling(text, _start(text, match))
+    return Finding(
+        id=_id(line, rule),
+        rule=rule.name,
+        role=role,
+        cause=cause,
+        target=of.target,
+        origin=line.origin,
+        first_at=line.at,
+        last_at=line.at,
+        line=masked(shown)[:LONGEST_LINE],
+        labels=of.labels,
+        fields=_fields(match.fields),
+        ranks=ranks_of(line),
+        time_source=line.time_source,
+        shape=shapes.hash_of(shown),
+    )
+
+
+def ranks_of(line: Line) -> frozenset[int]:
+    """Return the rank whose line it is, where the stream or the line tells it."""
+    rank = line.origin.rank
+    if rank is None and line.record is not None:
+        rank = line.record.get("rank")
+    return frozenset({rank}) if type(rank) is int and 0 <= rank < LARGEST_RANK else frozenset()
+
+
+def stream_key(origin: Origin) -> str:
+    """Return what names the stream among all streams of a fleet, now and later."""
+    return "\0".join((origin.source, origin.node, origin.pod or "", origin.stream, origin.generation))
+
+
+def _id(line: Line, rule: LogRule) -> str:
+    written = f"{stream_key(line.origin)}\0{line.place}\0{rule.name}"
+    return hashlib.sha256(written.encode(errors="replace")).hexdigest()[:32]
+
+
+def _start(text: str, match: LineMatch) -> int:
+    """Return where the telling line of a block is: of a traceback, that of the exception which ended it."""
+    exception = match.fields.get("exception")
+    if not isinstance(exception, str) or not exception:
+        return match.start
+    at = text.rfind(f"\n{exception}")
+    if at < 0:
+        at = text.rfind(f"| {exception}") + 1  # of a group of exceptions, each behind its margin
+    return match.start if at < match.start else at + 1
+
+
+def _telling(text: str, start: int) -> str:
+    """Return the line of a block, or the part of a long line, in which the pattern was found."""
+    begin = text.rfind("\n", 0, start) + 1
+    end = text.find("\n", start)
+    line = text[begin : len(text) if end < 0 else end]
+    at = start - begin
+    if len(line) <= LONGEST_LINE or at < LONGEST_LINE // 2:
+        return line.strip().removeprefix("| ")
+    return "…" + line[max(at - _BEFORE, 0) :].strip()
+
+
+def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: GpuLookup) -> Target:
+    if origin.source not in KERNEL_SOURCES or (rule.target is TargetKind.JOB and origin.job):
+        if origin.job or not origin.node:
+            return Target(TargetKind.JOB, job=origin.job or "")
+        return Target(TargetKind.NODE, node=origin.node)
+    gpu = _gpu(rule, fields, gpu_of) if rule.target is TargetKind.GPU else None
+    return Target(TargetKind.GPU, node=origin.node, gpu=gpu) if gpu else Target(TargetKind.NODE, node=origin.node)
+
+
+def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
+    """Return the GPU's UUID, or its address where nobody knows that; None where the line names no GPU."""
+    named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
+    if _UUID.match(named):
+        return named
+    address = gpu_names.normal_pci(named)
+    return (gpu_of(named) or address) if address else None
+
+
+def _fields(fields: Mapping[str, Any]) -> dict[str, str]:
+    kept = ((name, value) for name, value in fields.items() if _FIELD_NAME.match(name) and value is not None)
+    return {name: masked(_written(value))[:_LONGEST_VALUE] for name, value in list(kept)[:_MOST_FIELDS]}
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}" if abs(value) < 1e15 and value != int(value) else f"{value:.0f}"
+    return str(value)

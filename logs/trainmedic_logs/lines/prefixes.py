@@ -1,0 +1,97 @@
+"""What those who passed a line on have put before it: Kubernetes, torchrun, torch, srun, Ray, mpirun, kubectl, docker
+compose. It is taken off, and what it says of the rank is kept.
+
+The prefixes of the kernel's log are in ``kernel_text``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from trainmedic_logs.lines import times
+
+_CRI = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP])(?: |$)")
+DIVIDED = rb"std(?:out|err) P"
+"""A pattern over bytes, which is in each line that a container runtime has divided, but for those that are JSON."""
+_DOCKER = '{"log":"'
+_TAGGED_RANK = re.compile(r"\[rank(\d{1,6})\]:[ ]?")
+_TORCHRUN = re.compile(r"\[[A-Za-z_][A-Za-z_-]{0,30}(\d{1,4})\]:[ ]?")
+_SRUN = re.compile(r" {0,5}(\d{1,6}): ")
+_RAY = re.compile(r"\([A-Za-z_][\w.<>:]{0,80} pid=\d{1,8}(?:, ip=[0-9a-fA-F.:]{3,45})?\) ?")
+_MPIRUN = re.compile(r"\[\d{1,9},(\d{1,6})\]<std(?:out|err)>:")
+_KUBECTL = re.compile(r"\[pod/[a-z0-9.-]{1,253}/[a-z0-9.-]{1,63}\] ")
+_COMPOSE = re.compile(r"[A-Za-z0-9][\w.-]{0,127}[_-]\d{1,5} +\| ")
+_COMPOSE_WITHIN = 140
+_FIRST = frozenset("([{ 0123456789")
+_SRUN_BEGINS = frozenset(" 0123456789")
+
+
+class Prefixed(NamedTuple):
+    """The text behind the prefixes, and what they said."""
+
+    text: str
+    at: datetime | None = None
+    """From a container's log."""
+    is_partial: bool = False
+    """The container runtime has divided a long line; the rest follows."""
+    rank: int | None = None
+    local_rank: int | None = None
+    key: str = ""
+    """The prefixes themselves but for times: lines of one block have the same."""
+
+
+def split(text: str, source: str) -> Prefixed:
+    """Return a line of a training, a launcher or Slurm without its prefixes."""
+    is_composed = " | " in text[:_COMPOSE_WITHIN]
+    if not text or (text[0] not in _FIRST and not is_composed):
+        return Prefixed(text)
+    prefixed = _container(text)
+    text = prefixed.text
+    if not text or (text[0] not in _FIRST and not is_composed):
+        return prefixed
+    rank, local_rank, end = None, None, 0
+    # Each pattern is tried only where its first character stands: most lines have none of these prefixes.
+    if is_composed:
+        end = match.end() if (match := _COMPOSE.match(text)) else 0
+    elif text.startswith("[pod/") and (match := _KUBECTL.match(text)):
+        end = match.end()
+    begin = text[end : end + 1]
+    if begin == "[" and (match := _MPIRUN.match(text, end)):
+        rank, end = int(match[1]), match.end()
+    elif begin in _SRUN_BEGINS and (match := _SRUN.match(text, end)):
+        rank, end = int(match[1]) if source == "slurm" else None, match.end()
+    if text.startswith("(", end) and (match := _RAY.match(text, end)):
+        end = match.end()
+    if text.startswith("[", end):
+        if match := _TAGGED_RANK.match(text, end):
+            rank, end = int(match[1]), match.end()
+        elif match := _TORCHRUN.match(text, end):
+            local_rank, end = int(match[1]), match.end()
+            if inner := _TAGGED_RANK.match(text, end):
+                rank, end = int(inner[1]), inner.end()
+    if not end:
+        return prefixed
+    return Prefixed(text[end:], prefixed.at, prefixed.is_partial, rank, local_rank, text[:end].rstrip())
+
+
+def _container(text: str) -> Prefixed:
+    if text[0] in "0123456789" and (match := _CRI.match(text)):
+        at = times.with_zone(match[1])
+        return Prefixed(text[match.end() :], at, match[3] == "P", key=match[2])
+    if text.startswith(_DOCKER):
+        return _docker(text)
+    return Prefixed(text)
+
+
+def _docker(text: str) -> Prefixed:
+    try:
+        entry: Any = json.loads(text)
+        inner, stream, at = entry["log"], str(entry["stream"]), times.with_zone(str(entry["time"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return Prefixed(text)
+    if not isinstance(inner, str):
+        return Prefixed(text)
+    return Prefixed(inner.rstrip("\n"), at, not inner.endswith("\n"), key=stream)

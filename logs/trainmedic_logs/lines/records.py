@@ -1,0 +1,263 @@
+"""Lines that report a step or an event, read into one form, whoever wrote them.
+
+Ours (the SDK's JSON), Hugging Face's dictionaries, the JSON of LLaMA-Factory and ms-swift, JSON with an object of
+metrics in it, Megatron-LM's and torchtitan's step lines, and every other trainer's by names and numbers
+(``step_lines``); and whatever logs JSON with a traceback in it is read as an exception. The members have the
+names of the SDK's records: ``event, step, epoch, loss, grad_norm, learning_rate, eval_loss`` and so on; what has no
+such name keeps its own. Numbers that are not finite are read as such, also where they are written as text, so that a
+rule can ask ``is_finite(fields.loss)``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from trainmedic_logs.lines import blocks, step_lines
+from trainmedic_logs.lines.blocks import HEADING, TRACEBACK
+
+EVENTS = (
+    "step",
+    "epoch",
+    "evaluation",
+    "checkpoint",
+    "checkpoint_failed",
+    "exception",
+    "restart",
+    "command",
+    "detected",
+    "end",
+)
+"""What the SDK's records report; a program may write others of its own."""
+MOST_MEMBERS = 64
+_LONGEST_TEXT = 1024
+_LONGEST_TRACEBACK = 6 * 1024
+_NAMES: Mapping[str, str] = {
+    "lr": "learning_rate",
+    "train_loss": "loss",
+    "lm loss": "loss",
+    "lm-loss": "loss",
+    "lm_loss": "loss",
+    "grad norm": "grad_norm",
+    "global_grad_norm": "grad_norm",
+    "learning rate": "learning_rate",
+    "current_steps": "step",
+    "global_step": "step",
+    "iteration": "step",
+    "iter": "step",
+    "memory(GiB)": "gpu_memory_gib",
+    "number of nan iterations": "nan_iterations",
+    "number of skipped iterations": "skipped_iterations",
+    "consumed samples": "consumed_samples",
+    "loss scale": "loss_scale",
+}
+_NO_WORDS = frozenset({"step", "epoch", "evaluation", "detected"})
+"""Events of which a record has numbers alone, or says by itself what it means."""
+_STEP_MEMBERS = frozenset({"loss", "grad_norm", "eval_loss"})
+_STEP_MEMBER = re.compile("'(?:train_|eval_)?loss'|'grad_norm'")
+_NUMBERS = frozenset({*_STEP_MEMBERS, "learning_rate", "epoch"})
+"""Members whose numbers some trainers write as text."""
+_LONGEST_DICTIONARY = 2048
+_UNFINITE = {"nan": "nan", "inf": "inf", "+inf": "inf", "-inf": "-inf", "infinity": "inf", "-infinity": "-inf"}
+_PLAIN_MEMBER = r"'[\w ./()%-]{1,60}': ?(?:-?(?:0|[1-9]\d{0,17})(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?|'[\w ./:%+-]{0,60}')"
+_PLAIN_DICTIONARY = re.compile(rf"\{{{_PLAIN_MEMBER}(?:, ?{_PLAIN_MEMBER}){{0,63}}\}}", re.ASCII)
+_PYTHON_WORD = re.compile(r"(?<=[:\s,\[(])(-?)(nan|inf)(?=[\s,\])}])")
+_OF = re.compile(r"(\d{1,12})/\d{1,12}")
+_MEGATRON = re.compile(r"(?:\[[^\]]{1,40}\] )? ?iteration +(\d{1,12}) */ *\d{1,12} \|", re.ASCII)
+_MEGATRON_PART = re.compile(
+    r"\s*([A-Za-z][A-Za-z0-9 ()/_-]{0,60}?)\s*: *(-?[0-9][0-9.]{0,40}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)\s*$"
+)
+_TITAN = re.compile(
+    r"(?:\[titan\] \S{10} \S{8},\d{1,3} - root - INFO - |^)step: *(\d{1,12}) +loss: *(\S{1,40})(.*)$", re.ASCII
+)
+_TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
+
+_DEEPEST, _MOST_OBJECTS = 5, 64
+"""Depth and number of objects of a JSON line in which metrics are searched."""
+_SENTENCES = ("msg", "message", "text", "error")
+"""Members of a logger's JSON that contain the program's message."""
+
+REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)
+"""Patterns over bytes, of which one is in each line that is a record."""
+
+
+class Report(NamedTuple):
+    """The record of a line."""
+
+    record: dict[str, Any]
+    has_words: bool = False
+    """True if the line states more than its record. Then rules over text are tried on it too."""
+
+
+def report_of(text: str) -> Report | None:
+    """Return the record of a line, including one that reports its step in words. None for any other line."""
+    record = record_of(text)
+    if record is None:
+        step = step_lines.step_of(text)
+        return None if step is None else Report(step, has_words=True)
+    has_words = record["event"] in _NO_WORDS and any(isinstance(record.get(name), str) for name in _SENTENCES)
+    return Report(record, has_words and record["event"] != "detected")
+
+
+def record_of(text: str) -> dict[str, Any] | None:
+    """Return what the line reports; None for every other line. It raises nothing, whatever the line holds."""
+    begins = text[:1]
+    if begins == "{":
+        return _braced(text)
+    if "iteration" in text[:80] and (match := _MEGATRON.search(text[:120])):
+        return _megatron(text, match)
+    if "step:" in text[:80] and "loss:" in text and (match := _TITAN.search(text[:1024])):
+        return _titan(match)
+    return None
+
+
+def metrics_of(text: str) -> dict[str, Any]:
+    """Return the numbers in a line, by the names of records. Empty if there are none."""
+    report = report_of(text)
+    if report is None:
+        return step_lines.metrics_of(text)
+    metrics = {} if not report.has_words or text.startswith("{") else step_lines.metrics_of(text)
+    numbers = {name: value for name, value in report.record.items() if type(value) in (int, float)}
+    return {**metrics, **numbers}
+
+
+def words_of(record: Mapping[str, Any]) -> str:
+    """Return what a record of an event says in words; rules over text are tried on that before those over records.
+    Empty where it has none."""
+    if record.get("event") in _NO_WORDS:
+        return ""
+    error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
+    traceback = str(record.get("traceback") or (TRACEBACK if record.get("event") == "exception" else ""))
+    # Of the SDK's records the traceback ends with a call, of others' with the exception itself.
+    parts = (error, traceback) if blocks.has_ended(traceback.splitlines()) else (traceback, error)
+    return "\n".join(each for each in parts if each)
+
+
+def _braced(text: str) -> dict[str, Any] | None:
+    text = text.rstrip()
+    if not text.endswith("}"):
+        return None
+    value: Any = None
+    try:
+        if text.startswith('{"'):
+            value = json.loads(text)
+            if isinstance(value, dict) and (HEADING in text or '"exc_type"' in text):
+                exception = _exception(value)
+                return _named(exception | value | exception)  # its members are first, however many there are
+        elif text.startswith("{'") and len(text) <= _LONGEST_DICTIONARY and _STEP_MEMBER.search(text):
+            # As Python prints a dictionary, in which nan and inf are no literals.
+            value = _plain_dictionary(text) or ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    metrics = _metrics_in(value)
+    return _named(value if metrics is None else {**metrics, **value})
+
+
+def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the first nested object with a loss or a gradient norm, up to a fixed depth. None if the logged object
+    itself has one, or no object has."""
+    level, count = [value], 0
+    for _ in range(_DEEPEST):
+        inner: list[Mapping[str, Any]] = []
+        for each in level:
+            if any(_NAMES.get(name, name) in _STEP_MEMBERS and _is_number(each[name]) for name in each):
+                return None if each is value else dict(each)
+            inner += [member for member in list(each.values())[:MOST_MEMBERS] if isinstance(member, dict)]
+        count += len(inner)
+        if not inner or count > _MOST_OBJECTS:
+            return None
+        level = inner
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or str(value).lower() in _UNFINITE
+
+
+def _exception(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return the members of a record of an exception; of a line that has another event, the traceback alone."""
+    traceback = _traceback(value)
+    return {"event": str(value.get("event") or "exception"), "traceback": traceback} if traceback else {}
+
+
+def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
+    """Return the traceback in the members of a logged object, under whatever name; empty where there is none. One that
+    structlog has taken apart is told without its calls."""
+    kind = value.get("exc_type")
+    if isinstance(kind, str) and kind:  # some loggers write it into every line, as null where there is none
+        return f"{TRACEBACK}\n{kind}: {value.get('exc_value', '')}"
+    for each in list(value.values())[:MOST_MEMBERS]:
+        inner = each[0] if isinstance(each, list) and each else each
+        if isinstance(inner, dict) and depth and (traceback := _traceback(inner, depth - 1)):
+            return traceback
+        if isinstance(inner, str) and HEADING in inner:
+            cut = len(inner) - _LONGEST_TRACEBACK
+            return inner if cut <= 0 else f"{TRACEBACK}\n{inner[cut:]}"
+    return ""
+
+
+def _plain_dictionary(text: str) -> Any:
+    """Return a dictionary that has nothing but short words and decimal numbers, which is a tenth of the work; None for
+    every other."""
+    return json.loads(text.replace("'", '"')) if _PLAIN_DICTIONARY.fullmatch(text) else None
+
+
+def _named(value: Mapping[Any, Any]) -> dict[str, Any] | None:
+    record: dict[str, Any] = {}
+    for key, each in list(value.items())[:MOST_MEMBERS]:
+        if isinstance(key, str) and (each is None or isinstance(each, (str, int, float, bool))):
+            name = _NAMES.get(key, key)
+            record[name] = each if name == "traceback" else _number(name, each)
+    steps = value.get("global_step/max_steps")
+    if isinstance(steps, str) and (match := _OF.fullmatch(steps)):
+        record["step"] = int(match[1])
+    if not isinstance(record.get("event"), str):
+        if not _STEP_MEMBERS & record.keys():
+            return None
+        is_step = {"loss", "grad_norm"} & record.keys()
+        # Hugging Face's Trainer sums its steps up when they are done.
+        record["event"] = "end" if "train_runtime" in record else "step" if is_step else "evaluation"
+    return record
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        word = _UNFINITE.get(value.lower())
+        written = word or (value if name in _NUMBERS else None)
+        number = _as_float(written) if written else None
+        return value[:_LONGEST_TEXT] if number is None else number
+    if isinstance(value, int) and abs(value) > 1 << 63:
+        return float("inf") if value > 0 else float("-inf")
+    return value
+
+
+def _megatron(text: str, match: re.Match[str]) -> dict[str, Any] | None:
+    record: dict[str, Any] = {"event": "step", "step": int(match[1])}
+    for part in text[match.end() :].split("|")[:MOST_MEMBERS]:
+        if pair := _MEGATRON_PART.match(part[:160]):
+            record[_NAMES.get(pair[1], pair[1].replace(" ", "_"))] = float(pair[2])
+    return record if len(record) > 2 else None
+
+
+def _titan(match: re.Match[str]) -> dict[str, Any] | None:
+    loss = _as_float(match[2])
+    if loss is None:
+        return None
+    record: dict[str, Any] = {"event": "step", "step": int(match[1]), "loss": loss}
+    for name, number in _TITAN_PART.findall(match[3]):
+        value = _as_float(number)
+        if value is not None:
+            record["tokens_per_s" if name == "tps" else name] = value
+    return record
+
+
+def _as_float(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None

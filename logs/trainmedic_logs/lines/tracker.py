@@ -1,0 +1,406 @@
+"""Findings over the lines of some streams: which line begins one, which repeats it, and which ends it.
+
+It reads no clock: what lasts (`for`, silence) is counted by the times that it is given, those of the lines and of
+`tick`. What it holds in memory is bounded, and can be kept over a restart together with the place in each stream.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from trainmedic.errors import TrainmedicError
+from trainmedic.wire import envelope
+from trainmedic_logs.domain import finding_codec
+from trainmedic_logs.domain.finding import CauseClass, Finding, Origin, Role
+from trainmedic_logs.domain.finding_codec import FindingUpdate
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
+from trainmedic_logs.lines import observation
+from trainmedic_logs.lines.line import Line
+from trainmedic_logs.lines.matcher import LineMatch, LineMatcher
+from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
+from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
+
+MOST_OPEN = 2_000
+"""Findings that are followed at once; of more, those that were quiet longest are forgotten."""
+_AT_ONCE = MOST_OPEN // 16
+MOST_RANKS = 4_096
+"""Of one finding, in one stream."""
+_EVERY = timedelta(seconds=1)
+"""The shortest time between two updates of one finding."""
+
+_Key = tuple[Any, ...]
+_Kept = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
+
+
+class TrackerChanges(Struct, frozen=True):
+    """What differs from what was stored last, so that little is stored where little has changed."""
+
+    written: Mapping[int, str]
+    """JSON of findings that are followed, by their numbers."""
+    gone: Collection[int] = ()
+    """Numbers of those that are followed no more."""
+    kept: Mapping[int, _Kept] = {}
+    """What will be stored of all, for `FindingTracker.stored`."""
+
+
+class _Followed(Struct):
+    """A finding that may be repeated or end."""
+
+    rule: LogRule
+    finding: Finding
+    waiting: list[Finding] = field(default_factory=list)
+    """The first lines, while there are fewer than the rule asks for."""
+    is_told: bool = False
+    has_changed: bool = False
+    told_at: datetime | None = None
+    refused: int = 0
+    """Consecutive records that the rule could have matched and did not, since the last match."""
+    number: int = 0
+    """Names it among all that this tracker has followed, and where it is stored."""
+
+    @property
+    def kept(self) -> _Kept:
+        """What is stored of it."""
+        return self.finding, tuple(self.waiting), self.is_told, self.has_changed, self.told_at
+
+    @property
+    def is_counted(self) -> bool:
+        return not self.waiting
+
+    @property
+    def is_row(self) -> bool:
+        """Whether its first lines are counted, in a row."""
+        return bool(self.waiting) and self.counts_in_a_row
+
+    @property
+    def counts_in_a_row(self) -> bool:
+        return self.rule.count is not None and self.rule.count.in_a_row
+
+
+def _no_gpu(_: str) -> str | None:
+    return None
+
+
+class FindingTracker:
+    """Feeds lines to a set of rules, and keeps the findings. Made for the streams of one node; not for threads."""
+
+    def __init__(self, rule_set: RuleSet, gpu_of: GpuLookup = _no_gpu) -> None:
+        """Raises ValueError or Malformed for a rule that cannot be compiled."""
+        self._gpu_of = gpu_of
+        self._followed: dict[_Key, _Followed] = {}
+        self._last_number = 0
+        self._stored: Mapping[int, _Kept | None] = {}
+        """What was stored of each finding. None where that is to be stored again."""
+        self._rows: set[_Key] = set()
+        """Those whose first lines are counted in a row."""
+        self._stretches: set[_Key] = set()
+        """Findings that were counted in a row. Each ends after as many consecutive records without a match."""
+        self.lines_taken: Counter[str] = Counter()
+        """Lines by the rule that took them."""
+        self.lines_near: Counter[str] = Counter()
+        """Lines that hold a literal of a rule and none of its patterns, by rule: a wording may have drifted."""
+        self.begun: list[Finding] = []
+        """Findings that began with the last line, and are told once they have lasted."""
+        self._use(rule_set)
+
+    @property
+    def matcher(self) -> LineMatcher:
+        """The matcher of the rules in force."""
+        return self._matcher
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether lines are counted in a row now. A record that the rule refuses breaks or ends such a count."""
+        return bool(self._rows or self._stretches)
+
+    @property
+    def rule_set(self) -> RuleSet:
+        """The rules that are in force."""
+        return self._rule_set
+
+    def use(self, rule_set: RuleSet) -> None:
+        """Put other rules in force. Findings of rules that are still there go on. Raises as the constructor does, and
+        then changes nothing."""
+        if rule_set != self._rule_set:
+            self._use(rule_set)
+
+    def _use(self, rule_set: RuleSet) -> None:
+        self._matcher = LineMatcher(rule_set)
+        self._rule_set = rule_set
+        rules = rule_set.by_name
+        kept = ((key, followed) for key, followed in self._followed.items() if followed.rule.name in rules)
+        self._followed = {key: replace(followed, rule=rules[followed.rule.name]) for key, followed in kept}
+        self._rows = {key for key, followed in self._followed.items() if followed.is_row}
+        counted = ((key, each) for key, each in self._followed.items() if each.is_counted)
+        self._stretches = {key for key, each in counted if each.counts_in_a_row}
+
+    def feed(self, line: Line) -> list[Finding]:
+        """Take the next line; return findings that begin with it, and those that it ends. Repeats are told by
+        `tick`."""
+        return self.take(line, self._matcher.match(line))
+
+    def take(self, line: Line, match: LineMatch) -> list[Finding]:
+        """Do what `feed` does, with a match that is known already."""
+        self.begun.clear()
+        if match.near:
+            self.lines_near.update(match.near)
+        done = [over for rule, fields in match.ended for over in self._end(line, rule, fields)]
+        if match.refused:
+            self._break_rows(line, match.refused)
+            done += self._end_stretches(line, match.refused)
+        if match.rule is not None:
+            self.lines_taken[match.rule.name] += 1
+            began = self._take(line, match, match.rule)
+            if began is not None:
+                done.append(began)
+        return done
+
+    def tick(self, now: datetime) -> list[Finding]:
+        """Return what is due by `now`: findings that have lasted as long as their rule asks, and those that have
+        changed since they were told last, each at most once a second. Those whose silence is over are forgotten."""
+        due: list[Finding] = []
+        for key, followed in list(self._followed.items()):
+            finding, rule = followed.finding, followed.rule
+            is_due = followed.told_at is None or now - followed.told_at >= _EVERY
+            if followed.is_counted and not followed.is_told and now - finding.first_at >= rule.lasting:
+                followed.is_told = followed.has_changed = True
+            if followed.is_told and followed.has_changed and is_due:
+                followed.has_changed, followed.told_at = False, now
+                due.append(finding)
+            elif not rule.until and not followed.has_changed and now - finding.last_at > _silence(rule):
+                self._forget(key)
+        return due
+
+    def changed(self) -> list[Finding]:
+        """Return those that have changed since they were told last, however short that is ago: at the end of a
+        file."""
+        due = [followed for followed in self._followed.values() if followed.is_told and followed.has_changed]
+        for followed in due:
+            followed.has_changed = False
+        return [followed.finding for followed in due]
+
+    # --- beginning and repeating ----------------------------------------------------------------
+
+    def _take(self, line: Line, match: LineMatch, rule: LogRule) -> Finding | None:
+        whose = observation.identity(line, match, self._gpu_of)
+        key = _key(rule, line.origin, match.role, match.cause, whose, match.fields)
+        followed = self._followed.get(key)
+        if followed is not None and _is_past(followed, line.at):
+            self._forget(key)
+            followed = None
+        if followed is not None and followed.is_counted:
+            # A flood of one line costs little: of a repeat nothing is kept but that it came.
+            followed.finding = _repeated(followed.finding, line)
+            followed.has_changed = True
+            followed.refused = 0
+            return None
+        new = observation.seen(line, match, whose)
+        if followed is None:
+            self._bound()
+            followed = self._followed[key] = _Followed(rule, new, [new] if rule.count else [])
+            followed.number = self._last_number = self._last_number + 1
+        else:
+            followed.waiting.append(new)
+            followed.finding = new
+        if rule.count is not None and not _count(followed, rule):
+            if rule.count.in_a_row:
+                self._rows.add(key)
+            return None
+        self._rows.discard(key)
+        if followed.counts_in_a_row:
+            self._stretches.add(key)
+        if rule.lasting:
+            self.begun.append(followed.finding)
+            return None
+        followed.is_told = True
+        return followed.finding
+
+    def _bound(self) -> None:
+        if len(self._followed) >= MOST_OPEN:
+            # Some at once, so that looking for them costs little where each line is a finding of its own.
+            for key in heapq.nsmallest(_AT_ONCE, self._followed, lambda key: self._followed[key].finding.last_at):
+                self._forget(key)
+
+    def _forget(self, key: _Key) -> None:
+        del self._followed[key]
+        self._rows.discard(key)
+        self._stretches.discard(key)
+
+    def _break_rows(self, line: Line, names: tuple[str, ...]) -> None:
+        if not self._rows:
+            return
+        stream = observation.stream_key(line.origin)
+        for key in [key for key in self._rows if key[0] == stream and key[1] in names]:
+            self._forget(key)
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    def _end_stretches(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
+        """End each finding after as many consecutive non-matching records as began it. Records of other ranks in the
+        same stream do not count."""
+        if not self._stretches:
+            return []
+        stream, ranks, done = observation.stream_key(line.origin), observation.ranks_of(line), []
+        for key in [key for key in self._stretches if key[0] == stream and key[1] in names]:
+            followed = self._followed[key]
+            if ranks and not ranks <= followed.finding.ranks:
+                continue
+            followed.refused += 1
+            assert followed.rule.count is not None
+            if followed.refused >= followed.rule.count.at_least:
+                self._forget(key)
+                if followed.is_told:
+                    done.append(replace(followed.finding, is_over=True))
+        return done
+
+    def _end(self, line: Line, rule: LogRule, fields: Mapping[str, str]) -> list[Finding]:
+        """End the findings of the rule in this stream of whose fields the end says nothing else."""
+        stream, done = observation.stream_key(line.origin), []
+        for key in [key for key in self._followed if key[0] == stream and key[1] == rule.name]:
+            followed = self._followed[key]
+            own = followed.finding.fields
+            if any(own.get(name, value) != value for name, value in fields.items()):
+                continue
+            self._forget(key)
+            if followed.is_told:
+                last_at = max(followed.finding.last_at, line.at)
+                done.append(replace(followed.finding, is_over=True, last_at=last_at))
+        return done
+
+    # --- over a restart -------------------------------------------------------------------------
+
+    def changes(self) -> TrackerChanges:
+        """Return what has changed since `stored`. It goes with the places up to which the streams were fed."""
+        states = {followed.number: followed.kept for followed in self._followed.values()}
+        texts = {
+            followed.number: json.dumps(_written(followed))
+            for followed in self._followed.values()
+            if self._stored.get(followed.number) != states[followed.number]
+        }
+        return TrackerChanges(texts, self._stored.keys() - states.keys(), states)
+
+    def stored(self, changes: TrackerChanges) -> None:
+        """Take note that the latest changes were stored."""
+        self._stored = changes.kept
+
+    def restore(self, entries: Mapping[int, Any]) -> None:
+        """Follow again what another tracker has followed, by its numbers. What cannot be read is left out."""
+        self._stored = dict.fromkeys(entries)
+        for number, entry in entries.items():
+            self._last_number = max(self._last_number, number)
+            try:
+                followed = _restored(entry, self._rule_set)
+            except (TrainmedicError, ValueError, KeyError, TypeError, AttributeError):
+                continue  # of another version, or damaged; the finding begins anew with its next line
+            if followed is not None:
+                followed.number = number
+                finding = followed.finding
+                whose = FindingIdentity(finding.target, finding.labels)
+                key = _key(followed.rule, finding.origin, finding.role, finding.cause, whose, finding.fields)
+                self._followed[key] = followed
+                if followed.is_row:
+                    self._rows.add(key)
+                elif followed.counts_in_a_row:
+                    self._stretches.add(key)
+
+
+def _key(
+    rule: LogRule,
+    origin: Origin,
+    role: Role | None,
+    cause: CauseClass | None,
+    whose: FindingIdentity,
+    fields: Mapping[str, Any],
+) -> _Key:
+    attempt = origin.attempt if rule.until == UNTIL_ATTEMPT else None
+    # Report each OOM kill of the kernel: a diagnosis checks whether it was the job's. The server merges them into one
+    # finding and one alert.
+    is_kill = cause is CauseClass.HOST_MEMORY and origin.source in KERNEL_SOURCES and rule.count is None
+    killed = str(fields.get("pid")) if is_kill else None
+    return (observation.stream_key(origin), rule.name, role, cause, attempt, killed, *whose.key)
+
+
+def _is_past(followed: _Followed, at: datetime) -> bool:
+    return not followed.rule.until and at - followed.finding.last_at > _silence(followed.rule)
+
+
+def _silence(rule: LogRule) -> timedelta:
+    per = rule.count.per if rule.count is not None else None
+    return max(rule.silence, rule.lasting, per or timedelta(0))
+
+
+def _count(followed: _Followed, rule: LogRule) -> bool:
+    """Return whether the lines that wait are as many as the rule asks for; then they become one finding."""
+    wanted, waiting = rule.count, followed.waiting
+    assert wanted is not None
+    if wanted.per is not None:
+        newest = waiting[-1].first_at
+        while newest - waiting[0].first_at > wanted.per:
+            waiting.pop(0)
+    if len(waiting) < wanted.at_least:
+        return False
+    finding = waiting[0]
+    for other in waiting[1:]:
+        finding = _with(finding, other)
+    followed.finding, followed.waiting = finding, []
+    return True
+
+
+def _repeated(finding: Finding, line: Line) -> Finding:
+    ranks = observation.ranks_of(line)
+    is_known = ranks <= finding.ranks or len(finding.ranks) >= MOST_RANKS
+    return replace(
+        finding,
+        count=finding.count + 1,
+        first_at=min(finding.first_at, line.at),
+        last_at=max(finding.last_at, line.at),
+        ranks=finding.ranks if is_known else finding.ranks | ranks,
+    )
+
+
+def _with(finding: Finding, new: Finding) -> Finding:
+    return replace(
+        finding,
+        count=finding.count + new.count,
+        first_at=min(finding.first_at, new.first_at),
+        last_at=max(finding.last_at, new.last_at),
+        ranks=finding.ranks if new.ranks <= finding.ranks else finding.ranks | new.ranks,
+    )
+
+
+def _written(followed: _Followed) -> dict[str, Any]:
+    return {
+        "finding": _encoded(followed.finding),
+        "waiting": [_encoded(each) for each in followed.waiting],
+        "generation": followed.finding.origin.generation,
+        "is_told": followed.is_told,
+        "has_changed": followed.has_changed,
+        "told_at": envelope.write_time(followed.told_at) if followed.told_at else None,
+    }
+
+
+def _encoded(finding: Finding) -> str:
+    node = finding.origin.node or "unknown"
+    return finding_codec.encode(FindingUpdate(node, "state", 1, finding)).decode()
+
+
+def _restored(entry: Mapping[str, Any], rule_set: RuleSet) -> _Followed | None:
+    finding, *waiting = (_read(text, str(entry["generation"])) for text in [entry["finding"], *entry["waiting"]])
+    rule = rule_set.by_name.get(finding.rule)
+    if rule is None:
+        return None
+    told_at = envelope.read_time(entry["told_at"]) if entry["told_at"] else None
+    return _Followed(rule, finding, waiting, bool(entry["is_told"]), bool(entry["has_changed"]), told_at)
+
+
+def _read(text: str, generation: str) -> Finding:
+    finding = finding_codec.decode(text.encode()).finding
+    return replace(finding, origin=replace(finding.origin, generation=generation))

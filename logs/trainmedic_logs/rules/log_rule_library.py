@@ -1,0 +1,174 @@
+"""The log rules of some directories, kept up to date.
+
+Documents with the key ``log_rule`` are rules, wherever they lie; in a folder of playbooks the others are left to the
+catalog of playbooks. A file that cannot be used keeps the rules that it last gave; one that is gone takes them with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from trainmedic_core import yaml_files, yaml_text
+from trainmedic_core.allowance import Allowance
+from trainmedic_core.problems import FileProblem
+from trainmedic_logs.lines.rule import LogRule, RuleSet
+from trainmedic_logs.rules import log_rule_compiler
+
+RESCAN = 5.0
+"""Seconds between looks at the directories."""
+MOST_RULES = 1_000
+"""In all files together; each line is held against the literals of all."""
+
+log = logging.getLogger(__name__)
+
+
+class PlacedRule(Struct, frozen=True):
+    """A rule, and where it is written."""
+
+    rule: LogRule
+    source: str
+    line: int
+
+
+class LoadedRules(Struct, frozen=True):
+    """What a file held."""
+
+    path: Path
+    digest: str
+    rules: tuple[PlacedRule, ...] = ()
+    problems: tuple[FileProblem, ...] = ()
+
+
+def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
+    """Return the log rules that `text` holds, and what is wrong with its YAML or with them. Other documents are left
+    out. Raises nothing."""
+    documents, problems = yaml_text.read(text, source)
+    rules: list[PlacedRule] = []
+    in_doubt, allowance = bool(problems), Allowance()
+    for document in documents[: yaml_files.MOST_DOCUMENTS]:
+        if not (isinstance(document.value, dict) and yaml_files.LOG_RULE in document.value):
+            continue
+        made = log_rule_compiler.compile_document(document, allowance)
+        if isinstance(made, list):
+            problems.extend(made)
+        elif not in_doubt:
+            rules.append(PlacedRule(made, source, document.marks[()].line))
+    return rules, sorted(set(problems))[: yaml_files.MOST_PROBLEMS]
+
+
+def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
+    """Return what the file holds; `before` itself where that has not changed."""
+    text = yaml_files.read_text(path)
+    if isinstance(text, FileProblem):
+        return LoadedRules(path, "", (), (text,))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if before is not None and before.digest == digest:
+        return before
+    if yaml_files.LOG_RULE not in text:
+        return LoadedRules(path, digest)
+    rules, problems = load(text, str(path))
+    return LoadedRules(path, digest, tuple(rules), tuple(problems))
+
+
+class LogRuleLibrary:
+    """The rules of `roots` (directories, or single files). Empty until the first `reload`.
+
+    ``beside`` are roots of playbooks, which may hold rules too: that one is not there, or cannot be listed, is told by
+    the library of playbooks, and not a second time here.
+    """
+
+    def __init__(self, roots: Sequence[Path], beside: Sequence[Path] = ()) -> None:
+        self._roots = (*beside, *roots)
+        self._beside = frozenset(beside).difference(roots)
+        self._files: dict[Path, LoadedRules] = {}
+        self._rule_set = RuleSet()
+        self._placed: tuple[PlacedRule, ...] = ()
+        self._problems: tuple[FileProblem, ...] = ()
+
+    @property
+    def rule_set(self) -> RuleSet:
+        """The rules that are in force."""
+        return self._rule_set
+
+    @property
+    def placed(self) -> tuple[PlacedRule, ...]:
+        """The same rules, each with where it is written."""
+        return self._placed
+
+    @property
+    def problems(self) -> Sequence[FileProblem]:
+        """What is wrong with the files as they are now, in the order of files and lines."""
+        return self._problems
+
+    def reload(self) -> bool:
+        """Take in what has changed on disk; whether the rules have."""
+        files: dict[Path, LoadedRules] = {}
+        problems: list[FileProblem] = []
+        for root in self._roots:
+            for path in yaml_files.document_files(root):
+                if isinstance(path, FileProblem):
+                    if root not in self._beside:
+                        problems.append(path)
+                    if os.path.lexists(path.file):  # nobody can say that what was in it is gone
+                        files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
+                elif path not in files and len(files) < yaml_files.MOST_FILES:
+                    files[path] = self._load(path)
+        self._files = files
+        chosen = _chosen(files.values(), self._placed, problems)
+        before = (self._rule_set, self._problems)
+        self._placed, self._problems = tuple(chosen), tuple(sorted(set(problems)))
+        self._rule_set = RuleSet(tuple(placed.rule for placed in chosen))
+        if (self._rule_set, self._problems) != before:
+            self._tell(before[1])
+        return self._rule_set != before[0]
+
+    async def watch(self) -> None:
+        """Look for changes every few seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(RESCAN)
+            try:
+                await asyncio.to_thread(self.reload)
+            except Exception:  # whatever the file system does, the rules that are loaded go on
+                log.exception("loading the log rules failed; those that are loaded go on")
+
+    def _load(self, path: Path) -> LoadedRules:
+        before = self._files.get(path)
+        now = load_file(path, before)
+        if before is None or now is before or not now.problems:
+            return now
+        fresh = {placed.rule.name for placed in now.rules}
+        kept = tuple(placed for placed in before.rules if placed.rule.name not in fresh)
+        return replace(now, rules=(*now.rules, *kept))
+
+    def _tell(self, before: Sequence[FileProblem]) -> None:
+        log.info("log rules loaded", extra={"rules": len(self._rule_set.rules), "problems": len(self._problems)})
+        for problem in self._problems:
+            if problem not in before:
+                log.warning("a log rule cannot be loaded", extra={"problem": str(problem)})
+
+
+def _chosen(
+    files: Iterable[LoadedRules], before: Sequence[PlacedRule], problems: list[FileProblem]
+) -> list[PlacedRule]:
+    """Return the rules of all files. Of two with one name the one that is loaded already stays, else the first."""
+    files = list(files)
+    problems.extend(problem for file in files for problem in file.problems)
+    was = {(placed.rule.name, placed.source, placed.line) for placed in before}
+    chosen: dict[str, PlacedRule] = {}
+    every = [placed for file in files for placed in file.rules]
+    for placed in sorted(every, key=lambda each: (each.rule.name, each.source, each.line) not in was):
+        first = chosen.setdefault(placed.rule.name, placed)
+        if first is not placed:
+            message = f"log rule {placed.rule.name!r} is also in {first.source}:{first.line}; that one is used"
+            problems.append(FileProblem(placed.source, placed.line, 1, message))
+    too_many = f"not used: there are over {MOST_RULES} log rules"
+    problems.extend(FileProblem(each.source, each.line, 1, too_many) for each in list(chosen.values())[MOST_RULES:])
+    return list(chosen.values())[:MOST_RULES]

@@ -1,0 +1,30 @@
+"""Where log rules lie: in the folders that are named, else in those of the setting, else where the shipped ones are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+SETTING = "TRAINMEDIC_LOG_RULES"
+_FOLDER = "logrules"
+_INSTALLED = Path("/etc/trainmedic") / _FOLDER
+"""Where the image has them."""
+_CHECKOUT = Path(__file__).parents[1] / _FOLDER
+"""In the package."""
+
+
+def shipped() -> Path | None:
+    """Return the folder of the rules that come with Trainmedic; None where it is not there."""
+    return next((path for path in (_CHECKOUT, _INSTALLED, Path(_FOLDER)) if path.is_dir()), None)
+
+
+def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
+    """Return the folders and files to load: those that are named, or those of the setting, or the shipped ones."""
+    if named:
+        return list(named)
+    setting = environment.get(SETTING)
+    if setting:
+        return [Path(part).expanduser() for part in setting.split(os.pathsep) if part]
+    folder = shipped()
+    return [folder] if folder else []

@@ -1,0 +1,58 @@
+"""Checks log rules, and the part of their tests that is about logs, without a server. Who calls it:
+``trainmedic_logs.cli.log_rules``; ``check`` adds the rest of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from trainmedic_core import yaml_files
+from trainmedic_core.problems import FileProblem
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
+from trainmedic_logs.simulation import log_fixtures, log_test_format
+
+
+class CheckedRules(Struct, frozen=True):
+    """The rules that can be loaded, and every problem in the order of files and lines."""
+
+    rules: RuleSet
+    problems: tuple[FileProblem, ...]
+    beyond_logs: tuple[FileProblem, ...]
+    """One for each test file that holds more than logs alone can check: the first such place. It is no mistake."""
+
+
+def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
+    """Return the log rules in directories or files, and what is wrong with them and with their tests about logs."""
+    rules, of_rules = rules_in(roots)
+    problems, beyond = list(of_rules), []
+    for path in test_files(roots):
+        suites, wrong = log_test_format.read(path)
+        problems.extend(wrong)
+        for suite in suites:
+            problems.extend(log_fixtures.of_suite(suite)[1])
+        beyond.extend([first for suite in suites for first in _beyond_logs(suite)][:1])
+    return CheckedRules(rules, tuple(sorted(set(problems))), tuple(beyond))
+
+
+def rules_in(roots: Sequence[Path]) -> tuple[RuleSet, Sequence[FileProblem]]:
+    """Return the log rules in directories or files, and what is wrong with them."""
+    tests = test_files(roots)
+    library = LogRuleLibrary([root for root in roots if root not in tests])
+    library.reload()
+    return library.rule_set, library.problems
+
+
+def test_files(roots: Iterable[Path]) -> list[Path]:
+    """The files with tests among `roots` and in the directories among them, each once."""
+    files = (path for root in roots for path in yaml_files.test_files(root))
+    return list(dict.fromkeys(path for path in files if yaml_files.is_test(path)))
+
+
+def _beyond_logs(suite: log_test_format.LogSuite) -> list[FileProblem]:
+    return [
+        suite.problem(place, f"{key}: not checked here; trainmedic-server checks it", at_key=True)
+        for place, key in suite.beyond_logs()
+    ]

@@ -1,0 +1,47 @@
+"""What tests of log rules name outside themselves: lines by their ids, from the file beside them, and rules.
+
+Who calls it: ``suite``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainmedic_core import yaml_files, yaml_text
+from trainmedic_core.problems import FileProblem, did_you_mean
+from trainmedic_logs.lines.rule import RuleSet
+from trainmedic_logs.simulation.log_test_format import LogSuite
+
+
+def of_suite(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
+    """The lines of the suite's file of fixtures by their ids, and what is wrong with it or with their use."""
+    known: dict[str, str] = {}
+    if suite.spec.fixtures is not None:
+        path = suite.path.parent / suite.spec.fixtures
+        text = yaml_files.read_text(path)
+        if isinstance(text, FileProblem):
+            return {}, [text]
+        documents, problems = yaml_text.read(text, str(path))
+        if problems:
+            return {}, problems
+        entries = [entry for document in documents for entry in document.value if isinstance(document.value, list)]
+        known = {str(entry["id"]): str(entry["text"]) for entry in entries if isinstance(entry, dict)}
+    wrong = [
+        suite.problem(("tests", index, "lines", number, "fixture"), f"there is no fixture {line.fixture!r}")
+        for index, test in enumerate(suite.spec.tests)
+        for number, line in enumerate(test.lines)
+        if line.fixture is not None and line.fixture not in known
+    ]
+    return known, wrong
+
+
+def unknown_rules(suite: LogSuite, rules: RuleSet) -> Iterator[FileProblem]:
+    """A problem for each log rule that a test expects a finding of and that does not exist."""
+    names = rules.by_name
+    for index, test in enumerate(suite.spec.tests):
+        for number, check in enumerate(test.expect):
+            for position, finding in enumerate(check.findings or ()):
+                if finding.rule not in names:
+                    path = ("tests", index, "expect", number, "findings", position, "rule")
+                    message = f"there is no log rule {finding.rule!r} under test{did_you_mean(finding.rule, names)}"
+                    yield suite.problem(path, message)

@@ -1,0 +1,146 @@
+"""What log rules make of each line of a file, without a server. Who calls it: ``cli.logs``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from io import BufferedIOBase
+from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+
+from trainmedic.wire.envelope import write_time
+from trainmedic_logs.domain.finding import Origin
+from trainmedic_logs.domain.log_search import LogLevel
+from trainmedic_logs.lines import kernel_text, levels, raw_text, records, told_line
+from trainmedic_logs.lines.assembly import LineAssembler
+from trainmedic_logs.lines.line import LONGEST, Line
+from trainmedic_logs.lines.matcher import LineMatch, LineMatcher
+from trainmedic_logs.lines.rule import RuleSet
+
+
+class LineExplanation(Struct, frozen=True):
+    """Which rule takes a physical line; of a block of several, its first line has the rule."""
+
+    number: int
+    """Counted from 1."""
+    text: str
+    """The line; of a block, all of it, at its first."""
+    match: LineMatch
+    level: LogLevel = LogLevel.INFO
+    at: str | None = None
+    """Time of the line in ISO 8601: in UTC, or without a zone if the line names none. None without a date."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers in the line, by the names of records."""
+
+    def as_data(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        rule = self.match.rule
+        return {
+            "line": self.number,
+            "level": self.level.value,
+            "time": self.at,
+            "metrics": {name: _plain(value) for name, value in self.metrics.items()},
+            "rule": rule.name if rule else None,
+            "role": str(self.match.role) if rule else None,
+            "cause": str(self.match.cause) if rule else None,
+            "fields": {name: _plain(value) for name, value in self.match.fields.items()},
+            "near": list(self.match.near),
+            "ends": [ended.name for ended, _ in self.match.ended],
+        }
+
+
+_PIECE = 256 * 1024
+_LOCAL = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
+_BEGINNING = 120
+_UNKNOWN = datetime(2000, 1, 1, tzinfo=UTC)
+"""Replaces the time of the boot, which only lines of the kernel need."""
+
+
+def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
+    """Yield the physical lines of a file; of one that is longer than rules see, the beginning. A file of one enormous
+    line takes no more memory than others."""
+    begun, is_skipping = b"", False
+    while piece := file.read1(_PIECE):
+        *whole, rest = piece.split(b"\n")
+        for line in whole:
+            if not is_skipping:
+                yield (begun + line)[: LONGEST + 1]
+            begun, is_skipping = b"", False
+        if not is_skipping:
+            begun += rest
+        if len(begun) > LONGEST:
+            yield begun[: LONGEST + 1]
+            begun, is_skipping = b"", True
+    if begun:
+        yield begun
+
+
+def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) -> Iterator[LineExplanation]:
+    """Yield an explanation of each physical line, in their order. Raises ValueError for a rule that is none."""
+    matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
+    waiting: dict[int, Line] = {}
+    statements: dict[int, _Said] = {}
+    number = told = 0
+    for number, physical in enumerate(lines_of(file), start=1):
+        statements[number] = _said(physical, source)
+        for line in assembler.feed(physical, now, number):
+            waiting[line.number] = line
+        until = (assembler.oldest_place or number + 1) - 1
+        yield from _told(waiting, statements, told, until, matcher)
+        told = max(told, until)
+    for line in assembler.flush():
+        waiting[line.number] = line
+    yield from _told(waiting, statements, told, number, matcher)
+
+
+class _Said(NamedTuple):
+    """Statements of one physical line."""
+
+    level: LogLevel
+    at: str | None
+    metrics: Mapping[str, Any]
+
+
+def _said(physical: bytes, source: str) -> _Said:
+    if source == "kernel":
+        text, _ = raw_text.text_of(physical)
+        return _Said(levels.level_of_kernel(text), _written(kernel_text.split(text, None).at, text), {})
+    line = told_line.told(physical, source, _UNKNOWN)
+    if line is None:
+        return _NOTHING_SAID
+    return _Said(line.level, _written(line.at, line.text), records.metrics_of(line.text))
+
+
+def _written(at: datetime | None, text: str) -> str | None:
+    """Return a time with a zone, or else the local time at the beginning of the line, whose zone is unknown."""
+    if at is not None:
+        return write_time(at)
+    match = _LOCAL.search(text[:_BEGINNING])
+    if match is None:
+        return None
+    year, month, day, clock, fraction = match.groups()
+    return f"{year}-{month}-{day}T{clock}" + (f".{fraction}" if fraction else "")
+
+
+_NOTHING_SAID = _Said(LogLevel.INFO, None, {})
+
+
+def _told(
+    waiting: dict[int, Line], statements: dict[int, _Said], after: int, until: int, matcher: LineMatcher
+) -> Iterator[LineExplanation]:
+    for number in range(after + 1, until + 1):
+        line = waiting.pop(number, None)
+        match = matcher.match(line) if line else LineMatch()
+        yield LineExplanation(number, line.text if line else "", match, *statements.pop(number, _NOTHING_SAID))
+
+
+def _plain(value: Any) -> Any:
+    """Return a field as JSON has it: a number that is not finite as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -1,0 +1,275 @@
+"""The part of a test that is about logs: a job, the lines that its ranks and nodes print, and what is found in them.
+
+Not here: the rest of a test (``suite_format``), and playing it (``log_scenario``). Who reads it alone: `trainmedic logs
+check` without a server's packages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from msgspec import Struct
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from trainmedic_core import duration, model_errors, yaml_files, yaml_text
+from trainmedic_core.fields import Duration
+from trainmedic_core.problems import DocumentPath, FileProblem
+from trainmedic_core.yaml_text import YamlDocument
+from trainmedic_logs.diagnosis.verdict import Advice, Confidence
+from trainmedic_logs.domain.finding import CauseClass, Role
+from trainmedic_logs.domain.log_sources import fault_of_source
+
+LONGEST = timedelta(days=7)
+"""The virtual time that a test may last; the engine's own periodic tasks make longer tests slow."""
+MOST_RANKS = 1024
+_SPAN = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?\Z")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def _read_ranks(value: Any) -> Any:
+    """The ranks of ``3``, ``"0-7"`` and ``[0-3, 8]``."""
+    ranks: list[int] = []
+    for each in value if isinstance(value, list) else [value]:
+        span = _SPAN.match(str(each)) if isinstance(each, (int, str)) and not isinstance(each, bool) else None
+        if span is None:
+            raise ValueError(f"{each!r} is no rank; write one as 3, and several as 0-7")
+        ranks.extend(range(int(span[1]), int(span[2] or span[1]) + 1))
+        if len(ranks) > MOST_RANKS:
+            raise ValueError(f"a test has at most {MOST_RANKS} ranks")
+    return tuple(ranks)
+
+
+def _known_source(name: str) -> str:
+    if fault := fault_of_source(name):
+        raise ValueError(fault)
+    return name
+
+
+Ranks = Annotated[tuple[int, ...], BeforeValidator(_read_ranks)]
+
+
+class VerdictGiven(_Model):
+    """The verdict that the server has on the job, for playbooks that ask for `job.verdict`."""
+
+    cause: CauseClass
+    confidence: Confidence = Confidence.HIGH
+    advice: Advice = Advice.RESTART
+    node: str | None = None
+    ranks: Ranks = ()
+
+
+class JobEntry(_Model):
+    """The job of a test: which ranks are on which node, and the UUIDs of nodes' GPUs by their PCI address."""
+
+    name: str = "job-1"
+    attempt: int = 1
+    ranks: int | None = Field(None, description="How many there are; for the reader.")
+    nodes: dict[str, Ranks] = {"node-1": (0,)}
+    gpus: dict[str, dict[str, str]] = {}
+    fails: Duration | None = Field(None, description="When it fails: ten seconds later its verdict is an alert.")
+    verdict: VerdictGiven | None = Field(None, description="The newest verdict on it, of within the last hour.")
+
+    def node_of(self, rank: int) -> str:
+        """The rank's node; the first where none is given it."""
+        return next((node for node, ranks in self.nodes.items() if rank in ranks), next(iter(self.nodes), "node-1"))
+
+
+class LineEntry(_Model):
+    """A line, or several, that a source prints. `fixture` is one of the file of fixtures, in which `replaced` is put in
+    the place of what stands there."""
+
+    at: Duration = timedelta(0)
+    source: Annotated[str, AfterValidator(_known_source)]
+    node: str | None = None
+    rank: Ranks = ()
+    text: str | None = None
+    fixture: str | None = None
+    replaced: dict[str, str] = Field({}, alias="with")
+    times: int = Field(1, ge=1, le=10_000)
+    every: Duration = timedelta(seconds=1)
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> LineEntry:
+        if (self.text is None) == (self.fixture is None):
+            raise ValueError("a line has either `text` or `fixture`")
+        return self
+
+    def written(self, fixtures: Mapping[str, str]) -> str:
+        """The text that is printed; of a fixture that there is."""
+        text = self.text if self.fixture is None else fixtures[self.fixture]
+        assert text is not None
+        for old, new in self.replaced.items():
+            text = text.replace(old, new)
+        return text
+
+    @property
+    def until(self) -> timedelta:
+        """When the last of its repeats is printed."""
+        return self.at + self.every * (self.times - 1)
+
+
+class VerdictExpected(_Model):
+    """What is expected of the verdict on all lines so far. `node: null` says that none may be named."""
+
+    cause: CauseClass | None = None
+    node: str | None = None
+    gpu: str | None = None
+    ranks: Ranks | None = None
+    confidence: Confidence | None = None
+    advice: Advice | None = None
+
+
+class FindingExpected(_Model):
+    """What is expected of a finding, all streams taken together."""
+
+    rule: str
+    target: str | None = None
+    role: Role | None = None
+    cause: CauseClass | None = None
+    count: int | None = None
+    ranks: Ranks | None = None
+    fields: dict[str, str] = {}
+    over: bool | None = None
+
+
+class LogAlertExpected(_Model):
+    """What is expected of the alert of a finding. `labels` may be some of its labels only."""
+
+    name: str
+    labels: dict[str, str] = {}
+    summary: str | None = Field(None, description="A part of it.")
+    over: bool | None = None
+
+
+def as_list(value: Any) -> Any:
+    """Return a value that may stand without its list as a list."""
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+class LogCheck(_Model):
+    """What is expected of logs at one time, or at the end where `at` is not set. Lists are complete and in order."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    at: Duration | None = None
+    findings: tuple[FindingExpected, ...] | None = None
+    log_alerts: tuple[LogAlertExpected, ...] | None = Field(None, alias="alerts")
+    verdict: VerdictExpected | None = None
+
+
+class LogTest(_Model):
+    """The part of one test that is about logs."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    job: JobEntry = JobEntry()
+    lines: tuple[LineEntry, ...] = ()
+    end: Duration | None = None
+    expect: Annotated[tuple[LogCheck, ...], BeforeValidator(as_list), Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        latest = self.last_moment
+        if self.end is not None and self.end < latest:
+            raise ValueError(f"something happens at {duration.write(latest)}, after the test's end")
+        if max(latest, self.end or latest) > LONGEST:
+            raise ValueError(f"a test lasts at most {duration.write(LONGEST)}")
+        return self
+
+    @property
+    def last_line(self) -> timedelta:
+        """The time of the last line, or of the job's failure."""
+        return max((*(line.until for line in self.lines), self.job.fails or timedelta(0)))
+
+    @property
+    def last_moment(self) -> timedelta:
+        """The time of the last entry."""
+        return max((self.last_line, *(check.at for check in self.expect if check.at is not None)))
+
+
+class LogSuiteEntry(_Model):
+    """The part of one document of a test file that is about logs. `rules` are files beside it, by default the one of
+    the same name; `fixtures` is a file with lines that tests name."""
+
+    playbooks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    rules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    fixtures: str | None = None
+    tests: Annotated[tuple[LogTest, ...], Field(min_length=1)]
+
+
+class LogSuite(Struct, frozen=True):
+    """The tests of one document, and the document, which knows the line of each value."""
+
+    path: Path
+    document: YamlDocument
+    spec: LogSuiteEntry
+
+    @property
+    def rules(self) -> tuple[Path, ...]:
+        """The files of the log rules that are tested."""
+        return self._beside(self.spec.rules) if self.spec.rules or not self.spec.playbooks else ()
+
+    def _beside(self, names: tuple[str, ...] | None) -> tuple[Path, ...]:
+        if names is not None:
+            return tuple(self.path.parent / name for name in names)
+        name = self.path.stem.removesuffix(yaml_files.TEST_SUFFIX)
+        beside = [self.path.with_name(f"{name}{ending}") for ending in (".yaml", ".yml")]
+        return (next((path for path in beside if path.exists()), beside[0]),)
+
+    def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
+        """A problem at `path` in the file, where a list with one entry may be written without the list."""
+        value = self.document.value
+        written: list[str | int] = []
+        for part in path:
+            if isinstance(part, int) and not isinstance(value, list):
+                continue
+            written.append(part)
+            inside = (isinstance(value, dict) and part in value) or isinstance(value, list)
+            value = value[part] if inside else None
+        return self.document.problem(tuple(written), message, at_key=at_key)
+
+    def beyond_logs(self) -> Iterator[tuple[DocumentPath, str]]:
+        """Yield the keys of tests and checks that are not about logs, each with its place. Only a server's engine can
+        play them."""
+        tests = self.document.value["tests"]
+        for index, test in enumerate(tests):
+            for key in test:
+                if key not in _keys(LogTest):
+                    yield ("tests", index, key), key
+            for number, check in enumerate(as_list(test["expect"])):
+                for key in check:
+                    if key not in _keys(LogCheck):
+                        yield ("tests", index, "expect", number, key), key
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    return {info.alias or name for name, info in model.model_fields.items()}
+
+
+def documents(path: Path) -> tuple[list[YamlDocument], list[FileProblem]]:
+    """Return the documents of a test file, and what is wrong with its YAML."""
+    text = yaml_files.read_text(path)
+    if isinstance(text, FileProblem):
+        return [], [text]
+    return yaml_text.read(text, str(path))
+
+
+def read(path: Path) -> tuple[list[LogSuite], list[FileProblem]]:
+    """Return the suites of a test file as far as they are about logs, and every problem of that part."""
+    read_documents, problems = documents(path)
+    suites: list[LogSuite] = []
+    for document in read_documents:
+        spec = model_errors.validate(LogSuiteEntry, document)
+        if isinstance(spec, list):
+            problems.extend(spec)
+        else:
+            suites.append(LogSuite(path, document, spec))
+    return suites, sorted(set(problems))
