@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_SOURCES = ("LICENSE", "README.md", "docs/**/*.md", "sdk/README.md", "app/**/*.py", "sdk/trainmedic/**/*.py")
+_CODE = ("app", "agent", "logs", "sdk/trainmedic")
+_SOURCES = ("LICENSE", "README.md", "docs/**/*.md", "sdk/README.md", *(f"{folder}/**/*.py" for folder in _CODE))
 _HELD_OUT = 0.1
 
 

@@ -287,7 +287,7 @@ def test_two_revisions_are_given_the_same_faults_in_turns() -> None:
 def test_a_revision_runs_with_its_own_sdk_and_server() -> None:
     """It comes first on the path of imports, before this checkout, which has the benchmark."""
     tree = Tree(Path("/other"))
-    assert tree.python_path.split(os.pathsep) == ["/other/app", "/other/sdk", str(ROOT)]
+    assert tree.python_path.split(os.pathsep) == ["/other/app", "/other/agent", "/other/logs", "/other/sdk", str(ROOT)]
     assert HERE.keeps_warm
 
 

@@ -20,7 +20,7 @@ PACKAGES = tuple(
     )
 )
 PLACES = (*PACKAGES, *(package.parent for package in PACKAGES), ROOT)
-DEFINING = (*PACKAGES[:2], ROOT / "tests" / "support")
+DEFINING = (*PACKAGES, ROOT / "tests" / "support")
 SOURCES = "\n".join(path.read_text() for folder in DEFINING for path in folder.rglob("*.py"))
 
 
