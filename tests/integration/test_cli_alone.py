@@ -59,7 +59,8 @@ def test_the_whole_help_can_be_read() -> None:
 def test_the_client_commands_do_not_load_the_server() -> None:
     """They start in a fraction of the time that the server's libraries take."""
     script = (
-        "import sys; from trainmedic_server.cli import completion, history, pauses, runs, status;"
+        "import sys; from trainmedic_core.cli import completion;"
+        "from trainmedic_server.cli import history, pauses, runs, status;"
         "print([name for name in ('fastapi', 'sqlalchemy', 'pydantic', 'redis') if name in sys.modules])"
     )
     done = subprocess.run(

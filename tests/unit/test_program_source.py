@@ -12,8 +12,8 @@ from typing import Any
 _SCRIPT = """
 import json, os, pickle, signal, sys, threading, time
 from pathlib import Path
-from trainmedic_server import confined_child
-from trainmedic_server.adapters import dump_child, dump_reader
+from trainmedic_core import confined_child
+from trainmedic_logs.files import dump_child, dump_reader
 from trainmedic_core.confined_process import ConfinedProcess
 from trainmedic_core.program_source import ProgramSource
 

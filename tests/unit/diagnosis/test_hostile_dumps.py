@@ -99,7 +99,7 @@ def test_what_never_ends_is_ended(tmp_path: Path) -> None:
 
 def test_a_busy_node_is_no_fault_of_a_dump() -> None:
     """Time in which the reader of dumps does not run is not counted."""
-    script = "from trainmedic_server.adapters import dump_child as child; child.SECONDS_PER_DUMP = 1; child.main()"
+    script = "from trainmedic_logs.files import dump_child as child; child.SECONDS_PER_DUMP = 1; child.main()"
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -146,7 +146,7 @@ def test_only_what_is_needed_is_taken_over() -> None:
 def test_the_child_can_do_nothing_else() -> None:
     """No file, process or signal, no more memory than a dump needs: shown by a child that tries it afterwards."""
     program = (
-        "from trainmedic_server import confined_child; import os, socket\n"
+        "from trainmedic_core import confined_child; import os, socket\n"
         "confined_child.give_up_everything(2 * 2**30)\n"
         "tried = [lambda: open('/etc/hostname'), os.fork, lambda: socket.socket(), lambda: bytearray(3 * 2**30)]\n"
         "tried.append(lambda: os.kill(os.getpid(), 0))\n"

@@ -121,7 +121,7 @@ def test_what_the_reader_answers_is_bounded_where_it_is_taken() -> None:
 _PEAK = """
 import resource, sys
 from pathlib import Path
-from trainmedic_server.adapters import dump_reader
+from trainmedic_logs.files import dump_reader
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 dumps, refused = dump_reader.read_files(sorted(Path(sys.argv[1]).iterdir()))
 print(len(dumps), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

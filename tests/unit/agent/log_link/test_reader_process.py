@@ -62,7 +62,7 @@ print("ended")
 """
 _KILLS_A_PARSER = """
 import os, signal, sys
-from trainmedic_server import confined_child, confined_process
+from trainmedic_core import confined_child, confined_process
 process = confined_process.ConfinedProcess("trainmedic_agent.disk.metadata_child", (), 100)
 assert process.ask(b"latest 3\\n100", 60.0) == b'{"step": 100}\\n'
 child = process._process.process
