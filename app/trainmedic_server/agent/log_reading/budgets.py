@@ -40,6 +40,8 @@ class BudgetOwner(Struct, frozen=True):
 
 NODE_ITSELF = BudgetOwner(None)
 """Owner of logs that no job writes."""
+UNKNOWN_USER = -1
+"""User of a job whose owner was known only to an earlier process. Not that of `NODE_ITSELF`, whose turns no job uses."""
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
