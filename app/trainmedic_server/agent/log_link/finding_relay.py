@@ -23,7 +23,7 @@ from trainmedic.wire.connection import RedisConnection
 from trainmedic.wire.envelope import EnvelopeError
 from trainmedic.wire.findings import FIELD, FINDINGS, LARGEST_UPDATE, MOST_WAITING
 from trainmedic.wire.signing import Signer
-from trainmedic_server.agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding
+from trainmedic_server.agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding, RulesNow
 from trainmedic_server.agent.log_link.rule_news import RuleNews
 from trainmedic_server.domain import finding_codec
 
@@ -167,10 +167,11 @@ class FindingRelay:
         return not rest
 
     def _send_all(self) -> None:
-        """Send the reader its messages, in order. A link that does not take one is closed, and the next one begins with
-        all that its reader needs."""
+        """Send the reader its messages, in order. Rules that it does not get are due again: for the next reader."""
         while (unsent := self._unsent.get()) is not None:
-            self._send(*unsent)
+            message, generation = unsent
+            if not self._send(message, generation) and isinstance(message, RulesNow):
+                self._rules.forget()
 
     def _add(self, client: redis.Redis, updates: list[QueuedFinding]) -> None:
         with client.pipeline(transaction=False) as pipeline:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.findings import of_training
+from tests.support.findings import RULES, of_training
+from trainmedic.wire.findings import RulesNotice
 from trainmedic.wire.signing import Signer
 from trainmedic_server.agent.log_link.finding_relay import FindingRelay
 from trainmedic_server.agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding
@@ -43,13 +44,17 @@ class Redis:
 
     def __init__(self, waiting: int) -> None:
         self.waiting = waiting
+        self.notice: bytes | None = None
         self.taken: list[dict[Any, Any]] = []
 
     def time(self) -> tuple[int, int]:
         return 0, 0
 
-    def get(self, _: str) -> None:
-        """No server publishes rules."""
+    def get(self, _: str) -> bytes | None:
+        return self.notice
+
+    def getrange(self, *_: Any) -> bytes:
+        return RULES.encode()
 
     def xlen(self, _: str) -> int:
         return self.waiting + len(self.taken)
@@ -63,6 +68,8 @@ class Relayed:
 
     def __init__(self, waiting: int = 0, connection: Any = None) -> None:
         self.sends, self.accepts = threading.Event(), threading.Event()
+        self.sent: list[AgentMessage] = []
+        self.link_is_open = True
         self.redis: Any = Redis(waiting)
         signer = Signer.of(b"a key of the tests")
         self.relay = FindingRelay("n1", connection, signer, RuleNews("n1", signer), self._send, lambda: 0.0)
@@ -75,7 +82,9 @@ class Relayed:
 
     def _send(self, message: AgentMessage, _: int) -> bool:
         self.sends.set()
-        return self.accepts.wait(60)
+        self.accepts.wait(60)
+        self.sent += [message] if self.link_is_open else []
+        return self.link_is_open
 
 
 class Connection:
@@ -159,3 +168,15 @@ def test_a_reader_that_accepts_nothing_holds_up_no_turn_with_redis() -> None:
         relayed.accepts.set()
         relayed.relay.stop(60)
     assert len(relayed.redis.taken) == 1
+
+
+def test_rules_that_no_reader_got_are_sent_again() -> None:
+    """A reader that ends before it has the rules is followed by one that needs them."""
+    relayed = Relayed()
+    relayed.redis.notice = RulesNotice.of(RULES.encode(), NOW).encode("n1", Signer.of(b"a key of the tests"))
+    relayed.accepts.set()
+    for relayed.link_is_open in (False, True, True):
+        relayed.relay._look_for_rules(relayed.redis, relayed.relay._rules_due)
+        relayed.relay._unsent.put(None)
+        relayed.relay._send_all()
+    assert [type(message).__name__ for message in relayed.sent] == ["RulesNow"]
