@@ -7,7 +7,8 @@ normal job and no attacker: it shows what the load of the machine alone does.
 What is observed: the seconds until a failing line of these jobs is a finding in Redis, the seconds of commands, the
 memory of the agent, and whether anything that comes out holds a byte of a private file.
 
-Without root there is one user only. All files of others lie outside the directories of the policy then.
+Without root there is one user only. All files of others lie outside the directories of the policy then. The attackers
+spare the logs of the victims: they own them, and could write into them, cut them or remove them like their own.
 
 Not here: what is asserted about it (``tests/attack/test_hostile_jobs.py``, ``benchmarks/hostile_jobs.py``).
 """
@@ -263,6 +264,8 @@ class Attack:
         address = urlsplit(node.exporter())
         # They exist from the beginning: whoever writes through a link to a missing file makes it, and takes the name.
         logs = [str(victim.begin(f"{victim.name}-{number}")) for victim in self._victims[:2] for number in (0, 1)]
+        if not MAY_GIVE:
+            logs = []
         prey = (*private, *logs, *(str(Path(path).parents[1]) for path in logs))
         state = node.state
         user = Ground(
