@@ -29,7 +29,7 @@ from trainmedic_server.logs.observation import FindingIdentity, GpuLookup
 from trainmedic_server.logs.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Findings that are followed at once. Of more, those of the user with the most that were quiet longest are forgotten."""
+"""Findings that are followed at once. Of more, the user with the most loses those that were quiet longest."""
 _AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Of one finding, in one stream."""

@@ -242,7 +242,7 @@ class Discovery:
             for unit, facts in zip(due, self._facts(top.path, due), strict=True):
                 seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
                 waiting.setdefault(seen.owner, []).append((seen, facts.written_ns if facts is not None else -1))
-        for owner, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
+        for _, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
                 break
             if seconds is not None and not self._may_look_at(unit):

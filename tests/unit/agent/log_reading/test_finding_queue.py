@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.findings import of_kernel, of_training
+from trainmedic_server.agent.counters import AgentCounters
 from trainmedic_server.agent.database import AgentDatabase
 from trainmedic_server.agent.log_reading import log_store
 from trainmedic_server.agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
 from trainmedic_server.agent.log_reading.finding_budget import FindingsOfJobs
 from trainmedic_server.agent.log_reading.finding_queue import FindingQueue
+from trainmedic_server.agent.log_reading.finding_sender import FindingSender
 from trainmedic_server.agent.log_reading.log_counters import LogCounters
 from trainmedic_server.agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
 from trainmedic_server.domain import finding_codec
@@ -147,6 +150,27 @@ def test_a_finding_that_cannot_be_read_delays_no_other(store: Store) -> None:
     assert store.counters.findings_lost == 1
     store.begin_again()
     assert store.counters.findings_lost == 1
+
+
+def test_the_sender_goes_on_after_an_unexpected_error(store: Store) -> None:
+    """Its end would leave all later findings unsent, with nothing that says so but their number."""
+    sent: list[int] = []
+    has_sent, counters = threading.Event(), AgentCounters()
+
+    class Port:
+        def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
+            if not counters.loop_errors():
+                raise KeyError("an error that nobody expects")
+            sent.extend(number for number, _ in updates)
+            has_sent.set()
+
+    store.put(found(BudgetOwner(BOB, "bobs"), 0))
+    sender = FindingSender(Port(), store.store, threading.Event(), counters)
+    sender.start()
+    assert has_sent.wait(60)
+    sender.stop(60)
+    assert sent == [1]
+    assert counters.loop_errors() == {"log-findings": 1}
 
 
 def test_the_user_with_the_most_findings_makes_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
