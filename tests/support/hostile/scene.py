@@ -182,6 +182,8 @@ class Attack:
         self._calm = Victim(CALM, None, CALM, self._calm_root, "n2")
         self._stack = contextlib.ExitStack()
         self._over = threading.Event()
+        self._has_ended = threading.Event()
+        """Nothing is observed any more. The last command gets its reply after the attack is over."""
         self._arrived: dict[int, float] = {}
         self._replied: dict[str, tuple[float, str]] = {}
         self._seen = threading.Lock()
@@ -195,12 +197,16 @@ class Attack:
         try:
             self._start()
         except BaseException:
-            self._stack.close()
+            self._end()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._over.set()
+        self._has_ended.set()
         self._stack.close()
 
     # --- the place --------------------------------------------------------------------------------------
@@ -377,7 +383,7 @@ class Attack:
             connection.sendall(b"MONITOR\r\n")
             connection.settimeout(1.0)
             rest = b""
-            while not self._over.is_set():
+            while not self._has_ended.is_set():
                 try:
                     taken = connection.recv(1 << 20)
                 except TimeoutError:
@@ -417,8 +423,7 @@ class Attack:
         sent = time.monotonic()
         self.node.send(command)
         while command.id not in self._replied and time.monotonic() - sent < 60:
-            if self._over.wait(0.005) and time.monotonic() - sent > 10:
-                break
+            time.sleep(0.005)
         at, status = self._replied.get(command.id, (0.0, "no reply"))
         if status == "applied":
             self.outcome.commands.append(at - sent)
