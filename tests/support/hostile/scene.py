@@ -536,14 +536,9 @@ def _route(path: str, take: Any) -> Route:
 
 def remove(top: Path) -> None:
     """Remove what the attackers have left: directories that are closed, also for their owners."""
-
-    def open_and_retry(remove_it: Callable[[str], object], path: str, _: object) -> None:
-        with contextlib.suppress(OSError):
-            parent = Path(path).parent
-            parent.chmod(0o700)
-            if not Path(path).is_symlink():
-                Path(path).chmod(0o700)
-            remove_it(path)
-
-    shutil.rmtree(top, onerror=open_and_retry)
+    for place, names, _ in os.walk(top):
+        for path in (Path(place) / name for name in names):
+            if not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    path.chmod(0o700)
     shutil.rmtree(top, ignore_errors=True)
