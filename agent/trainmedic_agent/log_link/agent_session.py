@@ -67,6 +67,8 @@ class AgentSession:
         self._changed = threading.Condition()
         self._uuids: Mapping[str, str] = {}
         self._access = StoreAccess()
+        self._rules: RulesNow | None = None
+        """Rules that came before the greeting: the agent sends both from threads of their own."""
         self._on_their_way: set[int] = set()
         self._searches: queue.Queue[SearchRequest | None] = queue.Queue()
         self._open: set[int] = set()
@@ -97,6 +99,8 @@ class AgentSession:
     def serve(self, parts: ReadingParts) -> None:
         """Answer the agent from now on, in threads."""
         self._parts = parts
+        if self._rules is not None:
+            parts.take_rules(self._rules.at, self._rules.raw)
         self._receiving.start()
         self._searching.start()
 
@@ -158,6 +162,8 @@ class AgentSession:
     def _take_news(self, message: AgentMessage) -> None:
         if isinstance(message, GpusNow):
             self._uuids = message.uuids
+        elif isinstance(message, RulesNow):
+            self._rules = message
         elif isinstance(message, StoreAccess):
             self._access = message
 

@@ -2,11 +2,15 @@
 
 The relay holds one batch at a time. Findings that Redis has not taken stay in the reader's database. Each finding
 states by how much the node's clock differs from that of Redis, which the relay measures.
+
+A thread of its own sends what the reader is told. A reader that accepts no message holds up this thread alone: the
+relay's turns with the connection to Redis, which commands come by, do not wait for the reader.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +23,7 @@ from trainmedic.wire.connection import RedisConnection
 from trainmedic.wire.envelope import EnvelopeError
 from trainmedic.wire.findings import FIELD, FINDINGS, LARGEST_UPDATE, MOST_WAITING
 from trainmedic.wire.signing import Signer
-from trainmedic_agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding
+from trainmedic_agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding, RulesNow
 from trainmedic_agent.log_link.rule_news import RuleNews
 from trainmedic_logs.domain import finding_codec
 
@@ -62,15 +66,19 @@ class FindingRelay:
         self._has_work = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log-findings", daemon=True)
+        self._unsent: queue.SimpleQueue[tuple[AgentMessage, int] | None] = queue.SimpleQueue()
+        self._sending = threading.Thread(target=self._send_all, name="log-answers", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        self._sending.start()
 
     def stop(self, timeout: float) -> None:
         """End. The reader sends what Redis has not taken by then after the next start."""
         self._stopping.set()
         self._has_work.set()
         self._thread.join(timeout)
+        self._unsent.put(None)
 
     def begin(self, generation: int) -> None:
         """Serve a new reader: forget the batch of the one before, and send it the rules."""
@@ -134,8 +142,8 @@ class FindingRelay:
         if not generation or now < due:
             return
         rules = self._rules.look(client)
-        if rules is not None and not self._send(rules, generation):
-            self._rules.forget()
+        if rules is not None:
+            self._unsent.put((rules, generation))
         with self._lock:
             if generation == self._generation:
                 self._rules_due = now + _RULES_EVERY
@@ -155,8 +163,15 @@ class FindingRelay:
                 return True
             self._batch = replace(batch, updates=rest) if rest else None
         if taken:
-            self._send(FindingsTaken([update.number for update in taken]), generation)
+            self._unsent.put((FindingsTaken([update.number for update in taken]), generation))
         return not rest
+
+    def _send_all(self) -> None:
+        """Send the reader its messages, in order. Rules that it does not get are due again: for the next reader."""
+        while (unsent := self._unsent.get()) is not None:
+            message, generation = unsent
+            if not self._send(message, generation) and isinstance(message, RulesNow):
+                self._rules.forget()
 
     def _add(self, client: redis.Redis, updates: list[QueuedFinding]) -> None:
         with client.pipeline(transaction=False) as pipeline:

@@ -40,6 +40,8 @@ class BudgetOwner(Struct, frozen=True):
 
 NODE_ITSELF = BudgetOwner(None)
 """Owner of logs that no job writes."""
+UNKNOWN_USER = -1
+"""User of a job whose owner only an earlier process knew. It is not that of `NODE_ITSELF`, whose turns no job uses."""
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]

@@ -230,16 +230,15 @@ class Discovery:
         for top, table in zip(tops, self._units, strict=True):
             every = [unit for unit in top.units.values() if seconds is None or unit.due <= now or unit.cost < cheap]
             self._late += len(every)
-            due = every if seconds is None else first_of_users(every)
+            # Units that would be passed over must not take the places of others of their user.
+            due = every if seconds is None else first_of_users(list(filter(self._may_look_at, every)))
             for unit, facts in zip(due, self._facts(top.path, due), strict=True):
                 seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
                 waiting.setdefault(seen.owner, []).append((seen, facts.written_ns if facts is not None else -1))
-        for owner, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
+        for _, (unit, changed_ns) in self._turns.turns(waiting, lambda item: item[0].cost):
             if is_stopping() or (seconds is not None and time.monotonic() - now >= seconds):
                 break
-            has_used_up = self._turns.used_by(owner.uid) > USER_SECONDS
-            if seconds is not None and has_used_up and unit.cost > CHEAP_SECONDS:
-                self._cuts.add(owner, CutKind.SECONDS)
+            if seconds is not None and not self._may_look_at(unit):
                 continue
             allowed = None if seconds is None else max(unit.allowed, job_seconds)
             try:
@@ -252,6 +251,13 @@ class Discovery:
             is_cut |= self._budget.is_cut
             self._late -= not self._budget.is_late
         return is_cut
+
+    def _may_look_at(self, unit: ScanUnit) -> bool:
+        """Return whether the unit's user has time left for the look. If not, it is counted as left out."""
+        if unit.cost <= CHEAP_SECONDS or self._turns.used_by(unit.owner.uid) <= USER_SECONDS:
+            return True
+        self._cuts.add(unit.owner, CutKind.SECONDS)
+        return False
 
     def _facts(self, path: str, units: Sequence[ScanUnit]) -> Sequence[FileFacts | None]:
         """Return the facts of the directory of each unit. None if it is gone."""

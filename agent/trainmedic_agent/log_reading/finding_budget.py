@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from trainmedic_agent.log_reading.budgets import BudgetOwner, HourlyBudget
+from trainmedic_agent.log_reading.budgets import NODE_ITSELF, UNKNOWN_USER, BudgetOwner, HourlyBudget
 from trainmedic_agent.log_reading.cut_record import CutRecord
 from trainmedic_logs.domain.finding import Finding
 from trainmedic_logs.domain.log_cuts import CutKind
+from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 _MOST_REMEMBERED = 20_000
 
@@ -46,7 +47,9 @@ class FindingsOfJobs:
 
     def owner_of(self, finding: Finding) -> BudgetOwner:
         """Return whose finding it is. Of one from before this process began, only the job is known."""
-        return self._admitted.get(finding.id) or BudgetOwner(None, finding.origin.job)
+        if finding.origin.source in KERNEL_SOURCES:
+            return NODE_ITSELF
+        return self._admitted.get(finding.id) or BudgetOwner(UNKNOWN_USER, finding.origin.job)
 
     def was_admitted(self, finding: Finding) -> bool:
         """Return whether a later word on the finding is to be reported."""

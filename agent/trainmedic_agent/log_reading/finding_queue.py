@@ -45,17 +45,19 @@ class FindingQueue:
             connection.execute("INSERT INTO log_waiting (finding, uid, job, size, body) VALUES (?, ?, ?, ?, ?)", values)
 
     @staticmethod
-    def leave_out(connection: sqlite3.Connection, count: int) -> None:
+    def _leave_out(connection: sqlite3.Connection, count: int) -> None:
         """Leave out numbers, by which the server sees how many findings it does not get."""
         begun = connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'log_findings'", (count,))
         if begun.rowcount == 0:
             connection.execute("INSERT INTO sqlite_sequence VALUES ('log_findings', ?)", (count,))
 
-    def take(self, connection: sqlite3.Connection, most: int, numbered: Callable[[bytes, int], bytes]) -> None:
+    def take(self, connection: sqlite3.Connection, most: int, numbered: Callable[[bytes, int], bytes | None]) -> int:
         """Give the next findings their numbers, so that they are no longer changed.
 
-        `numbered` returns a body with a number.
+        `numbered` returns a body with a number, or None if it cannot read the body. Such a finding is deleted, and its
+        number left out. Return how many these were.
         """
+        unreadable = 0
         counts = {
             BudgetOwner(uid, job): count
             for uid, job, count in connection.execute("SELECT uid, job, COUNT(*) FROM log_waiting GROUP BY uid, job")
@@ -70,10 +72,44 @@ class FindingQueue:
                     "INSERT INTO log_findings (finding, size, body) VALUES (?, 0, x'')", (finding,)
                 ).lastrowid
                 assert number is not None
-                whole = numbered(bytes(body), number)
-                values = (len(whole), whole, number)
-                connection.execute("UPDATE log_findings SET size = ?, body = ? WHERE number = ?", values)
                 connection.execute("DELETE FROM log_waiting WHERE id = ?", (waiting,))
+                whole = numbered(bytes(body), number)
+                if whole is None:
+                    connection.execute("DELETE FROM log_findings WHERE number = ?", (number,))
+                    unreadable += 1
+                else:
+                    values = (len(whole), whole, number)
+                    connection.execute("UPDATE log_findings SET size = ?, body = ? WHERE number = ?", values)
+        return unreadable
+
+    @staticmethod
+    def make_room(connection: sqlite3.Connection, most_bytes: int) -> int:
+        """Delete findings until they have at most so many bytes: each time the oldest of the user, and of that user's
+        job, with the most bytes. Return how many these were. Their numbers are left out."""
+        ((total,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")
+        if total <= most_bytes:
+            return 0
+        sizes = {
+            BudgetOwner(uid, job): size
+            for uid, job, size in connection.execute("SELECT uid, job, SUM(size) FROM log_waiting GROUP BY uid, job")
+        }
+        lost = 0
+        while total > most_bytes:
+            users: Counter[int | None] = Counter()
+            for owner, size in sizes.items():
+                users[owner.uid] += size
+            user = max(users, key=users.__getitem__)
+            largest = max((owner for owner in sizes if owner.uid == user), key=sizes.__getitem__)
+            oldest = "SELECT id, size FROM log_waiting WHERE uid IS ? AND job IS ? ORDER BY id LIMIT 100"
+            for waiting, size in connection.execute(oldest, (largest.uid, largest.job)).fetchall():
+                connection.execute("DELETE FROM log_waiting WHERE id = ?", (waiting,))
+                sizes[largest] -= size
+                total -= size
+                lost += 1
+                if total <= most_bytes:
+                    break
+        FindingQueue._leave_out(connection, lost)
+        return lost
 
     def shares(self, counts: Mapping[BudgetOwner, int], most: int) -> Mapping[BudgetOwner, int]:
         """Return how many findings of each owner are sent next, `most` together.

@@ -16,12 +16,14 @@ from msgspec.structs import replace
 from trainmedic.wire.envelope import EnvelopeError
 from trainmedic.wire.findings import LARGEST_UPDATE
 from trainmedic.wire.log_limit import LogLimit
+from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.errors import JournalUnavailable
 from trainmedic_agent.log_reading.log_store import LogStore
 from trainmedic_logs.domain import finding_codec
 
 log = logging.getLogger(__name__)
 
+NAME = "log-findings"
 _BATCH = 50
 _BATCH_BYTES = 256 * 1024
 _IDLE_SECONDS = 1.0
@@ -38,12 +40,15 @@ class FindingPort(Protocol):
 class FindingSender:
     """The thread, from `start` to `stop`. ``has_findings`` is set when some were written down."""
 
-    def __init__(self, port: FindingPort, store: LogStore, has_findings: threading.Event) -> None:
+    def __init__(
+        self, port: FindingPort, store: LogStore, has_findings: threading.Event, counters: AgentCounters
+    ) -> None:
         self._port = port
+        self._counters = counters
         self._store = store
         self._has_findings = has_findings
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="log-findings", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self._log_limit = LogLimit()
 
     def start(self) -> None:
@@ -68,6 +73,10 @@ class FindingSender:
             except JournalUnavailable as error:
                 if self._log_limit.lets_through():
                     log.error("findings cannot be read from the journal", extra={"reason": str(error)})
+            except Exception:  # the thread's boundary: without it no finding of the node would be sent any more
+                self._counters.loop_error(NAME)
+                if self._log_limit.lets_through():
+                    log.exception("sending findings goes on after an unexpected error")
             if not self._stopping.is_set():
                 self._has_findings.wait(_IDLE_SECONDS)
                 self._has_findings.clear()

@@ -23,7 +23,7 @@ class LogCounters:
         self.truncations = 0
         self.kernel_lines_lost = 0
         self.findings_lost = 0
-        """Updates of findings for which there was no room while nobody took them."""
+        """Updates of findings for which there was no room while nobody took them, and those that cannot be read."""
         self.findings_waiting = 0
         self.files: Mapping[str, int] = {}
         """Files that are followed, by source."""

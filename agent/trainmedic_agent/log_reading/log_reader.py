@@ -118,7 +118,7 @@ class LogReader:
             cuts=cuts,
             files=files,
         )
-        self._sender = FindingSender(port, self._store, self.runner.has_findings)
+        self._sender = FindingSender(port, self._store, self.runner.has_findings, context.counters)
         self._dumps = DumpReading(self.runner, read_dumps, context.now, cuts, files=files)
         loops: dict[str, Callable[[], float]] = {"log-files": self._read_files, "log-scan": self._scan}
         if policy.kernel is not None:

@@ -1,15 +1,17 @@
 """What reading logs remembers in the reader's database: how far it is, what rules know, what is still to be sent.
 
 All of it changes in one transaction, so that after a kill at any moment what was read and what was found are of the
-same moment: no line is lost between them, and none makes another finding. What waits to be sent is bounded; where
-nobody takes it for long the oldest goes, and is counted.
+same moment: no line is lost between them, and none makes another finding. What waits to be sent is bounded. If nobody
+takes it for long, the oldest of the user with the most goes, and is counted.
 
 On a disk that is full nothing of this may use up the space that is kept back for commands; reading waits then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +22,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trainmedic.wire import envelope
+from trainmedic.wire.envelope import EnvelopeError
+from trainmedic.wire.log_limit import LogLimit
 from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.log_reading import finding_queue
 from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
@@ -29,6 +33,8 @@ from trainmedic_logs.domain import finding_codec
 from trainmedic_logs.domain.finding import Excerpt, Finding
 from trainmedic_logs.domain.finding_codec import FindingUpdate
 from trainmedic_logs.lines.tracker import TrackerChanges
+
+log = logging.getLogger(__name__)
 
 MOST_WAITING_BYTES = 64 * 1024 * 1024
 
@@ -76,6 +82,7 @@ class LogStore:
         self._counters = counters
         self._lock = threading.Lock()
         self._queue = FindingQueue()
+        self._log_limit = LogLimit()
         if self._value(_INSTANCE) is None:
             self._put(_INSTANCE, envelope.new_id())
         self._instance = self._value(_INSTANCE) or ""
@@ -121,10 +128,11 @@ class LogStore:
             _write_tracker(connection, tracker)
             for each in outgoing:
                 self._add(connection, each)
-            lost = self._make_room(connection)
+            lost = self._queue.make_room(connection, MOST_WAITING_BYTES) if outgoing else 0
+            self._write_lost(connection, lost)
         self.is_new = False
-        if outgoing or lost:
-            self._counters.findings_lost += lost
+        self._counters.findings_lost += lost
+        if outgoing:
             self._measure()
 
     def first_word(self, finding: Finding) -> str:
@@ -157,7 +165,11 @@ class LogStore:
             ((numbered, queued),) = self._journal.rows(_COUNTS)
             if queued and numbered < most:
                 with self._journal.transaction() as connection:
-                    self._queue.take(connection, most - numbered, _numbered)
+                    lost = self._queue.take(connection, most - numbered, _numbered)
+                    self._write_lost(connection, lost)
+                self._counters.findings_lost += lost
+                if lost and self._log_limit.lets_through():
+                    log.error("findings that cannot be read are left out", extra={"count": lost})
             return self._journal.rows("SELECT number, body FROM log_findings ORDER BY number LIMIT ?", (most,))
 
     def sent(self, numbers: Iterable[int]) -> None:
@@ -173,7 +185,8 @@ class LogStore:
         finding = outgoing.finding.id
         earlier = self._queue.body(connection, finding) if outgoing.excerpt is None else None
         if earlier is not None:
-            outgoing = replace(outgoing, excerpt=finding_codec.decode(earlier).excerpt)
+            with contextlib.suppress(EnvelopeError):  # `waiting` leaves it out and counts it
+                outgoing = replace(outgoing, excerpt=finding_codec.decode(earlier).excerpt)
         self._queue.put(connection, finding, outgoing.owner, self._encoded(outgoing))
 
     def _encoded(self, outgoing: OutgoingFinding) -> bytes:
@@ -203,23 +216,11 @@ class LogStore:
 
         self._journal.write(adopt)
 
-    def _make_room(self, connection: Any) -> int:
-        """Let the oldest updates go while there are too many bytes; return how many. Their numbers are left out."""
-        lost = 0
-        ((size,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")
-        while size > MOST_WAITING_BYTES:
-            rows = connection.execute("SELECT id, size FROM log_waiting ORDER BY id LIMIT 100").fetchall()
-            for waiting, each in rows:
-                if size <= MOST_WAITING_BYTES:
-                    break
-                connection.execute("DELETE FROM log_waiting WHERE id = ?", (waiting,))
-                size -= each
-                lost += 1
+    def _write_lost(self, connection: sqlite3.Connection, lost: int) -> None:
+        """Write how many updates were lost, with these."""
         if lost:
             row = (_LOST, str(self._counters.findings_lost + lost))
             connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", row)
-            FindingQueue.leave_out(connection, lost)
-        return lost
 
     def _measure(self) -> None:
         ((numbered, queued),) = self._journal.rows(_COUNTS)
@@ -234,8 +235,13 @@ class LogStore:
             connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", (name, value))
 
 
-def _numbered(body: bytes, number: int) -> bytes:
-    return finding_codec.encode(replace(finding_codec.decode(body), number=number))
+def _numbered(body: bytes, number: int) -> bytes | None:
+    """Return the update with its number. None if the server could not read it: a user can choose names of directories
+    that make such a finding."""
+    try:
+        return finding_codec.encode(replace(finding_codec.decode(body), number=number))
+    except EnvelopeError:
+        return None
 
 
 def _write_tracker(connection: sqlite3.Connection, changes: TrackerChanges) -> None:

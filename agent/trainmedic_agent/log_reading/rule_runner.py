@@ -125,7 +125,7 @@ class RuleRunner:
             if tracker is None:
                 return
             for line in lines:
-                for finding in tracker.feed(line):
+                for finding in tracker.feed(line, source.stream.owner.uid):
                     if not self._of_jobs.admits(source.stream.owner, finding):
                         continue
                     self._say(finding, owner=source.stream.owner)

@@ -29,7 +29,7 @@ from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Findings that are followed at once; of more, those that were quiet longest are forgotten."""
+"""Findings that are followed at once. Of more, the user with the most loses those that were quiet longest."""
 _AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
 """Of one finding, in one stream."""
@@ -65,6 +65,8 @@ class _Followed(Struct):
     """Consecutive records that the rule could have matched and did not, since the last match."""
     number: int = 0
     """Names it among all that this tracker has followed, and where it is stored."""
+    user: int | None = None
+    """Who writes the stream. None for the node's own logs, and where it is not known."""
 
     @property
     def kept(self) -> _Kept:
@@ -142,12 +144,12 @@ class FindingTracker:
         counted = ((key, each) for key, each in self._followed.items() if each.is_counted)
         self._stretches = {key for key, each in counted if each.counts_in_a_row}
 
-    def feed(self, line: Line) -> list[Finding]:
-        """Take the next line; return findings that begin with it, and those that it ends. Repeats are told by
-        `tick`."""
-        return self.take(line, self._matcher.match(line))
+    def feed(self, line: Line, user: int | None = None) -> list[Finding]:
+        """Take the next line, of a user's stream; return findings that begin with it, and those that it ends. Repeats
+        are told by `tick`."""
+        return self.take(line, self._matcher.match(line), user)
 
-    def take(self, line: Line, match: LineMatch) -> list[Finding]:
+    def take(self, line: Line, match: LineMatch, user: int | None = None) -> list[Finding]:
         """Do what `feed` does, with a match that is known already."""
         self.begun.clear()
         if match.near:
@@ -158,7 +160,7 @@ class FindingTracker:
             done += self._end_stretches(line, match.refused)
         if match.rule is not None:
             self.lines_taken[match.rule.name] += 1
-            began = self._take(line, match, match.rule)
+            began = self._take(line, match, match.rule, user)
             if began is not None:
                 done.append(began)
         return done
@@ -189,7 +191,7 @@ class FindingTracker:
 
     # --- beginning and repeating ----------------------------------------------------------------
 
-    def _take(self, line: Line, match: LineMatch, rule: LogRule) -> Finding | None:
+    def _take(self, line: Line, match: LineMatch, rule: LogRule, user: int | None) -> Finding | None:
         whose = observation.identity(line, match, self._gpu_of)
         key = _key(rule, line.origin, match.role, match.cause, whose, match.fields)
         followed = self._followed.get(key)
@@ -207,6 +209,7 @@ class FindingTracker:
             self._bound()
             followed = self._followed[key] = _Followed(rule, new, [new] if rule.count else [])
             followed.number = self._last_number = self._last_number + 1
+            followed.user = user
         else:
             followed.waiting.append(new)
             followed.finding = new
@@ -225,8 +228,11 @@ class FindingTracker:
 
     def _bound(self) -> None:
         if len(self._followed) >= MOST_OPEN:
+            users = Counter(followed.user for followed in self._followed.values())
+            largest = max(users, key=users.__getitem__)
+            keys = [key for key, followed in self._followed.items() if followed.user == largest]
             # Some at once, so that looking for them costs little where each line is a finding of its own.
-            for key in heapq.nsmallest(_AT_ONCE, self._followed, lambda key: self._followed[key].finding.last_at):
+            for key in heapq.nsmallest(_AT_ONCE, keys, lambda key: self._followed[key].finding.last_at):
                 self._forget(key)
 
     def _forget(self, key: _Key) -> None:
@@ -384,6 +390,7 @@ def _written(followed: _Followed) -> dict[str, Any]:
         "is_told": followed.is_told,
         "has_changed": followed.has_changed,
         "told_at": envelope.write_time(followed.told_at) if followed.told_at else None,
+        "user": followed.user,
     }
 
 
@@ -398,7 +405,8 @@ def _restored(entry: Mapping[str, Any], rule_set: RuleSet) -> _Followed | None:
     if rule is None:
         return None
     told_at = envelope.read_time(entry["told_at"]) if entry["told_at"] else None
-    return _Followed(rule, finding, waiting, bool(entry["is_told"]), bool(entry["has_changed"]), told_at)
+    is_told, has_changed, user = bool(entry["is_told"]), bool(entry["has_changed"]), entry.get("user")
+    return _Followed(rule, finding, waiting, is_told, has_changed, told_at, user=None if user is None else int(user))
 
 
 def _read(text: str, generation: str) -> Finding:

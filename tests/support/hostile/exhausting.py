@@ -216,12 +216,14 @@ class Exhausting(Attacker):
             b"bob-1%-" + b"0" * 32,
             b"rank-" + b"9" * 200,
             b"attempt-1",
+            b"\xff" * 200,
             b".",
         )
         root = os.fsencode(self.ground.root)
         for name in names:
             with contextlib.suppress(OSError):
-                place = root + b"/" + (b"attempt-3" if self.ground.is_contained else name) + b"/attempt-1"
+                attempt = self.rng.choice((b"/attempt-1", b"/attempt-999999999"))
+                place = root + b"/" + (b"attempt-3" if self.ground.is_contained else name) + attempt
                 os.makedirs(place, exist_ok=True)  # noqa: PTH103
                 own = b"launcher-" + os.fsencode(self.ground.node) + b".log"
                 for file in (own, name, b"sources-" + name + b"-0.json"):

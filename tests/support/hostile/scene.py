@@ -7,7 +7,8 @@ normal job and no attacker: it shows what the load of the machine alone does.
 What is observed: the seconds until a failing line of these jobs is a finding in Redis, the seconds of commands, the
 memory of the agent, and whether anything that comes out holds a byte of a private file.
 
-Without root there is one user only. All files of others lie outside the directories of the policy then.
+Without root there is one user only. All files of others lie outside the directories of the policy then. The attackers
+spare the logs of the victims: they own them, and could write into them, cut them or remove them like their own.
 
 Not here: what is asserted about it (``tests/attack/test_hostile_jobs.py``, ``benchmarks/hostile_jobs.py``).
 """
@@ -181,6 +182,8 @@ class Attack:
         self._calm = Victim(CALM, None, CALM, self._calm_root, "n2")
         self._stack = contextlib.ExitStack()
         self._over = threading.Event()
+        self._has_ended = threading.Event()
+        """Nothing is observed any more. The last command gets its reply after the attack is over."""
         self._arrived: dict[int, float] = {}
         self._replied: dict[str, tuple[float, str]] = {}
         self._seen = threading.Lock()
@@ -194,12 +197,16 @@ class Attack:
         try:
             self._start()
         except BaseException:
-            self._stack.close()
+            self._end()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._over.set()
+        self._has_ended.set()
         self._stack.close()
 
     # --- the place --------------------------------------------------------------------------------------
@@ -263,6 +270,8 @@ class Attack:
         address = urlsplit(node.exporter())
         # They exist from the beginning: whoever writes through a link to a missing file makes it, and takes the name.
         logs = [str(victim.begin(f"{victim.name}-{number}")) for victim in self._victims[:2] for number in (0, 1)]
+        if not MAY_GIVE:
+            logs = []
         prey = (*private, *logs, *(str(Path(path).parents[1]) for path in logs))
         state = node.state
         user = Ground(
@@ -374,7 +383,7 @@ class Attack:
             connection.sendall(b"MONITOR\r\n")
             connection.settimeout(1.0)
             rest = b""
-            while not self._over.is_set():
+            while not self._has_ended.is_set():
                 try:
                     taken = connection.recv(1 << 20)
                 except TimeoutError:
@@ -414,8 +423,7 @@ class Attack:
         sent = time.monotonic()
         self.node.send(command)
         while command.id not in self._replied and time.monotonic() - sent < 60:
-            if self._over.wait(0.005) and time.monotonic() - sent > 10:
-                break
+            time.sleep(0.005)
         at, status = self._replied.get(command.id, (0.0, "no reply"))
         if status == "applied":
             self.outcome.commands.append(at - sent)

@@ -255,6 +255,29 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(stored(followed)) == 10
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_users_flood_makes_the_tracker_forget_nothing_of_others(
+    monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
+    """The kernel's first line of two that count together is kept, and so is the first line of another user."""
+    monkeypatch.setattr(tracker, "MOST_OPEN", 10)
+    counted = RequiredCount(2, timedelta(minutes=1))
+    xid, oom = replace(XID, count=counted), rule(count=counted)
+    step = rule("step", r"CUDA step (?P<n>\d+)", alert=RuleAlert("S", labels={"n": "{{ fields.n }}"}))
+    followed = FindingTracker(RuleSet((xid, step, oom)))
+    mallory, bob = 1001, 1002
+    first = at(0, "NVRM: Xid (PCI:0000:3b:00): 79", "kernel"), at(0, "CUDA out of memory", job="bobs")
+    assert not followed.feed(first[0])
+    assert not followed.feed(first[1], bob)
+    for number in range(100):
+        assert followed.feed(at(1 + number / 100, f"CUDA step {number}", job="loud"), mallory)
+        if is_restarted and number == 50:
+            state, followed = stored(followed), FindingTracker(followed.rule_set)
+            followed.restore(state)
+    assert [each.count for each in followed.feed(at(3, "NVRM: Xid (PCI:0000:3b:00): 79", "kernel"))] == [2]
+    assert [each.count for each in followed.feed(at(3, "CUDA out of memory", job="bobs"), bob)] == [2]
+
+
 def test_the_line_shown_is_the_telling_one_and_has_no_secret() -> None:
     """Of a traceback the exception; of a long line the part with the pattern; with secrets masked."""
     (block,) = lines('Traceback (most recent call last):\n  File "a.py", line 1, in f\nE: CUDA out of memory')

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from tests.support.findings import of_training
+from tests.support.findings import RULES, of_training
+from trainmedic.wire.findings import RulesNotice
 from trainmedic.wire.signing import Signer
 from trainmedic_agent.log_link.finding_relay import FindingRelay
 from trainmedic_agent.log_link.messages import AgentMessage, FindingBatch, FindingsTaken, QueuedFinding
@@ -40,7 +44,17 @@ class Redis:
 
     def __init__(self, waiting: int) -> None:
         self.waiting = waiting
+        self.notice: bytes | None = None
         self.taken: list[dict[Any, Any]] = []
+
+    def time(self) -> tuple[int, int]:
+        return 0, 0
+
+    def get(self, _: str) -> bytes | None:
+        return self.notice
+
+    def getrange(self, *_: Any) -> bytes:
+        return RULES.encode()
 
     def xlen(self, _: str) -> int:
         return self.waiting + len(self.taken)
@@ -52,17 +66,44 @@ class Redis:
 class Relayed:
     """A relay, and what it says to the reader."""
 
-    def __init__(self, waiting: int = 0) -> None:
-        self.said: list[AgentMessage] = []
+    def __init__(self, waiting: int = 0, connection: Any = None) -> None:
+        self.sends, self.accepts = threading.Event(), threading.Event()
+        self.sent: list[AgentMessage] = []
+        self.link_is_open = True
         self.redis: Any = Redis(waiting)
-        connection: Any = None
         signer = Signer.of(b"a key of the tests")
         self.relay = FindingRelay("n1", connection, signer, RuleNews("n1", signer), self._send, lambda: 0.0)
         self.relay.begin(1)
 
+    def told(self) -> list[AgentMessage]:
+        """Return what the reader is told since the last call."""
+        unsent = self.relay._unsent
+        return [each[0] for _ in range(unsent.qsize()) if (each := unsent.get()) is not None]
+
     def _send(self, message: AgentMessage, _: int) -> bool:
-        self.said.append(message)
-        return True
+        self.sends.set()
+        self.accepts.wait(60)
+        self.sent += [message] if self.link_is_open else []
+        return self.link_is_open
+
+
+class Connection:
+    """A connection to Redis, with one turn at a time."""
+
+    def __init__(self) -> None:
+        self.redis: Any = None
+        self.lock = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[Any]:
+        with self.lock:
+            yield self.redis
+
+    def succeeded(self) -> None: ...
+    def failed(self, error: BaseException) -> float:
+        raise AssertionError from error
+
+    def close(self) -> None: ...
 
 
 def queued(number: int, node: str = "n1", stated: int | None = None) -> QueuedFinding:
@@ -76,7 +117,7 @@ def test_findings_are_signed_sent_and_acknowledged() -> None:
     assert relayed.relay.offer(FindingBatch([queued(1), queued(2)]), 1)
     assert relayed.relay._relayed(relayed.redis)
     assert len(relayed.redis.taken) == 2
-    assert relayed.said == [FindingsTaken([1, 2])]
+    assert relayed.told() == [FindingsTaken([1, 2])]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +129,7 @@ def test_nothing_is_signed_that_is_not_this_nodes_finding(hostile: QueuedFinding
     assert relayed.relay.offer(FindingBatch([hostile, queued(2)]), 1)
     assert relayed.relay._relayed(relayed.redis)
     assert len(relayed.redis.taken) == 1
-    assert relayed.said == [FindingsTaken([1, 2])]
+    assert relayed.told() == [FindingsTaken([1, 2])]
 
 
 def test_what_redis_has_no_room_for_waits() -> None:
@@ -96,11 +137,11 @@ def test_what_redis_has_no_room_for_waits() -> None:
     relayed = Relayed(waiting=999)
     assert relayed.relay.offer(FindingBatch([queued(1), queued(2)]), 1)
     assert not relayed.relay._relayed(relayed.redis)
-    assert relayed.said == [FindingsTaken([1])]
+    assert relayed.told() == [FindingsTaken([1])]
     assert not relayed.relay.offer(FindingBatch([queued(3)]), 1)
     relayed.redis.waiting = 0
     assert relayed.relay._relayed(relayed.redis)
-    assert relayed.said == [FindingsTaken([1]), FindingsTaken([2])]
+    assert relayed.told() == [FindingsTaken([2])]
 
 
 def test_a_new_reader_has_no_batch_of_the_one_before() -> None:
@@ -109,3 +150,33 @@ def test_a_new_reader_has_no_batch_of_the_one_before() -> None:
     assert relayed.relay.offer(FindingBatch([queued(1)]), 1)
     relayed.relay.begin(2)
     assert relayed.relay.offer(FindingBatch([queued(1)]), 2)
+
+
+def test_a_reader_that_accepts_nothing_holds_up_no_turn_with_redis() -> None:
+    """Commands come by the same connection."""
+    connection = Connection()
+    relayed = Relayed(connection=connection)
+    connection.redis = relayed.redis
+    relayed.relay.start()
+    try:
+        assert relayed.relay.offer(FindingBatch([queued(1)]), 1)
+        assert relayed.sends.wait(60)
+        assert connection.lock.acquire(timeout=30)
+        connection.lock.release()
+        assert not relayed.accepts.is_set()
+    finally:
+        relayed.accepts.set()
+        relayed.relay.stop(60)
+    assert len(relayed.redis.taken) == 1
+
+
+def test_rules_that_no_reader_got_are_sent_again() -> None:
+    """A reader that ends before it has the rules is followed by one that needs them."""
+    relayed = Relayed()
+    relayed.redis.notice = RulesNotice.of(RULES.encode(), NOW).encode("n1", Signer.of(b"a key of the tests"))
+    relayed.accepts.set()
+    for relayed.link_is_open in (False, True, True):
+        relayed.relay._look_for_rules(relayed.redis, relayed.relay._rules_due)
+        relayed.relay._unsent.put(None)
+        relayed.relay._send_all()
+    assert [type(message).__name__ for message in relayed.sent] == ["RulesNow"]

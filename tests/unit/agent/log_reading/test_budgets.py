@@ -6,6 +6,7 @@ import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,9 +147,14 @@ def test_files_that_a_job_names_are_listed_once_for_each_directory(
         {"path": str(touch(tmp_path / "logs" / "own" / f"{number}.log")), "source": "training"} for number in range(64)
     ]
     say(attempt, files=files)
-    listings: list[int] = []
+    listings: list[str] = []
     real = Discovery._listed
-    monkeypatch.setattr(Discovery, "_listed", lambda self, look: (listings.append(look), real(self, look))[1])
+
+    def listed(self: Discovery, look: Any, *units: Any) -> Any:
+        listings.append(look.path)
+        return real(self, look, *units)
+
+    monkeypatch.setattr(Discovery, "_listed", listed)
     scan = Discovery(policy_of(roots=[str(tmp_path / "logs")]), NODE).scan((), lambda: False)
     assert len(scan.files) == 64
     assert len(listings) <= 5  # the root, the job, its attempt, "own" as a job, and "own" by its name

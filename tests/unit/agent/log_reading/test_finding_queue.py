@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from tests.support.findings import of_training
+from tests.support.findings import of_kernel, of_training
+from trainmedic_agent.counters import AgentCounters
 from trainmedic_agent.database import AgentDatabase
 from trainmedic_agent.log_reading import log_store
 from trainmedic_agent.log_reading.budgets import NODE_ITSELF, BudgetOwner
+from trainmedic_agent.log_reading.finding_budget import FindingsOfJobs
 from trainmedic_agent.log_reading.finding_queue import FindingQueue
+from trainmedic_agent.log_reading.finding_sender import FindingSender
 from trainmedic_agent.log_reading.log_counters import LogCounters
 from trainmedic_agent.log_reading.log_store import LogStore, NodeBoot, OutgoingFinding
 from trainmedic_logs.domain import finding_codec
@@ -129,6 +134,63 @@ def test_what_finds_no_room_leaves_out_numbers(store: Store, monkeypatch: pytest
     assert store.counters.findings_lost == 3
     store.put(found(BudgetOwner(BOB, "bobs"), 4))
     assert [number for number, _ in store.store.waiting(5)] == [5]
+
+
+def test_a_finding_that_cannot_be_read_delays_no_other(store: Store) -> None:
+    """A user can name the directory of an attempt so that the server could not read its finding. It leaves out a
+    number, and is counted over a restart."""
+    unreadable = found(BudgetOwner(MALLORY, "loud"), 0)
+    origin = replace(unreadable.finding.origin, attempt=999_999_999)
+    unreadable = replace(unreadable, finding=replace(unreadable.finding, origin=origin))
+    store.put(unreadable, found(BudgetOwner(BOB, "bobs"), 0))
+    store.put(unreadable)  # a later word looks for the excerpt of the earlier one
+    assert store.sent(2) == ["bobs-0"]
+    store.put(found(BudgetOwner(BOB, "bobs"), 1))
+    assert [number for number, _ in store.store.waiting(5)] == [3]
+    assert store.counters.findings_lost == 1
+    store.begin_again()
+    assert store.counters.findings_lost == 1
+
+
+def test_the_sender_goes_on_after_an_unexpected_error(store: Store) -> None:
+    """Its end would leave all later findings unsent, with nothing that says so but their number."""
+    sent: list[int] = []
+    has_sent, counters = threading.Event(), AgentCounters()
+
+    class Port:
+        def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
+            if not counters.loop_errors():
+                raise KeyError("an error that nobody expects")
+            sent.extend(number for number, _ in updates)
+            has_sent.set()
+
+    store.put(found(BudgetOwner(BOB, "bobs"), 0))
+    sender = FindingSender(Port(), store.store, threading.Event(), counters)
+    sender.start()
+    assert has_sent.wait(60)
+    sender.stop(60)
+    assert sent == [1]
+    assert counters.loop_errors() == {"log-findings": 1}
+
+
+def test_the_user_with_the_most_findings_makes_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nobody takes findings, those of other users and of the kernel stay, however old they are."""
+    store.put(found(NODE_ITSELF, 0), found(BudgetOwner(BOB, "bobs"), 0), found(BudgetOwner(MALLORY, "quiet"), 0))
+    loud = [found(BudgetOwner(MALLORY, "loud"), number) for number in range(300)]
+    ((size,),) = store.database.rows("SELECT SUM(size) FROM log_waiting")
+    monkeypatch.setattr(log_store, "MOST_WAITING_BYTES", 5 * size)
+    store.put(*loud)
+    assert store.counters.findings_lost == 303 - store.counters.findings_waiting
+    sent = store.sent(50)
+    assert {"none-0", "bobs-0", "quiet-0", "loud-299"} <= set(sent)
+    assert "loud-0" not in sent
+
+
+def test_after_a_restart_no_job_uses_the_turns_of_the_node() -> None:
+    """Then only the job of a finding is known. The kernel's findings keep their own turns."""
+    of_jobs, loud = FindingsOfJobs(500), found(BudgetOwner(MALLORY, "loud"), 0).finding
+    assert of_jobs.owner_of(loud).uid not in {None, MALLORY}
+    assert of_jobs.owner_of(of_kernel("gpu-xid", "n1", NOW)) == NODE_ITSELF
 
 
 def test_what_an_earlier_release_followed_is_taken_over(store: Store) -> None:

@@ -82,3 +82,21 @@ def test_many_jobs_of_one_user_are_looked_at_in_several_scans(tmp_path: Path, mo
     assert [(len(scan.files), scan.late) for scan in found] == [(5, 7), (10, 2)]
     # Each scan asks for the facts of new directories, of the 5 that are looked at, and of the log in each.
     assert files.asked == 12 + 2 * (5 + 5)
+
+
+def test_jobs_that_wait_for_their_users_time_take_no_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user has used their time with directories that take long to look at. Another job of that user has its turn."""
+    monkeypatch.setattr(scan_units, "MOST_DUE", 3)
+    for number in range(5):
+        log_of(tmp_path, f"slow-{number}")
+    log_of(tmp_path, "quick")
+    reader = Discovery(policy_of(roots=[str(tmp_path)]), NODE)
+    for _ in range(2):
+        reader.scan((), lambda: False, 60.0)
+    units = reader._units[0].by_name
+    for name, unit in units.items():
+        unit.cost, unit.due = (0.0, 0.0) if name == "quick" else (1.0, -1.0)
+    AttemptLogs.of(tmp_path, "quick", 1).launcher(NODE).unlink()
+    reader._turns._users[units["quick"].owner.uid] = 2 * scan_units.USER_SECONDS
+    assert len(reader.scan((), lambda: False, 60.0).files) == 5
+    assert {name for name, unit in units.items() if unit.due > 0.0} == {"quick"}
