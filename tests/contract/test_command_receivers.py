@@ -327,6 +327,23 @@ def test_an_expiry_that_the_journal_could_not_take_lets_the_command_come_again(
     assert agent.done == [command.id]
 
 
+def test_a_command_that_comes_again_after_such_an_expiry_is_carried_out_once(
+    agent: Agent, advance: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it comes: a further repeat finds it open, and gives it more time."""
+    command = agent.send(agent.command(seconds=60))
+    advance(120)
+    with agent.without_journal(monkeypatch):
+        agent.work()
+    assert agent.answered(command).status == envelope.EXPIRED
+    agent.send(later(command))
+    agent.send(later(command, 600))
+    advance(240)
+    agent.work()
+    assert agent.answered(command, 2).status == envelope.APPLIED
+    assert agent.done == [command.id]
+
+
 def test_what_cannot_be_written_down_is_not_begun(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is answered as failed, and may come again."""
     command = agent.command()

@@ -159,6 +159,7 @@ class CommandRunner:
         """Count a command of the journal as unfinished, until `carry_out` has recorded its outcome, and queue it."""
         with self._lock:
             self._deadlines[command.id] = command.expires_at
+            self._unwritten.pop(command.id, None)  # it had expired; from now on a repeat finds it open
         executor = self._executors.get(command.action)
         # A command of the journal may be of an older agent; any queue brings it to `carry_out`, which answers it.
         name = executor.queue if executor is not None else next(iter(self._queues))
