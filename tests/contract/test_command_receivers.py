@@ -129,6 +129,23 @@ def test_what_a_killed_job_had_is_answered_when_its_time_is_over(
     assert (reply.status, receiver.done) == (envelope.EXPIRED if receiver.resumes else envelope.FAILED, [])
 
 
+def test_what_is_not_finished_after_a_kill_may_have_been_begun(
+    receiver: Receiver, advance: Callable[[float], None]
+) -> None:
+    """The answer says so, because it had an effect: its time was over before it could be resumed."""
+    command = receiver.send(receiver.command(seconds=60))
+    receiver.is_killed_while_acting = True
+    with pytest.raises(Killed):
+        receiver.work()
+    receiver.is_killed_while_acting = False
+    receiver.restart()
+    advance(120)
+    receiver.work()
+    reason = receiver.answered(command).output["reason"]
+    assert "an earlier process of the agent may have begun it" in reason or "interrupted" in reason
+    assert receiver.done == [command.id]
+
+
 # --- undoing ----------------------------------------------------------------------------------------------
 
 
