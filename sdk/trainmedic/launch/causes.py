@@ -182,7 +182,7 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
     stopped = {int(match[1] or match[2]) for match in _TOLD_TO_END.finditer(printed)}
     first, lost_peer = next((end for end in ends if not _is_victim(end, own, stopped)), ends[0]), False
     losers = [end for end in ends if last_error(own.get(end.rank, "")).is_victims]
-    if losers and (first in losers and _is_victim(first, own, stopped) or first.pid in stopped):
+    if losers and ((first in losers and _is_victim(first, own, stopped)) or first.pid in stopped):
         # One that left by its error, rather than one that torchrun ended meanwhile.
         first, lost_peer = min(losers, key=lambda end: end.status < 0), True
     if first.status < 0 and not lost_peer:
