@@ -14,8 +14,9 @@ PACKAGE = Path(__file__).parents[2] / "app" / "trainmedic_server"
 PATTERNS = {
     "core": """core_errors command expressions expressions.* catalog.yaml_text catalog.yaml_files catalog.model_errors
         catalog.allowance domain.target domain.duration domain.fields domain.problems domain.plain_text
-        domain.gpu_names domain.http_url machine_locks settings.sources cli.exits cli.table cli.setting_flags cli.output
-        cli.completion presentation.words confined_process confined_child kill_as_user program_source""",
+        domain.gpu_names domain.http_url domain.once machine_locks settings.sources cli.exits cli.table
+        cli.setting_flags cli.output cli.completion presentation.words confined_process confined_child kill_as_user
+        program_source""",
     "logs": """log_errors logs logs.* diagnosis diagnosis.* domain.finding domain.finding_codec domain.known_finding
         domain.log_search domain.log_sources domain.log_pages domain.log_cuts domain.file_times domain.pod_fault
         domain.xids domain.known_verdict catalog.log_rule_* adapters.dump_reader adapters.dump_child adapters.log_folder
