@@ -45,6 +45,10 @@ from trainmedic_core.problems import did_you_mean
 
 log = logging.getLogger(__name__)
 
+_TOO_LATE = "the agent did not come to it in time"
+_BEGUN = "an earlier process of the agent may have begun it"
+_PERHAPS_BEGUN = f"its time was over when the agent started again; {_BEGUN}"
+
 
 class CommandRunner:
     """The commands of one node, from their arrival to their outcome."""
@@ -159,6 +163,7 @@ class CommandRunner:
         """Count a command of the journal as unfinished, until `carry_out` has recorded its outcome, and queue it."""
         with self._lock:
             self._deadlines[command.id] = command.expires_at
+            self._unwritten.pop(command.id, None)  # it had expired; from now on a repeat finds it open
         executor = self._executors.get(command.action)
         # A command of the journal may be of an older agent; any queue brings it to `carry_out`, which answers it.
         name = executor.queue if executor is not None else next(iter(self._queues))
@@ -198,12 +203,11 @@ class CommandRunner:
         with self._lock:
             deadline = self._deadlines[command.id]
         if self._now() >= deadline:
-            self._abandon(executor, accepted)
-            return ended(envelope.EXPIRED, "the agent did not come to it in time")
+            return ended(envelope.EXPIRED, _TOO_LATE if self._leaves_nothing(executor, accepted) else _PERHAPS_BEGUN)
         refusal = self._context.policy.refusal(command)
         if refusal is not None:
-            self._abandon(executor, accepted)
-            return ended(envelope.REJECTED, refusal)
+            leaves_nothing = self._leaves_nothing(executor, accepted)
+            return ended(envelope.REJECTED, refusal if leaves_nothing else f"{refusal}; {_BEGUN}")
         try:
             if isinstance(executor, SupportsWithdrawal) and accepted.is_withdrawn():
                 raise CommandWithdrawn("the server withdrew it")
@@ -222,15 +226,22 @@ class CommandRunner:
             self._context.counters.loop_error(executor.queue)
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
-    def _abandon(self, executor: Executor, accepted: AcceptedCommand) -> None:
-        """Undo what an earlier process may have begun of a command that this one must not finish."""
-        if not accepted.resumed or not isinstance(executor, SupportsAbandon):
-            return
+    def _leaves_nothing(self, executor: Executor, accepted: AcceptedCommand) -> bool:
+        """Undo what an earlier process may have begun of a command that this one must not finish.
+
+        Return whether certainly nothing is left of it.
+        """
+        if not accepted.resumed:
+            return True
+        if not isinstance(executor, SupportsAbandon):
+            return False
         try:
             executor.abandon(accepted)
         except Exception:  # the command is answered all the same; a person must deal with what is left of it
             log.exception("what was begun of a command could not be taken back", extra=command_fields(accepted.command))
             self._context.counters.loop_error(executor.queue)
+            return False
+        return True
 
     def _is_undoable(self, executor: Executor, command_id: str) -> bool:
         """Whether the command that is to be taken back may have had an effect.

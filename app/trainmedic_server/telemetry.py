@@ -323,7 +323,7 @@ def configure_logging(level: str = "INFO", stream: TextIO | None = None, *, read
     handler = logging.StreamHandler(output)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *shared],
+            foreign_pre_chain=[_with_own_values, *shared],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, rendered],
         )
     )
@@ -332,6 +332,15 @@ def configure_logging(level: str = "INFO", stream: TextIO | None = None, *, read
     root.setLevel(level)
     for noisy in ("httpx", "httpcore", "alembic", "apprise", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+_add_values = structlog.stdlib.ExtraAdder()
+
+
+def _with_own_values(logger: Any, method: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
+    """Add the values that one of our modules gave to Python's standard logger. Those of libraries are for formatters of
+    their own: uvicorn gives the message once more with colours, websockets the connection."""
+    return _add_values(logger, method, line) if line["_record"].name.startswith("trainmedic") else line
 
 
 def _as_json(line: structlog.types.EventDict, default: Callable[[Any], Any]) -> str:

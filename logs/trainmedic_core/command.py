@@ -75,6 +75,8 @@ _OWN: Mapping[str, CommandEntry] = {
     "completion": CommandEntry("trainmedic_core.cli.completion", "Print the completion script of a shell."),
 }
 
+_AGAIN = "Install again what you installed: its metadata is missing, or of an earlier version."
+
 
 @functools.cache
 def commands() -> Mapping[str, CommandEntry]:
@@ -119,6 +121,8 @@ class LazyGroup(click.Group):
         """As click does; a name that nothing has is answered with the distribution that brings it, or with those that
         are near, as click does for options."""
         if args and not args[0].startswith("-") and args[0] not in commands() and not ctx.resilient_parsing:
+            if commands().keys() == _OWN.keys():
+                ctx.fail(f"{args[0]!r} is not there, because no distribution has registered its commands. {_AGAIN}")
             for distribution, names in ABSENT.items():
                 if args[0] in names:
                     ctx.fail(f"{args[0]!r} is a command of {distribution}, which is not installed here.")
@@ -131,6 +135,9 @@ class LazyGroup(click.Group):
         """List the commands from the tables, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in commands().items()])
+        if commands().keys() == _OWN.keys():
+            formatter.write_paragraph()
+            formatter.write_text(f"No distribution has registered its commands. {_AGAIN}")
 
 
 @click.group(

@@ -6,11 +6,11 @@ Not here: how labels name a target (``target_resolution``).
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cached_property
 
 from msgspec import Struct
 
 from trainmedic_core import gpu_names
+from trainmedic_core.once import once
 
 
 class TargetKind(StrEnum):
@@ -37,7 +37,7 @@ class Target(Struct, frozen=True, dict=True):
     job: str | None = None
     """The name by which the job takes commands."""
 
-    @cached_property
+    @once
     def key(self) -> str:
         """The target as text: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
         match self.kind:

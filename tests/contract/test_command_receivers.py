@@ -129,6 +129,23 @@ def test_what_a_killed_job_had_is_answered_when_its_time_is_over(
     assert (reply.status, receiver.done) == (envelope.EXPIRED if receiver.resumes else envelope.FAILED, [])
 
 
+def test_what_is_not_finished_after_a_kill_may_have_been_begun(
+    receiver: Receiver, advance: Callable[[float], None]
+) -> None:
+    """The answer says so, because it had an effect: its time was over before it could be resumed."""
+    command = receiver.send(receiver.command(seconds=60))
+    receiver.is_killed_while_acting = True
+    with pytest.raises(Killed):
+        receiver.work()
+    receiver.is_killed_while_acting = False
+    receiver.restart()
+    advance(120)
+    receiver.work()
+    reason = receiver.answered(command).output["reason"]
+    assert "an earlier process of the agent may have begun it" in reason or "interrupted" in reason
+    assert receiver.done == [command.id]
+
+
 # --- undoing ----------------------------------------------------------------------------------------------
 
 
@@ -324,6 +341,23 @@ def test_an_expiry_that_the_journal_could_not_take_lets_the_command_come_again(
         agent.work()
     assert agent.answered(command).status == envelope.EXPIRED
     assert agent.ask(later(command)).status == envelope.APPLIED
+    assert agent.done == [command.id]
+
+
+def test_a_command_that_comes_again_after_such_an_expiry_is_carried_out_once(
+    agent: Agent, advance: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it comes: a further repeat finds it open, and gives it more time."""
+    command = agent.send(agent.command(seconds=60))
+    advance(120)
+    with agent.without_journal(monkeypatch):
+        agent.work()
+    assert agent.answered(command).status == envelope.EXPIRED
+    agent.send(later(command))
+    agent.send(later(command, 600))
+    advance(240)
+    agent.work()
+    assert agent.answered(command, 2).status == envelope.APPLIED
     assert agent.done == [command.id]
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from trainmedic_server.adapters.sql_store.columns import encode_json
 from trainmedic_server.domain.event_codec import EVENT_KINDS, content_of, recorded
-from trainmedic_server.domain.event_kinds import ApprovalRequested, LeaseLost, UndoDone
-from trainmedic_server.domain.run import Event
+from trainmedic_server.domain.event_kinds import ApprovalRequested, Closed, JobFailed, LeaseLost, UndoDone
+from trainmedic_server.domain.run import Event, Status
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 FORMS: list[tuple[str, dict[str, Any]]] = [
@@ -53,6 +53,19 @@ def test_members_of_a_later_release_are_ignored_and_shown() -> None:
     event = Event("lease_lost", AT, "run", data=data)
     assert content_of(event) == LeaseLost("cap", "c", "n1", None)
     assert event.data == data
+
+
+@pytest.mark.parametrize("data", [{"reason": None}, {"status": "SIGKILL", "restarts": "yes"}, {"attempt": None}])
+def test_a_member_that_cannot_be_read_hides_no_other(data: dict[str, Any]) -> None:
+    """As if it were missing: a job's failure counts, whatever a row says about its rank."""
+    event = Event("job_failed", AT, data={"job": "llm-1", "rank": 3, **data})
+    assert content_of(event) == JobFailed("llm-1", rank=3)
+
+
+def test_a_decision_of_a_later_release_does_not_hide_the_end_of_a_run() -> None:
+    """It reads as none."""
+    event = Event("closed", AT, "run", data={"status": "not_started", "message": "m", "decision": "quarantined"})
+    assert content_of(event) == Closed(Status.NOT_STARTED, "m")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -15,7 +16,9 @@ from tests.contract import run_store_values as values
 from tests.contract.run_store_values import at, closed, event, gpu, heard, not_started, run, step, undo
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
+from trainmedic_server.adapters.sql_store import schema
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.run import (
@@ -512,6 +515,23 @@ async def test_runs_of_an_alert_tell_playbook_target_status_and_decision(store: 
     await store.transact(lambda tx: tx.save_runs([(replace(one, status=Status.FAILED, ended_at=at(2)), one)]))
     found = await store.transact(lambda tx: tx.linked_runs([identity]))
     assert found[identity][0].status == "failed"
+
+
+async def test_a_decision_of_a_later_release_hides_no_run_of_an_alert(store: SqlStore) -> None:
+    """As when a server of the release before takes over again: the next report of the alert is still taken."""
+    refused = not_started(2)
+    await keep(store, refused)
+
+    def as_written_later(tx: Tx) -> list[LinkedRun]:
+        assert isinstance(tx, SqlTransaction)
+        tx.link([(refused.id, heard().identity)])
+        changed = sa.update(schema.runs).where(schema.runs.c.id == refused.id).values(decision="quarantined")
+        tx.flushed_connection().execute(changed)
+        return tx.linked_runs([heard().identity])[heard().identity]
+
+    assert [(linked.run_id, linked.decision) for linked in await store.transact(as_written_later)] == [
+        (refused.id, "quarantined")
+    ]
 
 
 async def test_tying_to_what_is_not_kept_is_refused(store: SqlStore) -> None:

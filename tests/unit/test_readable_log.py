@@ -50,15 +50,23 @@ def test_a_line_for_a_terminal_is_readable_and_cannot_steer_it() -> None:
 
 
 @pytest.mark.parametrize("readable", [False, True])
-def test_values_that_a_module_gives_to_the_standard_logger_are_shown(readable: bool) -> None:
-    """Modules without the server's packages log that way."""
+def test_values_that_our_modules_give_to_the_standard_logger_are_shown(readable: bool) -> None:
+    """Modules without the server's packages log that way. What libraries give is for formatters of their own: uvicorn
+    repeats its message with colours, and another name could replace the event."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
     telemetry.configure_logging("INFO", stream, readable=readable)
     try:
-        logging.getLogger("rules").warning("a log rule cannot be loaded", extra={"problem": "a.yaml:3"})
+        log = logging.getLogger("trainmedic_server.rules")
+        log.warning("a log rule cannot be loaded", extra={"problem": "a.yaml:3"})
+        colours = {"color_message": "Started [\x1b[36m%d\x1b[0m]", "event": "replaced"}
+        logging.getLogger("uvicorn.error").warning("Started", extra=colours)
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-    assert "a.yaml:3" in stream.getvalue()
+    ours, theirs = stream.getvalue().splitlines()
+    assert "a.yaml:3" in ours
+    assert "Started" in theirs
+    assert "36m" not in theirs
+    assert "replaced" not in theirs

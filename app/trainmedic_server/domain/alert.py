@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
 from trainmedic.wire.envelope import write_time
+from trainmedic_core.once import once
 from trainmedic_server.domain.reaction import Reaction
 
 _FNV_OFFSET = 14695981039346656037
@@ -86,7 +86,7 @@ class Alert(Struct, frozen=True, dict=True):
         """The ``alertname`` as it was sent. None if no alert map changed the labels."""
         return None if self.original is None else self.original.get("alertname", "")
 
-    @cached_property
+    @once
     def identity(self) -> Identity:
         return Identity(self.fingerprint, self.starts_at)
 

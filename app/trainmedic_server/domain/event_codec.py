@@ -1,7 +1,8 @@
 """Events of the history: how one is made of its kind, and read.
 
-`recorded` makes an event of its content, and `content_of` reads that again. Rows of other releases may lack a member,
-which reads as None, or have more, which are ignored; `Event.data` shows them as they were written.
+`recorded` makes an event of its content, and `content_of` reads that again. A row of another release can lack a member,
+or have one of another type. Such a member reads as its default, or as None. Further members are ignored. `Event.data`
+shows all as they were written.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor:
 
 
 def content_of(event: Event) -> EventKind | None:
-    """Return what an event says. None for a kind of another release, or data that does not fit the kind."""
+    """Return what an event says. None for a kind of another release, or if a member is unreadable that is never None
+    and has no default."""
     kind = EVENT_KINDS.get(event.kind)
     if kind is None:
         return None
@@ -70,7 +72,25 @@ def content_of(event: Event) -> EventKind | None:
     try:
         return msgspec.convert({**required, **event.data}, kind)
     except msgspec.ValidationError:
+        pass  # nearly never: what follows finds out which members are readable
+    readable = {
+        field.name: event.data[field.name]
+        for field in fields(kind)
+        if field.name in event.data and _fits(event.data[field.name], field.type)
+    }
+    try:
+        return msgspec.convert({**required, **readable}, kind)
+    except msgspec.ValidationError:
         return None
+
+
+def _fits(value: Any, type_: Any) -> bool:
+    """Return whether a member of this type can have the value."""
+    try:
+        msgspec.convert(value, type_)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 @cache

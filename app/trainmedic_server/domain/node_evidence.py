@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from trainmedic_core import gpu_names
+from trainmedic_core.once import once
 from trainmedic_server.domain import exporters, host_lists, own_source
 from trainmedic_server.domain.alert_labels import AlertLabels, Label
 from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.node_names import Nodes, is_address, is_same_spelling
-from trainmedic_server.domain.once import once
 from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")

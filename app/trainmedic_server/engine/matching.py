@@ -6,11 +6,11 @@ Who calls it: ``intake``, for each alert that comes; ``admission`` decides on wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from itertools import islice
 
 from msgspec import Struct
 
+from trainmedic_core.once import once
 from trainmedic_core.target import Target
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery
 from trainmedic_server.domain.identity import Unresolved
@@ -34,7 +34,7 @@ class Candidate(Struct, frozen=True, dict=True):
         """Whether nothing that is known is the alert's target."""
         return isinstance(self.target, Unresolved) and self.target.reason == Decision.TARGET_UNKNOWN
 
-    @cached_property
+    @once
     def key(self) -> Key:
         return (self.playbook.definition.name, self.target.key if isinstance(self.target, Target) else "")
 

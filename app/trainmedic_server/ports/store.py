@@ -11,7 +11,7 @@ from msgspec import Struct
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.effect import Effect
 from trainmedic_server.domain.job_life import JobLife
-from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, Run, Status
+from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.kept_tables import KeptTables
@@ -25,8 +25,10 @@ class LinkedRun(Struct, frozen=True):
     run_id: str
     playbook: str
     target_key: str
-    status: Status
-    decision: Decision
+    status: str
+    """A `Status`, or one of a later release."""
+    decision: str
+    """A `Decision`, or one of a later release."""
 
 
 class GuardFacts(Struct, frozen=True):

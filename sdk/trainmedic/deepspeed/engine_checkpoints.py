@@ -67,9 +67,12 @@ class EngineContents:
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
         """Return the optimizer's state where the engine writes that of rank 0 alone: without ZeRO, if all ranks train
-        the same weights. Else it writes of each rank what it has."""
+        the same weights. Else it writes of each rank what it has; an optimizer with a group of ranks is such, also
+        without ZeRO: earlier releases of DeepSpeed have one for weights in bf16."""
         engine = self._engine
-        if engine.zero_optimization_stage() or engine.has_moe_layers or engine.dp_world_size != self._world_size:
+        if engine.zero_optimization_stage() or hasattr(engine.optimizer, "dp_process_group"):
+            return None
+        if engine.has_moe_layers or engine.dp_world_size != self._world_size:
             return None
         return {_OPTIMIZER: engine.optimizer.state_dict()}
 

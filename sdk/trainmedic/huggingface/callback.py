@@ -53,6 +53,7 @@ class Callback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, medic: Medic | None = None, **options: Any) -> None:
+        super().__init__()  # a user's class may have further bases
         self.medic = medic if medic is not None else connect(**options)
         self.framework: HuggingFaceFramework | None = None
         self.reports = StepReports(self.medic)

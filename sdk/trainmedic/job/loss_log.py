@@ -345,6 +345,7 @@ class LossLog:
         self._changes = [each for each in self._changes if each <= step]
         self.until = last
         self.comparison = LossComparison(step, read, course, norms, self._resumed_at)
+        self._resumed_at = min(self._resumed_at, step)  # this process trains what follows, and repeats that
         return self.comparison
 
     def state(self) -> dict[str, Any]:

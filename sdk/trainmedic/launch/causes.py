@@ -180,11 +180,14 @@ def cause_of(status: int, ends: Sequence[RankEnd], own: Mapping[int, str], print
         kind = "" if status < 0 or status in _SIGNALS_OF_SHELL else error_kind(printed)
         return Cause(status, kind or _word(printed), pid=pid)
     stopped = {int(match[1] or match[2]) for match in _TOLD_TO_END.finditer(printed)}
-    first = next((end for end in ends if not _is_victim(end, own, stopped)), ends[0])
-    if first.status < 0:
+    first, lost_peer = next((end for end in ends if not _is_victim(end, own, stopped)), ends[0]), False
+    losers = [end for end in ends if last_error(own.get(end.rank, "")).is_victims]
+    if losers and ((first in losers and _is_victim(first, own, stopped)) or first.pid in stopped):
+        # One that left by its error, rather than one that torchrun ended meanwhile.
+        first, lost_peer = min(losers, key=lambda end: end.status < 0), True
+    if first.status < 0 and not lost_peer:
         return Cause(first.status, rank=first.rank, pid=first.pid)
-    error = last_error(own.get(first.rank, ""))
-    return Cause(first.status, error.kind, first.rank, first.pid, lost_peer=error.is_victims)
+    return Cause(first.status, error_kind(own.get(first.rank, "")), first.rank, first.pid, lost_peer)
 
 
 def _is_victim(end: RankEnd, own: Mapping[int, str], stopped: Collection[int]) -> bool:

@@ -50,6 +50,7 @@ class Callback(LightningCallback):  # type: ignore[misc]
     """
 
     def __init__(self, medic: Medic | None = None, grad_norm: bool = True, **options: Any) -> None:
+        super().__init__()  # a user's class may have further bases
         self.medic = medic if medic is not None else connect(**options)
         self.framework: LightningFramework | None = None
         self._attachment = Attachment(self.medic, "trainmedic.lightning.fit", self._end_loop)
@@ -169,6 +170,13 @@ class Callback(LightningCallback):  # type: ignore[misc]
         self._attachment.training_ends()
         self._window.close()
         self._accumulates_no_more()
+
+    @log_errors
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self.framework is None:  # else it may begin again; see `attach`
+            self._attachment.training_ends()
+            self._window.close()
+            self._accumulates_no_more()
 
     def _accumulates_no_more(self) -> None:
         if self._next_accumulation is not None:

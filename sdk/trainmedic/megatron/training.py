@@ -101,8 +101,8 @@ class MegatronTraining(SelfSavingFramework):
 
         try:
             return self.loop.restarts.run(attempt)
-        finally:  # as it should or by an error: answer a change of the rate that waits
-            self.attachment.live.loop_ends(is_for_good=not self.attachment.restart_is_due)
+        finally:  # as it should or by an error; a program may call it once more, with the same optimizer
+            self.attachment.live.finish("training ended")
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:
         """In place of ``train_step``."""

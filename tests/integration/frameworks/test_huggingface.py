@@ -501,6 +501,26 @@ def test_each_step_is_reported_once_with_its_loss(tmp_path: Path, medic: trainme
     assert medic.progress.window_seconds["evaluation"] > 0
 
 
+def test_further_bases_of_a_users_callback_are_initialized(tmp_path: Path, medic: trainmedic.Medic) -> None:
+    """Python's order of the bases has them after the callback."""
+
+    class Counts(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.begun = 0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.begun += 1
+
+    class Both(huggingface.Callback, Counts):
+        def on_step_begin(self, *arguments: Any, **options: Any) -> None:
+            Counts.on_step_begin(self, *arguments, **options)
+            huggingface.Callback.on_step_begin(self, *arguments, **options)
+
+    callback = Both(medic)
+    assert make_trainer(tmp_path, callback, max_steps=3).train().global_step == 3
+    assert callback.begun == 3
+
+
 def test_a_fault_of_the_callback_does_not_reach_the_training(
     tmp_path: Path, medic: trainmedic.Medic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,7 +241,12 @@ def fail_lightning(directory: Path, medic: trainmedic.Medic, act: Act) -> None:
     trainmedic.lightning.fit(trainer, line.Line(), line.loader(), medic=medic, limits=limits)
 
 
-@pytest.mark.parametrize("train", [fail_huggingface, fail_lightning])
+def fail_lightning_by_the_callback_alone(directory: Path, medic: trainmedic.Medic, act: Act) -> None:
+    script = line.Script(at_20=act, at_21=fail)
+    line.make_trainer(directory, script, trainmedic.lightning.Callback(medic)).fit(line.Line(), line.loader())
+
+
+@pytest.mark.parametrize("train", [fail_huggingface, fail_lightning, fail_lightning_by_the_callback_alone])
 def test_an_error_that_ends_a_training_ends_the_wait_for_its_rate(
     tmp_path: Path, medic: trainmedic.Medic, sent: Sent, train: Callable[..., None]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -48,6 +49,22 @@ def test_an_absent_command_names_its_distribution(
     assert ran.exit_code == 2
     assert f"'{name}' is a command of {distribution}, which is not installed here." in ran.output
     assert name not in command.commands()
+
+
+def test_an_install_that_registers_nothing_is_named(installed: set[str]) -> None:
+    """As after a pull into a checkout that an earlier version was installed from: nothing is said to be absent that may
+    be there."""
+    installed.clear()
+    ran = CliRunner().invoke(command.main, ["serve"])
+    assert ran.exit_code == 2
+    assert "no distribution has registered its commands. Install again" in " ".join(ran.output.split())
+    assert "not installed here" not in ran.output
+    assert "Install again" in CliRunner().invoke(command.main, ["--help"]).output
+
+
+def test_console_scripts_of_earlier_versions_find_the_command() -> None:
+    """They are not written again when a checkout is updated."""
+    assert importlib.import_module("trainmedic_server.cli").main is command.main
 
 
 def test_of_two_commands_with_one_name_the_servers_is_taken(installed: set[str]) -> None:

@@ -134,6 +134,8 @@ def test_who_lost_another_rank_is_known_by_the_last_error(text: str, is_victims:
         ([RankEnd(0, -15, 0, 40), RankEnd(1, 1, 1, 41)], {1: "KeyError: 1"}, "", Cause(1, "KeyError", 1)),
         # Somebody ended a rank by SIGTERM, and torchrun the others.
         ([RankEnd(1, -15, 1, 41), RankEnd(0, -15, 0, 40)], {}, CLOSING, Cause(-15, "", 1)),
+        # The same, and the other one left by itself before torchrun looked.
+        ([RankEnd(1, -15, 1, 41), RankEnd(0, 1, 0, 42)], {0: LOST}, "", Cause(-15, "", 1)),
         # All lost their peer, which may be on another node: torchrun's first one.
         ([RankEnd(5, 1, 1, 42), RankEnd(4, 1, 0, 43)], {5: LOST, 4: LOST}, "", Cause(1, "RuntimeError", 5)),
         # What a rank printed is not known: no other one's error is told for its.
@@ -151,6 +153,10 @@ def test_where_all_ranks_of_a_node_lost_another_one_the_cause_says_so() -> None:
     """The first failure was on another node then, and none of these ranks is to be taken for it."""
     ends = [RankEnd(1, 1, 1, 42), RankEnd(0, -15, 0, 40)]
     assert causes.cause_of(1, ends, {1: LOST}, CLOSING, 30).lost_peer
+    # The first of them by its error file, which torchrun ended before it had left.
+    ended = causes.cause_of(1, ends[::-1], {0: LOST, 1: LOST}, CLOSING, 30)
+    assert str(ended) == "rank 1 lost another rank (RuntimeError)"
+    assert causes.cause_of(1, ends[1:], {0: LOST}, CLOSING, 30).lost_peer
     assert not causes.cause_of(1, ends, {1: "KeyError: 1"}, CLOSING, 30).lost_peer
     assert not causes.cause_of(1, [*ends, RankEnd(2, -9, 2, 44)], {1: LOST}, CLOSING, 30).lost_peer
 

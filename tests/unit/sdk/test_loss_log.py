@@ -252,6 +252,19 @@ def test_losses_of_an_earlier_process_are_told_and_bind_nothing() -> None:
     assert comparison.problem
 
 
+@pytest.mark.parametrize("step", [20, 22])
+def test_what_this_process_has_repeated_binds_though_an_earlier_one_had_come_further(step: int) -> None:
+    """A second rollback below the step of the restart is to losses of this process, and does not say otherwise."""
+    (log := LossLog()).restore(trained(25).state(), 25)
+    repeated(log.go_back(20, LossCourse()), log, 1.1)
+    comparison = log.go_back(step, LossCourse())
+    for at in range(step + 1, 31):
+        log.note(at, curve(at) * 1.3)
+        comparison.step_passed(at)
+    assert f"the loss of step {step + 1} is" in comparison.problem
+    assert "earlier process" not in comparison.told().get("why", "")
+
+
 def noted(log: LossLog, comparison: LossComparison, loss: float, norms: list[float]) -> None:
     step = comparison.step + 1 + len(comparison.compared)
     log.note(step, curve(step) * loss)

@@ -21,7 +21,7 @@ from trainmedic_server.adapters.sql_store.pending_writes import Flusher, Pending
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.job_life import JobLife
-from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrder, Run, Status
+from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, Status
 from trainmedic_server.domain.time_gaps import TimeGap
 from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
@@ -152,8 +152,7 @@ class SqlTransaction(GuardedTables, Transaction):
         connection = self._flushed_alerts([identity.fingerprint for identity in identities])
         linked_runs: dict[Identity, list[LinkedRun]] = {}
         for identity, row in queries.of_alerts(connection, statements.LINKED_RUNS, identities):
-            run_id, playbook, target_key, status, decision = row[2:]
-            linked = LinkedRun(run_id, playbook, target_key, Status(status), Decision(decision))
+            linked = LinkedRun(*row[2:])
             saved = self._own.saved.get(linked.run_id) or self._shared.saved.get(linked.run_id)
             if saved is not None:
                 linked = replace(linked, status=saved.status, decision=saved.decision)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):
-    """Attribute of an object that is used in one thread."""
+    """Attribute of an object. Threads that use it first at the same time each compute it."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute

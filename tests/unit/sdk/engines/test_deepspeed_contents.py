@@ -1,0 +1,41 @@
+"""Which states of a DeepSpeed engine the ranks compare, because the engine writes those of rank 0 alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from trainmedic.deepspeed.engine_checkpoints import EngineContents
+from trainmedic.torch.state_parts import StateParts
+
+STATE = {"state": {0: {"momentum_buffer": 1.0}}}
+
+
+def engine(stage: int = 0, experts: bool = False, data_ranks: int = 2, **of_optimizer: Any) -> Any:
+    """An engine as far as it is asked. Not modelled: what it writes and loads."""
+    return SimpleNamespace(
+        optimizer=SimpleNamespace(state_dict=lambda: STATE, **of_optimizer),
+        zero_optimization_stage=lambda: stage,
+        has_moe_layers=experts,
+        dp_world_size=data_ranks,
+    )
+
+
+def compared(made: Any) -> Any:
+    return EngineContents(made, rank=1, world_size=2).comparable(cast(StateParts, None))
+
+
+def test_without_zero_the_optimizer_is_compared() -> None:
+    assert compared(engine()) == {"optimizer": STATE}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [engine(stage=1), engine(experts=True), engine(data_ranks=1), engine(dp_process_group=object())],
+    ids=["ZeRO", "experts", "parts of a model", "an optimizer with partitions"],
+)
+def test_what_the_engine_writes_of_each_rank_is_left_to_it(made: Any) -> None:
+    """Such an optimizer does not take its own ``state_dict()`` back, but the list of all ranks' states."""
+    assert compared(made) is None
