@@ -153,7 +153,7 @@ class Commanded:
             logging.getLogger("trainmedic").removeHandler(dropped)
         for each in self.sent:
             if not each.replies:
-                each.replies = self._replies(each, 10.0)
+                each.replies = self._replies(each, 60.0)
 
     def _connected(self) -> trainmedic.Medic:
         place = self.place
