@@ -1,4 +1,4 @@
-"""The contract of reading alerts, `ports.heard_alerts.HeardAlerts`, on each store."""
+"""The contract of reading alerts, `ports.received_alerts.ReceivedAlerts`, on each store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainmedic_server.adapters.sql_store import prune
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
 from trainmedic_server.domain.reaction import Reaction
-from trainmedic_server.ports.heard_alerts import HeardAlertFilter
+from trainmedic_server.ports.received_alerts import ReceivedAlertFilter
 from trainmedic_server.ports.store import Transaction
 
 STARTED = Reaction("cool", "started", run_id="run-1")
@@ -34,7 +34,7 @@ async def filled(store: SqlStore, *records: AlertRecord) -> SqlStore:
 
 
 async def names(store: SqlStore, **conditions: Any) -> list[str]:
-    page, cursor = await store.alerts_page(HeardAlertFilter(**conditions), 100, None)
+    page, cursor = await store.alerts_page(ReceivedAlertFilter(**conditions), 100, None)
     assert cursor is None
     return [record.alert.name for record in page]
 
@@ -43,11 +43,11 @@ async def test_pages_go_from_the_newest_to_the_oldest_and_miss_none(store: SqlSt
     """By when each was first heard of: a further report and new alerts shift no page."""
     records = [alert(number) for number in range(5)]
     await filled(store, *records)
-    first, cursor = await store.alerts_page(HeardAlertFilter(), 2, None)
+    first, cursor = await store.alerts_page(ReceivedAlertFilter(), 2, None)
     again = replace(records[0], last_heard_at=at(60), count=2)
     await filled(store, alert(9), again)
-    second, cursor = await store.alerts_page(HeardAlertFilter(), 2, cursor)
-    third, end = await store.alerts_page(HeardAlertFilter(), 2, cursor)
+    second, cursor = await store.alerts_page(ReceivedAlertFilter(), 2, cursor)
+    third, end = await store.alerts_page(ReceivedAlertFilter(), 2, cursor)
     assert [record.alert.name for record in (*first, *second, *third)] == ["A4", "A3", "A2", "A1", "A0"]
     assert (third[0].count, end) == (2, None)
 
@@ -59,7 +59,7 @@ async def test_alerts_of_one_moment_are_told_apart(store: SqlStore) -> None:
     seen: list[str] = []
     cursor: str | None = None
     for _ in records:
-        page, cursor = await store.alerts_page(HeardAlertFilter(), 1, cursor)
+        page, cursor = await store.alerts_page(ReceivedAlertFilter(), 1, cursor)
         seen += [record.alert.name for record in page]
     assert (sorted(seen), cursor) == (["A0", "A1", "A2", "A3"], None)
 
@@ -68,7 +68,7 @@ async def test_alerts_of_one_moment_are_told_apart(store: SqlStore) -> None:
 async def test_a_wrong_cursor_is_refused(store: SqlStore, cursor: str) -> None:
     """Of the history or of nobody."""
     with pytest.raises(ValueError, match="cursor"):
-        await store.alerts_page(HeardAlertFilter(), 1, cursor)
+        await store.alerts_page(ReceivedAlertFilter(), 1, cursor)
 
 
 async def test_each_filter_finds_what_it_names(store: SqlStore) -> None:
@@ -97,7 +97,7 @@ async def test_reactions_come_back_as_they_were(store: SqlStore) -> None:
     record = alert(0, None, MISSED)
     await filled(store, record)
     await filled(store, replace(record, reactions=(STARTED, NO_TARGET), count=2))
-    [read], _ = await store.alerts_page(HeardAlertFilter(), 1, None)
+    [read], _ = await store.alerts_page(ReceivedAlertFilter(), 1, None)
     assert (read.reactions, read.has_reaction) == ((STARTED, NO_TARGET), True)
     assert await names(store, reacted=True) == ["A0"]
 
@@ -136,7 +136,7 @@ async def test_a_mapped_alert_is_found_by_either_name_and_label(store: SqlStore)
         *["GPUHot"] * 3,
     ]
     assert await names(store, alertname="CardHot", labels={"node": "n1"}) == ["CardHot", *["GPUHot"] * 3]
-    first, cursor = await store.alerts_page(HeardAlertFilter(alertname="CardHot"), 3, None)
-    second, end = await store.alerts_page(HeardAlertFilter(alertname="CardHot"), 3, cursor)
+    first, cursor = await store.alerts_page(ReceivedAlertFilter(alertname="CardHot"), 3, None)
+    second, end = await store.alerts_page(ReceivedAlertFilter(alertname="CardHot"), 3, cursor)
     assert ([each.alert.name for each in (*first, *second)], end) == (["CardHot"] * 2 + ["GPUHot"] * 3, None)
     assert second[-1].alert == mapped[0].alert

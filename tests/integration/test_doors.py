@@ -21,7 +21,7 @@ from trainmedic_server.adapters.grafana_annotations import GrafanaAnnotations
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.domain.run import Run, UndoStatus
-from trainmedic_server.engine.event_teller import EventListener, EventTeller
+from trainmedic_server.engine.event_dispatch import EventDispatcher, EventListener
 
 
 class StandIn:
@@ -92,7 +92,7 @@ def stand_in() -> Iterator[StandIn]:
 
 async def told(store: InMemoryStore, listener: EventListener) -> None:
     """Let a new server hand on everything, as one that was killed meanwhile would go on."""
-    teller = EventTeller(store, store, listener, telemetry.Metrics())
+    teller = EventDispatcher(store, store, listener, telemetry.Metrics())
     while await teller.tell():
         pass
 

@@ -27,8 +27,8 @@ from trainmedic_server.domain.run import Controls, Decision, Event, OperatorOrde
 from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine import pausing
 from trainmedic_server.engine.admission_changes import ByHand
-from trainmedic_server.engine.by_hand import Started, StartOrder
 from trainmedic_server.engine.explanation import ExplainedAlert
+from trainmedic_server.engine.manual_runs import Started, StartOrder
 from trainmedic_server.ports.logs import LogBatch
 from trainmedic_server.ports.outside import Presence
 from trainmedic_server.ports.store import ActFilter, HistoryFilter, RunRecord, values_of

@@ -1,4 +1,4 @@
-"""The Alertmanager's own API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertTeller`.
+"""The Alertmanager's own API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertSender`.
 
 Authentication: a user name and password in the URL are sent as Basic, the content of a token file
 as Bearer. The file is read for each call, so that it may be renewed.
@@ -110,7 +110,7 @@ class AlertmanagerApi:
         return self._clock.now() - started_at >= self._settles_after
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        """See `ports.findings.AlertTeller`. An alert that fires ends there by itself unless it is told again within
+        """See `ports.findings.AlertSender`. An alert that fires ends there by itself unless it is told again within
         `FIRES_FOR`."""
         document = [_posted(alert, self._clock.now()) for alert in alerts]
         _require_success(await self._call("POST", "/alerts", document), "the Alertmanager did not take alerts")

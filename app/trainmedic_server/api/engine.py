@@ -22,8 +22,8 @@ from trainmedic_server.domain.pause import EVERYTHING, OperatorPause, PauseOrder
 from trainmedic_server.domain.run import Controls, OperatorOrder, OrderKind, Run
 from trainmedic_server.domain.upcoming import Upcoming
 from trainmedic_server.engine.admission_changes import ByHand
-from trainmedic_server.engine.by_hand import Started, StartOrder
 from trainmedic_server.engine.explanation import ExplainedAlert
+from trainmedic_server.engine.manual_runs import Started, StartOrder
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 

@@ -27,8 +27,8 @@ from trainmedic_server.http.body import BodyReader, parse_json
 from trainmedic_server.http.limits import MIB, ServerLimits
 from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.ports.heard_alerts import HeardAlerts
 from trainmedic_server.ports.outside import Clock
+from trainmedic_server.ports.received_alerts import ReceivedAlerts
 
 _BODY_BYTES = MIB
 
@@ -175,7 +175,7 @@ def _reason(
 def routers(
     engine: EnginePort,
     catalog: CatalogPort,
-    alerts: HeardAlerts,
+    alerts: ReceivedAlerts,
     auth: Authenticator,
     bodies: BodyReader,
     clock: Clock,

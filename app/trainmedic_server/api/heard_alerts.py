@@ -27,9 +27,9 @@ from trainmedic_server.http.limits import MIB, ServerLimits
 from trainmedic_server.http.negotiation import preferred
 from trainmedic_server.http.problems import HttpProblem, responses
 from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.ports.heard_alerts import HeardAlertFilter, HeardAlerts
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
+from trainmedic_server.ports.received_alerts import ReceivedAlertFilter, ReceivedAlerts
 
 ORIGINAL_NAME = "The alertname that Alertmanager sent; null where no alert map changed the alert."
 ORIGINAL_LABELS = "The labels that Alertmanager sent; null where no alert map changed them."
@@ -144,9 +144,9 @@ class HeardAlertPage(View):
 
 
 async def page(
-    alerts: HeardAlerts,
+    alerts: ReceivedAlerts,
     catalog: CatalogPort,
-    matching: HeardAlertFilter,
+    matching: ReceivedAlertFilter,
     limit: int = 100,
     cursor: str | None = None,
     most_bytes: int = 8 * MIB,
@@ -165,7 +165,7 @@ async def page(
     return HeardAlertPage(items=[view(record, names) for record in newest_first], next=cursor)
 
 
-async def _every(alerts: HeardAlerts, matching: HeardAlertFilter) -> AsyncGenerator[AlertRecord, None]:
+async def _every(alerts: ReceivedAlerts, matching: ReceivedAlertFilter) -> AsyncGenerator[AlertRecord, None]:
     cursor = None
     while True:
         piece, cursor = await alerts.alerts_page(matching, _PIECE, cursor)
@@ -274,7 +274,7 @@ def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
 
 
 def router(
-    alerts: HeardAlerts,
+    alerts: ReceivedAlerts,
     catalog: CatalogPort,
     auth: Authenticator,
     clock: Clock,
@@ -292,7 +292,7 @@ def router(
         responses={**AS_STREAM, **responses(401, 403, 422, 503)},
     )
     async def heard(
-        conditions: HeardAlertFilter = Depends(_filter(clock)),
+        conditions: ReceivedAlertFilter = Depends(_filter(clock)),
         limit: PageLimit = 100,
         cursor: PageCursor = None,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
@@ -316,7 +316,7 @@ def router(
     return routes
 
 
-def _filter(clock: Clock) -> Callable[..., HeardAlertFilter]:
+def _filter(clock: Clock) -> Callable[..., ReceivedAlertFilter]:
     """A dependency for FastAPI that reads the filters from the query."""
 
     async def conditions(
@@ -326,7 +326,7 @@ def _filter(clock: Clock) -> Callable[..., HeardAlertFilter]:
         since: TimeText | None = None,
         until: TimeText | None = None,
         reacted: Annotated[bool | None, Query(description="Whether a playbook reacted to it.")] = None,
-    ) -> HeardAlertFilter:
+    ) -> ReceivedAlertFilter:
         now = clock.now()
         pairs = [text.split("=", 1) for text in labels]
         by_name = dict(pairs)
@@ -335,6 +335,6 @@ def _filter(clock: Clock) -> Callable[..., HeardAlertFilter]:
             raise HttpProblem(422, f"label: {message}", problems=[("label", message)])
         begin = time_of(since, now) if since else None
         end = time_of(until, now) if until else None
-        return HeardAlertFilter(alertname, by_name, status, begin, end, reacted)
+        return ReceivedAlertFilter(alertname, by_name, status, begin, end, reacted)
 
     return conditions  # type: ignore[return-value]

@@ -18,7 +18,7 @@ from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.engine.admission_changes import ByHand
-from trainmedic_server.engine.by_hand import Started, StartOrder
+from trainmedic_server.engine.manual_runs import Started, StartOrder
 from trainmedic_server.errors import PayloadError
 from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.bodies import body_schema, read_body

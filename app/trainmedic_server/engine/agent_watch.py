@@ -21,7 +21,7 @@ from trainmedic_server.domain.event_codec import recorded
 from trainmedic_server.domain.event_kinds import AgentLost, AgentReturned
 from trainmedic_server.domain.node_names import NodeNames
 from trainmedic_server.engine import loops
-from trainmedic_server.engine.absences import Absences
+from trainmedic_server.engine.absence_detection import AbsenceDetection
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
@@ -60,7 +60,7 @@ class AgentWatch:
         self._clock = clock
         self._metrics = metrics
         self._ago = ago
-        self._absences = Absences(agent_life.LOST_AFTER, _LATEST_LOOK, elapsed)
+        self._absences = AbsenceDetection(agent_life.LOST_AFTER, _LATEST_LOOK, elapsed)
         self._retention = retention
         self._lives: dict[str, AgentLife] | None = None
         self._names = NodeNames()

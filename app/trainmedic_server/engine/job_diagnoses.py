@@ -10,7 +10,7 @@ was.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Protocol
@@ -26,15 +26,17 @@ from trainmedic_logs.domain.known_finding import KnownExcerpt, KnownFinding
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server import telemetry
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
+from trainmedic_server.domain.event_codec import content_of, name_of, names
+from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone
 from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.job_verdict import JobVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.domain.topology import ranks_in
-from trainmedic_server.engine import job_failure, loops, reported_ends, verdict_alert
+from trainmedic_server.engine import job_failure, loops, verdict_alert
 from trainmedic_server.engine.job_failure import Stepping
 from trainmedic_server.engine.job_verdicts import JobVerdicts
 from trainmedic_server.engine.node_watch import PresenceSource
-from trainmedic_server.ports.findings import AlertTeller, FindingFilter, FindingHistory
+from trainmedic_server.ports.findings import AlertSender, FindingFilter, FindingHistory
 from trainmedic_server.ports.job_pods import IsOwn, JobPods, NoPods
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
@@ -51,6 +53,8 @@ ALERT_LASTS = timedelta(minutes=15)
 OLDEST = timedelta(hours=1)
 _REMEMBERED = 2 * OLDEST
 """How long it is known of a job where it was when it was last there."""
+_END_KINDS = names(JobFailed, JobEnded, JobGone)
+_GONE = name_of(JobGone)
 _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
 """As often as they are written."""
@@ -88,7 +92,7 @@ class JobDiagnoses:
         self,
         store: DiagnosisStore,
         source: PresenceSource,
-        teller: AlertTeller,
+        teller: AlertSender,
         clock: Clock,
         metrics: telemetry.Metrics,
         repeat_every: timedelta,
@@ -169,8 +173,8 @@ class JobDiagnoses:
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
             until = now + timedelta(seconds=1)
-            events = await self._store.events_of_jobs(reported_ends.KINDS, now - OLDEST, until, _MOST_REPORTS)
-            self._reports, self._states = reported_ends.by_job(events), states
+            events = await self._store.events_of_jobs(_END_KINDS, now - OLDEST, until, _MOST_REPORTS)
+            self._reports, self._states = _reports_by_job(events), states
         recent = {job: [each for each in ends if now - each.at <= OLDEST] for job, ends in self._reports.items()}
         return {job: ends for job, ends in recent.items() if ends}
 
@@ -474,3 +478,29 @@ def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
         }
         for name, details in details_by_job.items()
     }
+
+
+def _report_of(event: Event) -> ReportedEnd | None:
+    """Return the report in an event of the history. None for an end that a user stated, or without a job."""
+    content = content_of(event)
+    if not isinstance(content, (JobFailed, JobEnded, JobGone)) or event.actor != "trainmedic":
+        return None
+    # Without an attempt, the server itself declared the job gone, because of silence.
+    if isinstance(content, JobGone) and content.attempt is None:
+        return None
+    return reported_end.of_members(content.job, event.at, event.data, is_failure=not isinstance(content, JobEnded))
+
+
+def _reports_by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
+    """Return the reports of each job, in the order of the events. The failure of an attempt whose launcher then gives
+    up counts once."""
+    reports: dict[str, list[ReportedEnd]] = {}
+    for event in events:
+        report = _report_of(event)
+        if report is None:
+            continue
+        earlier = reports.setdefault(report.job, [])
+        is_repeat = event.kind == _GONE and bool(earlier) and earlier[-1].attempt == report.attempt
+        if not is_repeat:
+            earlier.append(report)
+    return reports

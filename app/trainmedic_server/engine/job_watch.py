@@ -27,7 +27,7 @@ from trainmedic_server.domain.event_kinds import JobForgotten
 from trainmedic_server.domain.job_life import JobLife, LifeChange, LifeState
 from trainmedic_server.domain.topology import ranks_in
 from trainmedic_server.engine import loops
-from trainmedic_server.engine.absences import Absences
+from trainmedic_server.engine.absence_detection import AbsenceDetection
 from trainmedic_server.engine.job_evaluations import JobEvaluations
 from trainmedic_server.engine.read_parts import PartReader
 from trainmedic_server.errors import BusUnavailable, Conflict, NotFound
@@ -71,7 +71,7 @@ class JobWatch:
         self._clock = clock
         self._metrics = metrics
         self._ago = ago
-        self._absences = Absences(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
+        self._absences = AbsenceDetection(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
         self._lives: dict[str, JobLife] | None = None
         self._signs: dict[tuple[str, str], datetime] = {}
         """By kind and name, when the presence that was last heard was written: what does not change is no sign."""

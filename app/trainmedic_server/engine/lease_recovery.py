@@ -45,7 +45,7 @@ from trainmedic_server.domain.event_kinds import LeaseLost, SetAgainDone, SetAga
 from trainmedic_server.domain.playbook import Guards
 from trainmedic_server.domain.run import Run, UndoStatus
 from trainmedic_server.engine.engine_services import EngineServices
-from trainmedic_server.engine.set_again import contents_of, guard_obstacle, last_event, obstacle
+from trainmedic_server.engine.lease_reapply import contents_of, guard_obstacle, last_event, obstacle
 from trainmedic_server.ports.actions import LeasedAction, LeasedEffect, MultiNodeAction, Renewal
 from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.playbooks import CompiledPlaybook

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from trainmedic_core import duration
 from trainmedic_server.domain.event_kinds import Closed, StepResumed
 from trainmedic_server.domain.run import Decision, OrderKind, Run, Status, StepState, StepStatus
-from trainmedic_server.engine import after_resolve, asking, preview, step_sequence, steps, undoing
+from trainmedic_server.engine import after_resolve, approval_steps, preview, step_sequence, steps, undoing
 from trainmedic_server.engine.plan_values import (
     CALLED_OFF,
     AttemptOutcome,
@@ -117,7 +117,7 @@ def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
         if then is not None:
             return then
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
-    if order is not None and not asking.is_rejected(draft):
+    if order is not None and not approval_steps.is_rejected(draft):
         _close(draft, Status.CANCELLED, f"cancelled by {order.actor}")
         return None
     was_held = draft.run.waiting_on == "resume" and not draft.outside.paused and draft.run.acted_at is None

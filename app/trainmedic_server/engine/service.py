@@ -28,7 +28,6 @@ from trainmedic_server.domain.upcoming import HeldBy, Upcoming
 from trainmedic_server.engine import claims, loops, orders, pausing, upcoming
 from trainmedic_server.engine.admission_changes import AdmissionChanges, ByHand
 from trainmedic_server.engine.breaker import Breaker
-from trainmedic_server.engine.by_hand import HandStarter, Started, StartOrder
 from trainmedic_server.engine.engine_services import EngineServices, nothing_to_renew
 from trainmedic_server.engine.explaining import Explainer
 from trainmedic_server.engine.explanation import ExplainedAlert
@@ -37,6 +36,7 @@ from trainmedic_server.engine.intake import DeliveryIntake
 from trainmedic_server.engine.lease_recovery import LeaseRecovery
 from trainmedic_server.engine.leases import LeaseRenewer
 from trainmedic_server.engine.locks import TargetLocks
+from trainmedic_server.engine.manual_runs import ManualStarter, Started, StartOrder
 from trainmedic_server.engine.recorder import Recorder
 from trainmedic_server.engine.silent_alerts import SilentAlerts
 from trainmedic_server.engine.timeline import HEARTBEAT, Timeline
@@ -112,7 +112,7 @@ class Engine:
         self._intake = DeliveryIntake(services, self._on_admitted)
         self._locks, self._actions = services.locks, actions
         self._explainer = Explainer(services)
-        self._starter = HandStarter(services, self._on_admitted)
+        self._starter = ManualStarter(services, self._on_admitted)
         self._silent_alerts = SilentAlerts(services, alert_source, self._workers.touch)
         lease_recovery = LeaseRecovery(services, alert_source, self._workers.playbook_of)
         self._leases = LeaseRenewer(services, lease_recovery)

@@ -31,7 +31,7 @@ from trainmedic_server.domain.run import (
     Undo,
     UndoStatus,
 )
-from trainmedic_server.engine import after_resolve, asking
+from trainmedic_server.engine import after_resolve, approval_steps
 from trainmedic_server.engine.plan_values import AttemptOutcome, PerformAttempt, PlanningContext, RunDraft, Wait
 from trainmedic_server.engine.step_sequence import step_definition
 from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
@@ -65,7 +65,7 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
     if isinstance(definition, WaitStep):
         return _wait(draft, state, definition)
     if isinstance(definition, ApproveStep):
-        return asking.proceed(draft, state, definition)
+        return approval_steps.proceed(draft, state, definition)
     return _act(draft, state, definition)
 
 

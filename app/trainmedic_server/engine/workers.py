@@ -14,7 +14,7 @@ from trainmedic.wire.backoff import Backoff
 from trainmedic_core import duration
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.run import Decision, Run
-from trainmedic_server.engine import asking, claims, plan
+from trainmedic_server.engine import approval_steps, claims, plan
 from trainmedic_server.engine.admission_changes import StartedRun
 from trainmedic_server.engine.driver import Driver
 from trainmedic_server.engine.engine_services import EngineServices
@@ -148,7 +148,7 @@ class Workers:
         A run that has acted goes on unless the server was down for longer than the maximum age; so does one that waits
         for approval or in a wait step. A run that was rejected goes on in any case, and ends as rejected.
         """
-        if asking.is_rejected(draft):
+        if approval_steps.is_rejected(draft):
             return None
         limit = self._services.limits.max_age
         if down_for > limit:

@@ -35,8 +35,8 @@ from trainmedic_server.auth import audit, sessions
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.console.app import ConsoleApp
 from trainmedic_server.console.build import console
+from trainmedic_server.domain.missing_channels import unset_channels
 from trainmedic_server.domain.topology import ClusterTopology
-from trainmedic_server.domain.untold import untold
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http import problems
 from trainmedic_server.http.ascii_json import AsciiJson
@@ -49,8 +49,8 @@ from trainmedic_server.http.sites import SiteCheck
 from trainmedic_server.http.streaming import ClientStalled
 from trainmedic_server.live import log_lines, now
 from trainmedic_server.live.event_feed import EventFeed
-from trainmedic_server.ports.heard_alerts import HeardAlerts
 from trainmedic_server.ports.outside import Clock, ClockWatch, CommandBus
+from trainmedic_server.ports.received_alerts import ReceivedAlerts
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.reports.compiling import ReportCompiler, ReportHistory
 
@@ -87,7 +87,7 @@ def create_app(
     job_lives: JobLivesPort,
     runs: ReportHistory,
     sums: ReportCompiler,
-    alerts: HeardAlerts,
+    alerts: ReceivedAlerts,
     standing: now.NowApi,
     found: findings.FindingsApi,
     lines: log_lines.LogLinesApi,
@@ -110,7 +110,7 @@ def create_app(
 ) -> FastAPI:
     """The API and the console. `listener.serve` closes ``state.feed``; `allowed_hosts` are served without tokens."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
-    unheard = lambda: untold((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
+    unheard = lambda: unset_channels((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
     handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
     base = BasePath(standing.external_url)
     app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)

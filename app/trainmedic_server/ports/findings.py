@@ -109,7 +109,7 @@ class FindingHistory(Protocol):
     async def kept_jobs(self) -> list[KeptJob]: ...
 
 
-class AlertTeller(Protocol):
+class AlertSender(Protocol):
     """Whoever takes the alerts of findings: the Alertmanager, or the intake itself."""
 
     async def tell(self, alerts: Sequence[Alert]) -> None:

@@ -25,10 +25,10 @@ from trainmedic_server import telemetry
 from trainmedic_server.domain.alert import Alert, AlertStatus, fingerprint
 from trainmedic_server.domain.topology import JobTopology, Topology
 from trainmedic_server.engine import verdict_alert
+from trainmedic_server.engine.finding_alert_sender import FindingAlertSender
 from trainmedic_server.engine.finding_intake import FindingIntake
-from trainmedic_server.engine.finding_teller import FindingTeller
 from trainmedic_server.engine.node_watch import NodeWatch
-from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.findings import AlertSender
 from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
@@ -99,7 +99,7 @@ class LogScenario:
         fixtures: Mapping[str, str],
         store: RunStore,
         clock: Clock,
-        teller: AlertTeller,
+        teller: AlertSender,
         metrics: telemetry.Metrics,
     ) -> None:
         """``teller`` takes the alerts of findings."""
@@ -118,7 +118,7 @@ class LogScenario:
                 self._collector.rank(rank, node=node)
         self._collector.world_size(job.ranks or sum(map(len, job.nodes.values())))
         topology = Topology(jobs=JobTopology(dict.fromkeys(job.nodes, frozenset({job.name}))))
-        self._teller = FindingTeller(store, teller, clock, metrics, _REPEAT)
+        self._teller = FindingAlertSender(store, teller, clock, metrics, _REPEAT)
         self._intake = FindingIntake(
             store,
             lambda: rules,

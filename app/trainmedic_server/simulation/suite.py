@@ -32,7 +32,7 @@ from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.topology import Topology
-from trainmedic_server.engine.finding_teller import IntakeTeller
+from trainmedic_server.engine.finding_alert_sender import IntakeAlertSender
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
@@ -199,7 +199,7 @@ class _Scenario:
 
     def _log_scenario(self) -> LogScenario:
         rules, fixtures = self.parts.rules, self.parts.fixtures
-        teller = IntakeTeller(self._admit, self.clock)
+        teller = IntakeAlertSender(self._admit, self.clock)
         return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, teller, self.metrics)
 
     async def _pass_until(self, moment: datetime) -> None:

@@ -14,7 +14,7 @@ from trainmedic_server.adapters.run_traces import RunTraces
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
-from trainmedic_server.engine.event_teller import EventListener, EventTeller
+from trainmedic_server.engine.event_dispatch import EventDispatcher, EventListener
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import Catalog
 from trainmedic_server.settings.server import ServerSettings
@@ -61,4 +61,4 @@ async def after_the_act(
         stack.push_async_callback(door.close)
         instance = await store.identity()
         listeners.append(RunTraces(door, store, instance, settings.external_url, metrics.spans_left_out.inc))
-    return [*loops, *((EventTeller(store, store, each, metrics).run(), each.name) for each in listeners)]
+    return [*loops, *((EventDispatcher(store, store, each, metrics).run(), each.name) for each in listeners)]

@@ -18,8 +18,8 @@ from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
 from trainmedic_server.adapters.redis_findings import RedisFindings
 from trainmedic_server.adapters.redis_log_rules import RedisLogRules
 from trainmedic_server.adapters.sql_store.store import SqlStore
+from trainmedic_server.engine.finding_alert_sender import FindingAlertSender, IntakeAlertSender
 from trainmedic_server.engine.finding_intake import FindingIntake
-from trainmedic_server.engine.finding_teller import FindingTeller, IntakeTeller
 from trainmedic_server.engine.job_diagnoses import JobDiagnoses
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.engine.service import Engine
@@ -27,7 +27,7 @@ from trainmedic_server.engine.slow_jobs import SlowJobs
 from trainmedic_server.engine.topology_watch import TopologyWatch
 from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.ending import end_tasks
-from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.findings import AlertSender
 from trainmedic_server.ports.job_pods import JobPods, NoPods
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import Clock
@@ -72,7 +72,7 @@ class FindingParts(Struct, frozen=True):
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` tries again
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await nodes.look()
-        teller = FindingTeller(store, self._taker(), clock, metrics, self._again_after())
+        teller = FindingAlertSender(store, self._taker(), clock, metrics, self._again_after())
         intake = FindingIntake(
             store,
             lambda: self.rules.rule_set,
@@ -111,8 +111,8 @@ class FindingParts(Struct, frozen=True):
             await findings.close()
             await handing_out.close()
 
-    def _taker(self) -> AlertTeller:
-        return self.alertmanager or IntakeTeller(self.engine.admit, self.clock)
+    def _taker(self) -> AlertSender:
+        return self.alertmanager or IntakeAlertSender(self.engine.admit, self.clock)
 
     def _again_after(self) -> timedelta:
         if self.alertmanager is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.engine import loops
-from trainmedic_server.engine.event_teller import EventTeller
+from trainmedic_server.engine.event_dispatch import EventDispatcher
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.settings.server import ServerSettings
@@ -46,7 +46,7 @@ def slack_loops(
     questions = SlackQuestions(api, store, store, read, settings.external_url, left_out, store.fence)
     presses = SlackPresses(api, engine, questions, read, lambda outcome: metrics.slack_presses.labels(outcome).inc())
     socket = SocketMode(api.open_socket, presses.handle, metrics.slack_connected.set)
-    teller = EventTeller(store, store, questions, metrics)
+    teller = EventDispatcher(store, store, questions, metrics)
     waiting = "waiting questions in Slack"
     return [
         (teller.run(), "questions in Slack"),

@@ -17,8 +17,8 @@ from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.api.channels import ChannelsApi
 from trainmedic_server.domain.message import NO_CHANNEL
-from trainmedic_server.domain.untold import untold
-from trainmedic_server.engine.telling import MessageTeller
+from trainmedic_server.domain.missing_channels import unset_channels
+from trainmedic_server.engine.message_delivery import MessageDelivery
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.playbooks import Catalog
@@ -60,7 +60,7 @@ def missing_channels(settings: ServerSettings) -> str:
 
 def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None:
     """Log which playbooks notify channels that are not set."""
-    unheard = untold((compiled.definition for compiled in catalog.all()), settings.notify_urls)
+    unheard = unset_channels((compiled.definition for compiled in catalog.all()), settings.notify_urls)
     if unheard:
         log.warning("people are not notified", why=unheard)
     if caveat := settings.routes.caveat:
@@ -83,7 +83,7 @@ async def telling(
     if notifier is None:
         yield
         return
-    teller = MessageTeller(
+    teller = MessageDelivery(
         store,
         store,
         notifier,

@@ -184,7 +184,7 @@ def _alert(name, began, ended=None):
 
 
 async def test_an_alert_that_is_told_fires_until_it_is_told_to_have_ended(source):
-    """`ports.findings.AlertTeller`: under the fingerprint that we give it; telling it twice makes no second one."""
+    """`ports.findings.AlertSender`: under the fingerprint that we give it; telling it twice makes no second one."""
     began = datetime.now(UTC) - timedelta(minutes=2)
     alert = _alert(f"Told{uuid.uuid4().hex[:8]}", began)
     for _ in range(2):

@@ -18,8 +18,8 @@ from trainmedic_server import telemetry
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine.finding_alert_sender import FindingAlertSender
 from trainmedic_server.engine.finding_intake import FindingIntake
-from trainmedic_server.engine.finding_teller import FindingTeller
 from trainmedic_server.engine.node_watch import NodeWatch
 from trainmedic_server.errors import TemporaryFailure
 from trainmedic_server.ports.findings import FindingFilter
@@ -94,7 +94,7 @@ class FindingWorld:
     def begin(self) -> None:
         """Have a new process of the server, on the same store."""
         self.nodes = NodeWatch(self.presences, self.store, self.clock, self.metrics)
-        self.teller = FindingTeller(self.store, self.taker, self.clock, self.metrics, timedelta(minutes=1))
+        self.teller = FindingAlertSender(self.store, self.taker, self.clock, self.metrics, timedelta(minutes=1))
         self.intake = FindingIntake(
             self.store,
             lambda: self.rules,

@@ -34,7 +34,7 @@ from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.playbook import TargetParts, UndoTrigger
 from trainmedic_server.domain.run import OrderKind, StepStatus, UndoStatus
 from trainmedic_server.engine.admission_changes import ByHand
-from trainmedic_server.engine.by_hand import StartOrder
+from trainmedic_server.engine.manual_runs import StartOrder
 from trainmedic_server.ports.actions import Call
 from trainmedic_server.ports.store import Transaction
 from trainmedic_server.simulation import virtual_time

@@ -14,7 +14,7 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.run import OrderKind, Status, StepStatus, UndoStatus
 from trainmedic_server.engine.admission_changes import ByHand
-from trainmedic_server.engine.by_hand import StartOrder
+from trainmedic_server.engine.manual_runs import StartOrder
 from trainmedic_server.ports.actions import Call, Inverse
 
 HEAD = "playbook: book\non: {alert: Hot}\ntarget: node\nsteps:\n"

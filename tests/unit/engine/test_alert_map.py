@@ -13,9 +13,9 @@ from trainmedic_core.target import Target
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.engine.admission_changes import ByHand
-from trainmedic_server.engine.by_hand import StartOrder
+from trainmedic_server.engine.manual_runs import StartOrder
 from trainmedic_server.ports.alert_map import NO_ALERT_MAP
-from trainmedic_server.ports.heard_alerts import HeardAlertFilter
+from trainmedic_server.ports.received_alerts import ReceivedAlertFilter
 from trainmedic_server.ports.store import HistoryFilter
 
 MakeWorld = Callable[..., World]
@@ -62,9 +62,9 @@ async def test_runs_and_alerts_are_found_by_either_name(world: MakeWorld) -> Non
         page, _ = await w.store.page(HistoryFilter(alertname=name), 10, None)
         assert len(page) == count, name
     for name, count in (("CardHot", 1), ("Hot", 2), ("Other", 1)):
-        alerts, _ = await w.store.alerts_page(HeardAlertFilter(alertname=name), 10, None)
+        alerts, _ = await w.store.alerts_page(ReceivedAlertFilter(alertname=name), 10, None)
         assert len(alerts) == count, name
-    by_label, _ = await w.store.alerts_page(HeardAlertFilter(labels={"instance": LABELS["instance"]}), 10, None)
+    by_label, _ = await w.store.alerts_page(ReceivedAlertFilter(labels={"instance": LABELS["instance"]}), 10, None)
     assert [record.alert.name for record in by_label] == ["Hot"]
     several, _ = await w.store.page(HistoryFilter(alertname=["CardHot", "Hot"], playbook="cap"), 10, None)
     assert len(several) == 2

@@ -14,8 +14,8 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_server import errors
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Status
 from trainmedic_server.engine.admission_changes import ByHand
-from trainmedic_server.engine.by_hand import Started, StartOrder
-from trainmedic_server.ports.heard_alerts import HeardAlertFilter
+from trainmedic_server.engine.manual_runs import Started, StartOrder
+from trainmedic_server.ports.received_alerts import ReceivedAlertFilter
 
 MakeWorld = Callable[..., World]
 
@@ -152,7 +152,7 @@ async def test_what_stands_in_for_an_alert_is_listed_with_what_it_led_to(world: 
     """It is none of the alerts that nothing reacts to."""
     w = world(WAITING)
     started = await start(w)
-    (heard,), _ = await w.store.alerts_page(HeardAlertFilter(reacted=True), 9, None)
+    (heard,), _ = await w.store.alerts_page(ReceivedAlertFilter(reacted=True), 9, None)
     (reaction,) = heard.reactions
     assert (heard.alert.name, reaction.playbook, reaction.run_id) == ("StartedByHand", "waiting", started.run.id)
 

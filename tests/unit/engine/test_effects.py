@@ -17,7 +17,7 @@ from trainmedic_server.api import effect_view
 from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
-from trainmedic_server.engine.event_teller import EventTeller
+from trainmedic_server.engine.event_dispatch import EventDispatcher
 from trainmedic_server.ports.metric_history import AlertRule, MetricSeries
 
 MakeWorld = Callable[..., World]
@@ -63,12 +63,12 @@ class Prometheus:
 
 async def begin(w: World) -> None:
     """Have the recorder listen from here on, as a server does at its first start."""
-    await EventTeller(w.store, w.store, EffectRecorder(w.store, w.catalog), w.metrics).tell()
+    await EventDispatcher(w.store, w.store, EffectRecorder(w.store, w.catalog), w.metrics).tell()
 
 
 async def recorded(w: World) -> None:
     """Let a new server hear what the last one's recorder has not."""
-    teller = EventTeller(w.store, w.store, EffectRecorder(w.store, w.catalog), w.metrics)
+    teller = EventDispatcher(w.store, w.store, EffectRecorder(w.store, w.catalog), w.metrics)
     while await teller.tell():
         pass
 
@@ -276,14 +276,14 @@ async def test_each_event_is_handed_on_in_order_over_failures_and_restarts(world
     w = world(CAP)
     await w.post(w.alert(node="n1", gpu="0"))
     listener = Listener(failures=1)
-    assert await EventTeller(w.store, w.store, listener, w.metrics).tell() == 0
+    assert await EventDispatcher(w.store, w.store, listener, w.metrics).tell() == 0
     before = await w.store.last_seq()
     await w.post(w.alert(node="n2", gpu="0"))
-    teller = EventTeller(w.store, w.store, listener, w.metrics)
+    teller = EventDispatcher(w.store, w.store, listener, w.metrics)
     with pytest.raises(errors.TemporaryFailure):
         await teller.tell()
     assert await teller.tell() == 2
-    another = EventTeller(w.store, w.store, listener, w.metrics)
+    another = EventDispatcher(w.store, w.store, listener, w.metrics)
     while await another.tell():
         pass
     assert listener.taken == list(range(before + 1, await w.store.last_seq() + 1))
@@ -295,7 +295,7 @@ async def test_a_position_from_another_store_is_not_waited_for(world: MakeWorld)
     w = world(CAP)
     await w.store.transact(lambda tx: tx.event_positions.save_position("test", 10**9))
     listener = Listener()
-    teller = EventTeller(w.store, w.store, listener, w.metrics)
+    teller = EventDispatcher(w.store, w.store, listener, w.metrics)
     assert await teller.tell() == 0
     await w.post(w.alert(node="n1", gpu="0"))
     assert await teller.tell() == 2

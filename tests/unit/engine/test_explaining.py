@@ -13,7 +13,7 @@ from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.domain.run import Decision
 from trainmedic_server.engine.explanation import ExplainedAlert, Explanation
-from trainmedic_server.ports.heard_alerts import HeardAlertFilter
+from trainmedic_server.ports.received_alerts import ReceivedAlertFilter
 
 MakeWorld = Callable[..., World]
 
@@ -42,7 +42,7 @@ async def test_nothing_is_changed_by_explaining(world: MakeWorld) -> None:
     assert (explanation.decision, explanation.run_id, explanation.target) == (Decision.STARTED, None, "gpu:n1/0")
     assert [step.params for step in explanation.steps if step.what == "action test.cap"] == [{"amount": 80.0}]
     assert (len(await w.runs()), await w.store.last_seq(), w.calls()) == (1, before, {"cap": 1})
-    assert len((await w.store.alerts_page(HeardAlertFilter(), 9, None))[0]) == 1
+    assert len((await w.store.alerts_page(ReceivedAlertFilter(), 9, None))[0]) == 1
     assert [run.decision for run in (await w.post(alert)).runs] == [Decision.STARTED]
 
 

@@ -16,7 +16,7 @@ from trainmedic_server.domain import approval
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import OrderKind, Run, Status
 from trainmedic_server.engine.admission_changes import ByHand
-from trainmedic_server.engine.by_hand import StartOrder
+from trainmedic_server.engine.manual_runs import StartOrder
 
 ASKING = """
 playbook: careful
@@ -31,7 +31,7 @@ steps:
 """
 
 
-_COUNTED = ("Recorder", "DeliveryIntake", "Engine.order", "Engine._change", "HandStarter")
+_COUNTED = ("Recorder", "DeliveryIntake", "Engine.order", "Engine._change", "ManualStarter")
 """Whose commits are counted: those in which something is decided, and no heartbeats."""
 
 

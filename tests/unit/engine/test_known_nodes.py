@@ -11,7 +11,7 @@ from tests.unit.engine.world import World
 from trainmedic_core.target import Target, TargetKind
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.engine.admission_changes import ByHand
-from trainmedic_server.engine.by_hand import StartOrder
+from trainmedic_server.engine.manual_runs import StartOrder
 
 MakeWorld = Callable[..., World]
 INVENTORY = {f"10.4.0.{number}": f"rack-{number}" for number in range(1, 5)}

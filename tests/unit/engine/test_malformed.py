@@ -9,7 +9,7 @@ from tests.unit.engine.world import World
 from trainmedic_server.domain.admission import Admission
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, Identity, RejectedAlert
 from trainmedic_server.domain.run import Event
-from trainmedic_server.ports.heard_alerts import HeardAlertFilter
+from trainmedic_server.ports.received_alerts import ReceivedAlertFilter
 
 MakeWorld = Callable[..., World]
 PROBLEMS = (("alerts.0.labels.path", "is 70000 characters long; at most 65536 are taken"),)
@@ -36,7 +36,7 @@ async def test_the_end_in_a_malformed_report_gives_back_what_was_done(world: Mak
     await w.post(alert)
     admission = await deliver(w, malformed(alert.identity, AlertStatus.RESOLVED), alerts=(w.alert("Cold"),))
     assert (admission.alerts, len(admission.rejected)) == (2, 1)
-    [record] = (await w.store.alerts_page(HeardAlertFilter(alertname="Hot"), 10, None))[0]
+    [record] = (await w.store.alerts_page(ReceivedAlertFilter(alertname="Hot"), 10, None))[0]
     assert (record.is_resolved, record.resolved_because, dict(record.alert.labels)) == (
         True, "alertmanager", dict(alert.labels),
     )  # fmt: skip
@@ -61,7 +61,7 @@ async def test_a_malformed_repeat_says_that_the_alert_still_fires(world: MakeWor
     await w.post(alert)
     await w.pass_time(3600)
     await deliver(w, malformed(alert.identity, AlertStatus.FIRING))
-    [record] = (await w.store.alerts_page(HeardAlertFilter(), 10, None))[0]
+    [record] = (await w.store.alerts_page(ReceivedAlertFilter(), 10, None))[0]
     assert (record.is_resolved, record.count, record.last_heard_at) == (False, 2, w.clock.now())
     assert w.actions["uncap"].calls == []
 
@@ -71,7 +71,7 @@ async def test_a_malformed_report_of_an_unknown_alert_starts_nothing(world: Make
     w = world(CAP)
     unknown = w.alert(gpu="0", node="n1").identity
     await deliver(w, malformed(unknown, AlertStatus.FIRING), malformed(unknown, AlertStatus.RESOLVED), malformed())
-    assert (await w.store.alerts_page(HeardAlertFilter(), 10, None))[0] == []
+    assert (await w.store.alerts_page(ReceivedAlertFilter(), 10, None))[0] == []
     assert w.actions["cap"].calls == []
 
 

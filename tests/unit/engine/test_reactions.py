@@ -12,7 +12,7 @@ from tests.unit.engine.books import CAP
 from tests.unit.engine.world import World
 from trainmedic_server.domain.alert import AlertRecord
 from trainmedic_server.domain.reaction import Reaction
-from trainmedic_server.ports.heard_alerts import HeardAlertFilter
+from trainmedic_server.ports.received_alerts import ReceivedAlertFilter
 
 MakeWorld = Callable[..., World]
 
@@ -30,7 +30,7 @@ PICKY = dedent("""
 
 async def heard(w: World) -> list[AlertRecord]:
     """Every alert that was heard, newest first."""
-    page, _ = await w.store.alerts_page(HeardAlertFilter(), 100, None)
+    page, _ = await w.store.alerts_page(ReceivedAlertFilter(), 100, None)
     return page
 
 

@@ -18,8 +18,8 @@ from trainmedic_server.domain.message import DEFAULT_RULES, Severity, parse_rule
 from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.domain.pause import PauseOrder, Scope
 from trainmedic_server.domain.run import Event, OrderKind
-from trainmedic_server.engine import telling
-from trainmedic_server.engine.telling import MessageTeller
+from trainmedic_server.engine import message_delivery
+from trainmedic_server.engine.message_delivery import MessageDelivery
 
 MakeWorld = Callable[..., World]
 
@@ -82,12 +82,12 @@ class Telling:
         self.problems: list[FileProblem] = []
         self._rules = parse_rules(rules)
         self.routes = routes
-        self.teller: MessageTeller | None = None
+        self.teller: MessageDelivery | None = None
         self._names = names
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> Telling:
-        self.teller = MessageTeller(
+        self.teller = MessageDelivery(
             self.world.store, self.world.store, self.channels, self.world.clock, self.world.metrics,
             self._rules, routes_of(self.routes, self._names), external_url="https://medic.example",
             problems=lambda: self.problems,
@@ -390,7 +390,7 @@ async def test_a_service_that_does_not_answer_gets_a_message_once(begin: Any) ->
 
 async def test_what_waits_is_bounded_and_the_oldest_are_given_up(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, so that it is seen; the newest say most about now."""
-    monkeypatch.setattr(telling, "MOST_WAITING", 3)
+    monkeypatch.setattr(message_delivery, "MOST_WAITING", 3)
     t = await begin(CAPPING)
     t.channels.fails["oncall"] = errors.TemporaryFailure("away")
     t.world.actions["cap"].outcomes += [errors.PermanentFailure("no agent")] * 8
@@ -407,7 +407,7 @@ async def test_a_message_that_is_never_taken_keeps_no_other_from_being_sent(
     begin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again beside the others, and given up after a day, or what stands for one here."""
-    monkeypatch.setattr(telling, "KEPT_WAITING", timedelta(minutes=10))
+    monkeypatch.setattr(message_delivery, "KEPT_WAITING", timedelta(minutes=10))
     t = await begin(CAPPING, ASKING.replace("Hot", "Odd"))
     notify = t.channels.notify
 
@@ -809,13 +809,13 @@ async def test_events_that_are_taken_again_by_other_routes_make_no_other_message
 ) -> None:
     """The server was killed after the messages were kept and before that was on record; they go where they were to."""
     taken: list[Event] = []
-    take = MessageTeller.take
+    take = MessageDelivery.take
 
-    async def recording(teller: MessageTeller, events: Sequence[Event]) -> None:
+    async def recording(teller: MessageDelivery, events: Sequence[Event]) -> None:
         taken.extend(events)
         await take(teller, events)
 
-    monkeypatch.setattr(MessageTeller, "take", recording)
+    monkeypatch.setattr(MessageDelivery, "take", recording)
     t = await begin(CAPPING, names=TEAM_NAMES, routes=before)
     t.world.actions["cap"].outcomes.append(errors.PermanentFailure("no agent"))
     await t.world.post(t.world.alert(node="n1", component="gpu"))

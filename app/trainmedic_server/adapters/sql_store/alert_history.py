@@ -1,4 +1,4 @@
-"""`ports.heard_alerts.HeardAlerts`: reading the alerts that were heard, page by page. Who calls it: ``store``."""
+"""`ports.received_alerts.ReceivedAlerts`: reading the alerts that were heard, page by page. Who calls it: ``store``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trainmedic_server.adapters.sql_store.columns import Text, TimeColumn, encod
 from trainmedic_server.adapters.sql_store.history import SqlHistory
 from trainmedic_server.adapters.sql_store.schema import alerts
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus, Identity
-from trainmedic_server.ports.heard_alerts import HeardAlertFilter, HeardAlerts
+from trainmedic_server.ports.received_alerts import ReceivedAlertFilter, ReceivedAlerts
 
 _KEY = sa.tuple_(alerts.c.first_heard_at, alerts.c.fingerprint, alerts.c.starts_at)
 
 
-class SqlAlertHistory(SqlHistory, HeardAlerts):
+class SqlAlertHistory(SqlHistory, ReceivedAlerts):
     """The history of runs, and that of alerts."""
 
     async def alerts_page(
-        self, matching: HeardAlertFilter, limit: int, cursor: str | None
+        self, matching: ReceivedAlertFilter, limit: int, cursor: str | None
     ) -> tuple[list[AlertRecord], str | None]:
         before = _decoded(cursor) if cursor is not None else None
         page = await self._read(
@@ -35,7 +35,7 @@ class SqlAlertHistory(SqlHistory, HeardAlerts):
 
 
 def alerts_select(
-    matching: HeardAlertFilter, limit: int, before: tuple[datetime, Identity] | None = None
+    matching: ReceivedAlertFilter, limit: int, before: tuple[datetime, Identity] | None = None
 ) -> sa.Select[Any]:
     """Return the alerts of one page, newest first; `before` is where the page above ended."""
     if matching.alertname is None:
@@ -52,7 +52,7 @@ def _newest_first(columns: Any) -> tuple[sa.ColumnElement[Any], ...]:
 
 
 def _page(
-    matching: HeardAlertFilter,
+    matching: ReceivedAlertFilter,
     limit: int,
     before: tuple[datetime, Identity] | None,
     *conditions: sa.ColumnElement[bool],

@@ -55,7 +55,7 @@ class EventSource(Protocol):
     async def last_seq(self) -> int: ...
 
 
-class EventTeller:
+class EventDispatcher:
     """Hands events to one listener."""
 
     def __init__(

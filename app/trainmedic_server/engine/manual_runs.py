@@ -61,7 +61,7 @@ class Started(Struct, frozen=True):
     """Whether the same request had started it before."""
 
 
-class HandStarter:
+class ManualStarter:
     """Starts runs for people. `on_admitted` is called with what a start has changed, once that is durable."""
 
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:

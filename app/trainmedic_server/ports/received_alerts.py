@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
 
 
-class HeardAlertFilter(Struct, frozen=True):
+class ReceivedAlertFilter(Struct, frozen=True):
     """Which alerts are meant; None means any. Heard of from `since` (inclusive) on and before `until`, where one
     report within is enough."""
 
@@ -25,11 +25,11 @@ class HeardAlertFilter(Struct, frozen=True):
     """Whether a playbook reacted to it, whatever the guards said then (`AlertRecord.has_reaction`)."""
 
 
-class HeardAlerts(Protocol):
+class ReceivedAlerts(Protocol):
     """The alerts that were heard. Reading never waits for a writer."""
 
     async def alerts_page(
-        self, matching: HeardAlertFilter, limit: int, cursor: str | None
+        self, matching: ReceivedAlertFilter, limit: int, cursor: str | None
     ) -> tuple[list[AlertRecord], str | None]:
         """Return at most `limit` alerts, the one that was heard of first last, and the cursor of the next page or None.
 

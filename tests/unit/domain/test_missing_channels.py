@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.unit.engine.books import catalog_of
 from trainmedic_server.actions import registry
+from trainmedic_server.domain.missing_channels import unset_channels
 from trainmedic_server.domain.playbook import Playbook
-from trainmedic_server.domain.untold import untold
 
 QUIET = "{playbook: quiet, on: {alert: A}, target: node, steps: [{action: node.facts}]}"
 TELLS = "{playbook: tells, on: {alert: A}, target: node, steps: [{action: node.facts}], on_failure: [%s]}"
@@ -19,18 +19,18 @@ def books(*texts: str) -> list[Playbook]:
 
 def test_without_a_channel_every_playbook_that_notifies_is_named() -> None:
     """With what is done about it; and a server whose playbooks notify no one has none to send either."""
-    assert untold(books(QUIET, TELLS % (NOTIFY % ""), ASKS), ()) == (
+    assert unset_channels(books(QUIET, TELLS % (NOTIFY % ""), ASKS), ()) == (
         "no notification channel is set, so no messages are sent; 2 playbooks (asks, tells) would notify "
         "people, and their steps for it are skipped; set TRAINMEDIC_NOTIFY_URLS"
     )
-    assert "would notify" not in untold(books(QUIET), ())
+    assert "would notify" not in unset_channels(books(QUIET), ())
 
 
 def test_a_playbook_that_names_a_channel_which_is_not_set_is_named() -> None:
     """Those that name none, or one that only the run knows, need no channel of a certain name."""
     template = NOTIFY % ', to: "{{ labels.team }}"'
     every = books(QUIET, TELLS % (NOTIFY % ""), ASKS, (TELLS % template).replace("tells", "by-team"))
-    assert untold(every, {"ops"}) == ""
-    assert untold(every, {"chat", "pager"}) == (
+    assert unset_channels(every, {"ops"}) == ""
+    assert unset_channels(every, {"chat", "pager"}) == (
         "1 playbook (asks) would notify 'ops', which TRAINMEDIC_NOTIFY_URLS does not set; it sets chat, pager"
     )

@@ -21,7 +21,7 @@ from trainmedic_logs.domain.known_finding import KnownFinding
 from trainmedic_server import errors, telemetry
 from trainmedic_server.domain.alert import Alert, Delivery
 from trainmedic_server.engine import finding_alerts, loops
-from trainmedic_server.ports.findings import AlertTeller
+from trainmedic_server.ports.findings import AlertSender
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
@@ -32,8 +32,8 @@ _AT_ONCE = 200
 """Alerts that are told in one call."""
 
 
-class IntakeTeller:
-    """Tells alerts to the intake itself, where there is no Alertmanager; implements `ports.findings.AlertTeller`."""
+class IntakeAlertSender:
+    """Tells alerts to the intake itself, where there is no Alertmanager; implements `ports.findings.AlertSender`."""
 
     def __init__(self, admit: Callable[[Delivery], Awaitable[object]], clock: Clock) -> None:
         self._admit = admit
@@ -43,13 +43,13 @@ class IntakeTeller:
         await self._admit(Delivery(envelope.new_id(), self._clock.now(), RECEIVER, "", "", tuple(alerts)))
 
 
-class FindingTeller:
+class FindingAlertSender:
     """``repeat_every`` is the time after which an alert that fires is told again."""
 
     def __init__(
         self,
         store: RunStore,
-        teller: AlertTeller,
+        teller: AlertSender,
         clock: Clock,
         metrics: telemetry.Metrics,
         repeat_every: timedelta,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 
 
-class Absences:
+class AbsenceDetection:
     """Whoever is missing for `counts_after` at a stretch is gone, unless there were more than `latest_look` between two
     looks: then the server was held up and could hear nobody, and all begin anew. ``elapsed`` counts seconds and cannot
     be set."""

@@ -1,6 +1,6 @@
 """Tells people what they should know, at least once each: from the events of the history, by way of an outbox.
 
-Whatever happens is an event, committed with what it is about. `MessageTeller` is handed the events (``event_teller``)
+Whatever happens is an event, committed with what it is about. `MessageDelivery` is handed the events (``event_teller``)
 and commits messages, whose ids follow from the event; then it sends them, channel by channel. So a kill loses no
 message and repeats none that was told, but one that was just being sent; what is told late, because no server was up or
 the channel was away, says so. A channel that does not answer holds up neither the others nor anything else; its
@@ -27,7 +27,7 @@ from trainmedic_server.domain.message import Message, MessageKind, MessageRule
 from trainmedic_server.domain.message_routes import MessageRoutes
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine import loops, message_texts
-from trainmedic_server.engine.event_teller import EventSource, EventTeller
+from trainmedic_server.engine.event_dispatch import EventDispatcher, EventSource
 from trainmedic_server.engine.loops import by_clock
 from trainmedic_server.engine.message_texts import Draft, channels_told_by
 from trainmedic_server.ports.fence import Fence, no_fence
@@ -51,7 +51,7 @@ _BROKEN_FOR = timedelta(seconds=30)
 log = telemetry.logger(__name__)
 
 
-class MessageTeller:
+class MessageDelivery:
     """Sends what `rules` ask for to the channels that `routes` choose; implements `event_teller.EventListener`."""
 
     name = "messages"
@@ -82,7 +82,7 @@ class MessageTeller:
         self._external_url = external_url
         self._broken = _BrokenPlaybooks(problems)
         self._fence = fence
-        self._events = EventTeller(store, history, self, metrics, by_clock(clock))
+        self._events = EventDispatcher(store, history, self, metrics, by_clock(clock))
         self._may_wait = set(self._channels)
         """The channels for which something may wait; an idle server does not ask the store."""
         self._last_sent: dict[tuple[str, str, str], datetime] = {}

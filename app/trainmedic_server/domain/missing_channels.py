@@ -13,7 +13,7 @@ from trainmedic_server.domain.playbook import ActionStep, ApproveStep, Playbook
 _SHOWN = 5
 
 
-def untold(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
+def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
     """Return, for a person, which of these playbooks notify channels that are not among `channels`. Empty for none."""
     named = {playbook.name: set(_channels_of(playbook)) for playbook in playbooks}
     if not channels:
