@@ -1,47 +1,43 @@
-"""Every error that the server raises on purpose, and what each one means to its caller.
+"""Errors that the server raises on purpose.
 
-Not here: the errors of what server and agent share (``core_errors``), of logs and dumps (``log_errors``), and of the
-node agent (``agent_errors``).
+Adapters translate and chain library errors where they occur. Errors shared with other distributions: ``core_errors``,
+``log_errors``, ``agent_errors``.
 
 The tree::
 
-    TrainmedicError                 of the SDK (``trainmedic.errors``), whose errors stand below it as well
-    ├── ConfigurationError          of the SDK; a setting, file or flag is wrong, and the process cannot start with it
-    ├── PlaybookError               a playbook cannot be loaded; the text says file, line and column
-    ├── PayloadError                a webhook body is not what Alertmanager sends; ``field`` says where
-    ├── NotFound                    no run, playbook or other named object has that name
-    ├── Conflict                    the request does not fit the state, such as approving a closed run
-    ├── NotEntitled                who asks may not do that, such as approving what only others may approve
-    ├── Saturated                   a bounded queue is full; the same request may succeed later
-    ├── StoreUnavailable            the run store cannot be reached or written
-    │   └── StoreSlow               one read took too long
-    ├── ArchiveUnavailable          the archive of old runs cannot be written or read, or is away
-    ├── BusUnavailable              Redis cannot be reached
-    │   └── BusFull                 Redis has no room for another client; the text says so
-    ├── MetricsUnavailable          Prometheus cannot be reached, or does not answer the question
-    │   └── MetricsRefused          Prometheus takes the question for wrong, and would the next time
-    ├── LogsUnavailable             nobody who keeps the lines of logs can be asked
-    ├── LogQueryRefused             what is asked of logs makes no sense to who keeps them
-    └── ActionFailure               an attempt of a step did not succeed
+    TrainmedicError                 base, from the SDK (``trainmedic.errors``)
+    ├── ConfigurationError          from the SDK: invalid setting, file or flag; the process cannot start
+    ├── PlaybookError               cannot load a playbook; the text has file, line and column
+    ├── PayloadError                invalid webhook body
+    ├── NotFound                    unknown run, playbook or other name
+    ├── Conflict                    request does not fit the state, such as approving a closed run
+    ├── NotEntitled                 caller may not perform the operation
+    ├── Saturated                   bounded queue full; retry later
+    ├── StoreUnavailable            run store unreachable or not writable
+    │   └── StoreSlow               read timed out
+    ├── ArchiveUnavailable          archive of old runs unavailable
+    ├── BusUnavailable              Redis unreachable
+    │   └── BusExplained            Redis unusable for a stated reason
+    │       └── BusFull             Redis accepts no more clients
+    ├── MetricsUnavailable          Prometheus unreachable or without an answer
+    │   └── MetricsRefused          Prometheus rejects the query as invalid
+    ├── LogsUnavailable             no log source available
+    ├── LogQueryRefused             log source rejects the query
+    └── ActionFailure               step attempt failed
         ├── TemporaryFailure        another attempt may succeed
-        │   ├── ClusterUnavailable  the Kubernetes API is away, overloaded or failing
-        │   ├── ObjectChanged       a Kubernetes object is not what it was when it was read
-        │   └── EvictionBlocked     a PodDisruptionBudget does not let a pod go now
-        ├── PermanentFailure        another attempt would fail alike (rejected, unsupported, bad parameters)
-        │   ├── ObjectMissing       a Kubernetes object does not exist
-        │   ├── ObjectExists        a Kubernetes object of that name exists already
-        │   ├── ChannelMissing      there is no notification channel, or none of that name
-        │   ├── ChatRefused         Slack takes a call for wrong; ``code`` is its word for why
-        │   └── ClusterRefused      the Kubernetes API refuses: no permission, or no valid request
-        ├── NotSetUp                this server lacks what a step needs that is no part of a repair; it is skipped
-        ├── NoLongerWanted          it was ended early, because the run's alert has resolved
-        ├── EffectDisproved         it was carried out, and what came of it is not what was asked for
-        └── OutcomeUnknown          the effect may or may not have happened: no reply in time, or a kill in between
-
-The base and `ConfigurationError` are the SDK's own classes, because server and agent load the SDK's wire format and
-its settings: one ``except`` catches what either of them raises.
-
-Adapters translate the errors of libraries once, where they meet them, and chain them.
+        │   ├── ClusterUnavailable  Kubernetes API unreachable, overloaded or failing
+        │   ├── ObjectChanged       Kubernetes object changed after it was read
+        │   └── EvictionBlocked     PodDisruptionBudget blocks the eviction
+        ├── PermanentFailure        retrying cannot help (rejected, unsupported, invalid parameters)
+        │   ├── ObjectMissing       Kubernetes object not found
+        │   ├── ObjectExists        Kubernetes object already exists
+        │   ├── ChannelMissing      notification channel not configured
+        │   ├── ChatRefused         Slack rejects the call
+        │   └── ClusterRefused      Kubernetes API denies the request or finds it invalid
+        ├── NotSetUp                server not set up for the step; the step is skipped
+        ├── NoLongerWanted          attempt ended early because the alert resolved
+        ├── EffectDisproved         applied, but without the requested effect
+        └── OutcomeUnknown          the effect may or may not have happened
 """
 
 from __future__ import annotations
@@ -58,10 +54,10 @@ class PlaybookError(TrainmedicError):
 
 
 class PayloadError(TrainmedicError):
-    """A webhook body is not what Alertmanager sends.
+    """A webhook body is not a valid Alertmanager payload.
 
-    ``field`` is the path of the offending member, such as ``alerts.0.startsAt``; ``problems`` lists
-    every member that is wrong, each as (field, message).
+    ``field`` is the path of the first invalid member, such as ``alerts.0.startsAt``. ``problems`` lists all as (field,
+    message).
     """
 
     def __init__(self, message: str, field: str | None = None, problems: Sequence[tuple[str, str]] = ()) -> None:
@@ -71,21 +67,21 @@ class PayloadError(TrainmedicError):
 
     @classmethod
     def at(cls, problems: Sequence[tuple[str, str]]) -> PayloadError:
-        """Make one error of all `problems`; its ``field`` is that of the first."""
+        """Return one error for all `problems`."""
         message = "; ".join(f"{field}: {reason}" if field else reason for field, reason in problems)
         return cls(message, problems[0][0], problems)
 
 
 class NotFound(TrainmedicError):
-    """No run, playbook or other named object has that name."""
+    """No object has this name."""
 
 
 class Conflict(TrainmedicError):
-    """The request does not fit the present state."""
+    """The request does not fit the current state."""
 
 
 class NotEntitled(TrainmedicError):
-    """Who asks may not do that."""
+    """The caller may not perform this operation."""
 
 
 class Saturated(TrainmedicError):
@@ -97,50 +93,49 @@ class Saturated(TrainmedicError):
 
 
 class StoreUnavailable(TrainmedicError):
-    """The run store cannot be reached or written."""
+    """The run store is unreachable or not writable."""
 
 
 class StoreSlow(StoreUnavailable):
-    """A read of the run store exceeded its time limit and was cancelled. The store itself responds."""
+    """A read of the run store timed out. The store itself responds."""
 
 
 class ArchiveUnavailable(TrainmedicError):
-    """The archive of old runs cannot be written or read, or is away. Nothing is deleted then."""
+    """The archive of old runs cannot be read or written. Nothing is deleted."""
 
 
 class BusUnavailable(TrainmedicError):
-    """Redis cannot be reached."""
+    """Redis is unreachable."""
 
 
 class BusExplained(BusUnavailable):
-    """Redis cannot be used, for a reason that the text states. The text is our own and shows nothing of a URL."""
+    """Redis is unusable for a reason that the text states. The text is ours and contains no URL."""
 
 
 class BusFull(BusExplained):
-    """Redis has no room for another client. The text, which is ours, says so, and what to do."""
+    """Redis accepts no more clients. The text states a remedy."""
 
 
 class MetricsUnavailable(TrainmedicError):
-    """Prometheus cannot be reached, or does not answer the question."""
+    """Prometheus is unreachable or does not answer the query."""
 
 
 class MetricsRefused(MetricsUnavailable):
-    """Prometheus takes the question for wrong, and would the next time."""
+    """Prometheus rejects the query as invalid; retrying cannot help."""
 
 
 class LogsUnavailable(TrainmedicError):
-    """Nobody who keeps the lines of logs can be asked, now or at all."""
+    """No log source is available."""
 
 
 class LogQueryRefused(TrainmedicError):
-    """What is asked of logs makes no sense to who keeps them."""
+    """The log source rejects the query."""
 
 
 class ActionFailure(TrainmedicError):
-    """An attempt of a step did not succeed.
+    """A step attempt failed.
 
-    ``output`` is what the attempt reported. ``is_begun`` says that a part of the step was applied all the same, which
-    the step's undo has to take back.
+    ``output`` is what the attempt reported. ``is_begun`` is True if a part was applied, which the undo must revert.
     """
 
     is_begun = False
@@ -155,21 +150,21 @@ class TemporaryFailure(ActionFailure):
 
 
 class PermanentFailure(ActionFailure):
-    """Another attempt would fail alike."""
+    """Another attempt would fail in the same way."""
 
 
 class NotSetUp(ActionFailure):
-    """The server is not set up for the step, such as one that notifies people. Nothing was done. The step is skipped,
-    and the run continues."""
+    """The server is not set up for the step, such as for notifications. Nothing was done; the step is skipped."""
 
 
 class NoLongerWanted(ActionFailure):
-    """The attempt ended early because the run's alert has resolved (``Call.clearance`` answered ``resolved``)."""
+    """The attempt ended early because the run's alert resolved (``Call.clearance`` returned ``resolved``)."""
 
 
 class EffectDisproved(ActionFailure):
-    """It was carried out, and what came of it is not what was asked for. Another attempt would carry it out once more,
-    so there is none."""
+    """The change was applied but did not have the requested effect. It is not retried, because that would apply it
+    twice.
+    """
 
     is_begun = True
 
@@ -179,10 +174,10 @@ class OutcomeUnknown(ActionFailure):
 
 
 class ClusterUnavailable(TemporaryFailure):
-    """The Kubernetes API is away, overloaded or failing.
+    """The Kubernetes API is unreachable, overloaded or failing.
 
-    ``retry_after`` is the seconds that the API asked for, None where it asked for none. ``may_be_done`` says that the
-    request was a change, which the API may have made nevertheless.
+    ``retry_after`` is in seconds, None if the API gave none. ``may_be_done`` is True if the request may have changed
+    something.
     """
 
     def __init__(self, message: str, retry_after: float | None = None, may_be_done: bool = False) -> None:
@@ -192,11 +187,11 @@ class ClusterUnavailable(TemporaryFailure):
 
 
 class ObjectChanged(TemporaryFailure):
-    """A Kubernetes object is not what it was when it was read."""
+    """A Kubernetes object changed after it was read."""
 
 
 class EvictionBlocked(TemporaryFailure):
-    """A PodDisruptionBudget does not let a pod go now."""
+    """A PodDisruptionBudget blocks the eviction."""
 
 
 class ObjectMissing(PermanentFailure):
@@ -204,15 +199,15 @@ class ObjectMissing(PermanentFailure):
 
 
 class ObjectExists(PermanentFailure):
-    """A Kubernetes object of that name exists already."""
+    """A Kubernetes object of that name exists."""
 
 
 class ChannelMissing(PermanentFailure):
-    """No notification channel is set, or none of the requested name."""
+    """The notification channel is not configured."""
 
 
 class ChatRefused(PermanentFailure):
-    """Slack takes a call for wrong; ``code`` is its word for why, such as ``message_not_found``."""
+    """Slack rejects the call. ``code`` is its error code, such as ``message_not_found``."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -220,10 +215,10 @@ class ChatRefused(PermanentFailure):
 
 
 class ClusterRefused(PermanentFailure):
-    """The Kubernetes API refuses: no permission, or no valid request.
+    """The Kubernetes API denies the request or finds it invalid.
 
-    ``may_pass`` says that the API does not let our account: an API server that has just started refuses everybody
-    until it has read its roles, so the same request may succeed a moment later.
+    ``may_pass`` is True if permission is missing. A starting API server denies all requests until it has read its
+    roles, so a retry may succeed.
     """
 
     def __init__(self, message: str, may_pass: bool = False) -> None:

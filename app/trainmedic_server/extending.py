@@ -1,19 +1,16 @@
-"""Everything that a package with actions of its own may import from the server, and what is promised about it.
+"""The server's public interface for packages with their own actions.
 
-The promise: each name in ``__all__`` stays, with the members that its documentation names and what they mean, for
-as long as the major version of Trainmedic stays the same. A minor version may add to them: a field or an argument
-with a default, a method that `BasicAction` already has, a service that may be None. Any other module of
-``trainmedic_server`` may change in any version. Of `Services`, ``bus`` and ``cluster_topology`` are not promised: to
-have a training job or an agent carry something out, derive from `CommandAction`.
+Names in ``__all__`` and their documented members are stable within a major version. Minor versions may add optional
+fields and arguments, methods with a default in `BasicAction`, and services that may be None. Other modules of
+``trainmedic_server``, and ``bus`` and ``cluster_topology`` of `Services`, are not stable. To have a job or an agent do
+something, derive from `CommandAction`.
 
-An action is a class, found by an entry point of the group ``trainmedic.actions``. The least that it has::
+An action is a class with an entry point in the group ``trainmedic.actions``. Minimal example::
 
     from trainmedic_server import extending
 
-
     class BlinkParams(extending.ActionParams):
         colour: str = "red"
-
 
     class Blink(extending.Irreversible, extending.BasicAction):
         name = "acme.blink"
@@ -24,7 +21,7 @@ An action is a class, found by an entry point of the group ``trainmedic.actions`
             await blink(call.params.colour, until=call.deadline)
             return {}
 
-``docs/how-to/write-an-action.md`` has a complete one. Nothing in the server imports this module.
+``docs/how-to/write-an-action.md`` has a complete example.
 """
 
 from __future__ import annotations

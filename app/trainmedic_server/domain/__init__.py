@@ -1,1 +1,1 @@
-"""Frozen values and pure functions: no clock, no input or output, no library but pydantic."""
+"""Frozen values and pure functions: no clock, no I/O, no library but pydantic and msgspec."""

@@ -1,7 +1,4 @@
-"""What became of a delivery: the reply to Alertmanager, as a value.
-
-Who calls it: the engine makes it once the delivery is durable, the webhook writes it as JSON.
-"""
+"""Outcome of a delivery."""
 
 from __future__ import annotations
 
@@ -15,32 +12,30 @@ class PlaybookDecision(Struct, frozen=True):
     """One playbook's decision on one alert."""
 
     run_id: str
-    """The run that was started or joined, or the item of the history that says why not."""
+    """The run started or joined, or the history item that explains why none was."""
     playbook: str
-    """The playbook's name."""
     target: str
-    """The target's key; empty where the labels name none."""
+    """Target key; empty if the labels name none."""
     decision: Decision
     why: str = ""
-    """For a person; empty where the decision says it all."""
+    """For a person; empty if the decision needs no explanation."""
 
 
 class Admission(Struct, frozen=True):
-    """The outcome of one delivery: everything in it is durable."""
+    """Outcome of one delivery. All of it is durable."""
 
     delivery_id: str
-    """The id that the webhook gave the delivery."""
     alerts: int
-    """Number of its alerts, malformed ones included."""
+    """Number of alerts, malformed ones included."""
     runs: tuple[PlaybookDecision, ...] = ()
-    """The decisions, in the order of the alerts."""
+    """In the order of the alerts."""
     duplicates: int = 0
-    """How many alerts were known in the same status already."""
+    """Number of alerts already known in the same status."""
     unmatched: int = 0
-    """How many alerts no playbook reacts to."""
+    """Number of alerts without a reacting playbook."""
     truncated: int = 0
-    """How many alerts Alertmanager left out."""
+    """Number of alerts that Alertmanager omitted."""
     rejected: tuple[RejectedAlert, ...] = ()
-    """Malformed alerts. Nothing was decided on them."""
+    """Malformed alerts, on which nothing was decided."""
     ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members that nothing depends on, each as (path, message)."""
+    """Malformed members without consequences, as (path, message)."""

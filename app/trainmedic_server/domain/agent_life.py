@@ -1,4 +1,4 @@
-"""What is known of whether an agent is there: since when it is lost, as people ask after a restart too. Pure."""
+"""Persisted state of agents: present, lost or recovered. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 LOST_AFTER = timedelta(minutes=1)
-"""How long nothing is heard of an agent until it counts as lost. A presence lives for 15 s."""
+"""Silence after which an agent counts as lost. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""Period for which a lost agent is reported as lost. Its node stays known for longer, for the retention of runs."""
+"""Period for which a lost agent is reported. Its node stays known as long as runs are retained."""
 SEEN_AGAIN = timedelta(minutes=10)
-"""How often it is put on record that an agent is still there; after a restart it counts as heard of then."""
+"""Interval at which a present agent is recorded. After a restart it counts as seen then."""
 
 
 class AgentLife(Struct, frozen=True):
-    """One agent, by the name of its node. Times are aware UTC datetimes."""
+    """One agent, by node name. Times are aware UTC."""
 
     name: str
     seen_at: datetime
-    """When it was last heard of, as far as that is on record."""
+    """Last recorded report."""
     lost_at: datetime | None = None
-    """When it was noticed that it is lost; None while it is there."""
+    """When the loss was detected; None while present."""
 
 
 class AgentChanges(Struct, frozen=True):
-    """What a look at the agents changes."""
+    """Changes from one check of the agents."""
 
     save: tuple[AgentLife, ...] = ()
     forget: tuple[str, ...] = ()
@@ -42,8 +42,10 @@ def looked(
     now: datetime,
     kept_since: datetime,
 ) -> AgentChanges:
-    """What changes where the agents in `seen` are there, and those in `missing` were not for `LOST_AFTER`; each with
-    when it was heard of last. Who was lost before `kept_since` is forgotten."""
+    """Return the changes if agents in `seen` are present and those in `missing` were silent for `LOST_AFTER`.
+
+    Values are the times of the last report. Agents lost before `kept_since` are forgotten.
+    """
     save, lost, returned, forget = [], [], [], []
     for name, at in seen.items():
         before = known.get(name)

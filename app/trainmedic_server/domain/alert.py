@@ -1,8 +1,4 @@
-"""An alert as Alertmanager reports it, and what Trainmedic knows of it.
-
-Who calls it: the webhook builds `Alert` values, the engine decides on them, the store keeps an
-`AlertRecord` for each identity.
-"""
+"""Alerts as Alertmanager reports them, and the server's records of them."""
 
 from __future__ import annotations
 
@@ -23,67 +19,64 @@ _64_BITS = (1 << 64) - 1
 
 
 MOST_REASONS = 5
-"""Most problems that the reason of a rejected alert lists."""
+"""Problems listed in the reason of a rejected alert."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
-"""Label that every alert rule of Trainmedic carries, and that playbooks which can do harm require. It vouches for the
-alert's own name. So an alert map never sets it, and removes it from an alert that it renames."""
+"""Label of all shipped alert rules, required by playbooks that can do harm. It vouches for the alert's own name, so
+alert maps cannot set it and remove it from renamed alerts.
+"""
 SHIPPED_RULE = "1"
-"""Its value."""
 
 BY_HAND = "by-hand-"
-"""How the fingerprint begins of what stands in place of an alert where a person started a run and none fires."""
+"""Fingerprint prefix of a stand-in alert of a manually started run."""
 
 
 class AlertStatus(StrEnum):
-    """The status of one alert, in Alertmanager's words."""
+    """Alertmanager's status of an alert."""
 
     FIRING = "firing"
     RESOLVED = "resolved"
 
 
 class Identity(NamedTuple):
-    """What makes two reports speak of the same alert: the same labels and the same beginning."""
+    """Reports with the same labels and start time concern the same alert."""
 
     fingerprint: str
-    """Alertmanager's hash of the labels."""
     starts_at: datetime
-    """When it began to fire, an aware UTC datetime."""
+    """Aware UTC."""
 
 
 class Alert(Struct, frozen=True, dict=True):
-    """One entry of ``alerts[]`` in a delivery. Times are aware UTC datetimes."""
+    """One entry of ``alerts[]`` in a delivery. Times are aware UTC."""
 
     fingerprint: str
     """Alertmanager's hash of the labels."""
     status: AlertStatus
-    """Whether it fires or has resolved."""
     labels: Mapping[str, str]
-    """What the alert is and what it is about; by these playbooks match and targets are found."""
+    """Playbooks match on them, and targets are derived from them."""
     annotations: Mapping[str, str]
-    """What the rule's author says about it, for people."""
+    """Texts of the rule for people."""
     starts_at: datetime
-    """When it began to fire."""
     ends_at: datetime | None = None
-    """When it resolved; None while it fires (Alertmanager sends the year 0001 then)."""
+    """None while it fires (Alertmanager sends the year 0001)."""
     generator_url: str = ""
-    """The page of the rule in Prometheus."""
+    """The rule's page in Prometheus."""
     original: Mapping[str, str] | None = None
-    """Labels as Alertmanager sent them. None if no alert map changed them. They alone determine the identity."""
+    """Labels as sent, which alone determine the identity. None if no alert map changed them."""
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
-        """Labels as Alertmanager knows them."""
+        """Labels known to Alertmanager."""
         return self.labels if self.original is None else self.original
 
     @property
     def every_label(self) -> Mapping[str, str]:
-        """Labels, with those that an alert map dropped."""
+        """Labels, including those that an alert map removed."""
         return self.labels if self.original is None else {**self.original, **self.labels}
 
     @property
     def original_name(self) -> str | None:
-        """The ``alertname`` as it was sent. None if no alert map changed the labels."""
+        """``alertname`` as sent. None if no alert map changed the labels."""
         return None if self.original is None else self.original.get("alertname", "")
 
     @once
@@ -92,11 +85,11 @@ class Alert(Struct, frozen=True, dict=True):
 
     @property
     def name(self) -> str:
-        """The ``alertname`` label; empty where a receiver was sent an alert without one."""
+        """Empty if the alert has no ``alertname``."""
         return self.labels.get("alertname", "")
 
     def as_data(self) -> dict[str, Any]:
-        """The alert as expressions see it: plain data with Alertmanager's own member names."""
+        """Return the alert for expressions, with Alertmanager's member names."""
         return {
             "name": self.name,
             "status": str(self.status),
@@ -110,24 +103,27 @@ class Alert(Struct, frozen=True, dict=True):
 
 
 class AlertRecord(Struct, frozen=True):
-    """An alert with what was heard of it. Times are aware UTC datetimes."""
+    """An alert with its reports. Times are aware UTC."""
 
     alert: Alert
-    """As it was last reported."""
+    """From the last report."""
     first_heard_at: datetime
-    """When its first report arrived."""
     last_heard_at: datetime
-    """When it was last heard of: by a report, or by the Alertmanager's answer that it fires."""
+    """Last report, or last answer of Alertmanager that it fires."""
     count: int = 1
-    """How many reports of it arrived."""
+    """Number of reports."""
     resolved_at: datetime | None = None
-    """When it was known to have resolved; None while it fires."""
+    """When the end became known; None while it fires."""
     resolved_because: str | None = None
-    """``alertmanager``: a resolved was delivered. ``superseded``: a later beginning of the same alert came.
-    ``asked``: the Alertmanager said on request that it no longer fires. ``assumed``: nobody spoke of it for too
-    long. None while it fires."""
+    """None while it fires, otherwise:
+
+    - ``alertmanager``: a resolved alert was delivered
+    - ``superseded``: the same alert was reported with a later start
+    - ``asked``: Alertmanager answered that it no longer fires
+    - ``assumed``: no report for too long
+    """
     reactions: tuple[Reaction, ...] = ()
-    """What each playbook that names its alertname made of it."""
+    """Reactions of the playbooks that name its alertname."""
 
     @property
     def identity(self) -> Identity:
@@ -139,20 +135,19 @@ class AlertRecord(Struct, frozen=True):
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether it stands in place of an alert, because a person started a run and none fired."""
+        """True if it stands in for an alert in a manually started run."""
         return self.alert.fingerprint.startswith(BY_HAND)
 
     @property
     def has_reaction(self) -> bool:
-        """Whether a playbook reacted to it, whatever the guards said then."""
+        """True if a playbook reacted to it, regardless of guards."""
         return any(reaction.is_effective for reaction in self.reactions)
 
 
 def decisive(records: Sequence[AlertRecord]) -> Sequence[AlertRecord]:
-    """Those of a run's alerts whose end is the end of its cause.
+    """Return the run's alerts whose end means that the cause has ended.
 
-    What stands in for an alert, where a person started the run, counts only as long as no alert has joined: it does not
-    resolve, and would keep what was changed for long after the alert is over.
+    Stand-ins do not resolve, so they count only until a real alert joins.
     """
     return [record for record in records if not record.is_stand_in] or records
 
@@ -163,24 +158,24 @@ class RejectedAlert(Struct, frozen=True):
     index: int
     """Position in the delivery, from 0."""
     name: str
-    """The ``alertname`` label. Empty if it cannot be read."""
+    """The ``alertname`` label. Empty if unreadable."""
     problems: tuple[tuple[str, str], ...]
-    """Problems, each as (path of the member, message). They never contain a value of the entry."""
+    """As (path, message). Messages contain no values of the entry."""
     identity: Identity | None = None
-    """Fingerprint and start of the alert. None if they cannot be read."""
+    """None if unreadable."""
     status: AlertStatus | None = None
-    """Status of the alert. None if it cannot be read."""
+    """None if unreadable."""
 
     @property
     def reason(self) -> str:
-        """Problems as one text. Of many, only the first ones."""
+        """The first problems as one text."""
         listed = [f"{path}: {message}" for path, message in self.problems[:MOST_REASONS]]
         more = len(self.problems) - len(listed)
         return "; ".join(listed) + (f"; and {more} more" if more > 0 else "")
 
     @property
     def is_end(self) -> bool:
-        """True if it reports the end of an alert. Only the identity is needed for that."""
+        """True if it reports the end of an alert, for which the identity suffices."""
         return self.identity is not None and self.status is AlertStatus.RESOLVED
 
 
@@ -188,29 +183,29 @@ class Delivery(Struct, frozen=True):
     """One webhook POST."""
 
     id: str
-    """A UUIDv7 that the webhook gives it."""
+    """UUIDv7."""
     received_at: datetime
-    """When it arrived, an aware UTC datetime."""
+    """Aware UTC."""
     receiver: str
-    """The receiver's name in Alertmanager's configuration."""
+    """Receiver name in Alertmanager's configuration."""
     group_key: str
-    """Alertmanager's key of the group of alerts."""
+    """Alertmanager's key of the alert group."""
     external_url: str
-    """Where that Alertmanager is."""
+    """URL of the Alertmanager."""
     alerts: tuple[Alert, ...] = field(default=())
     truncated: int = 0
-    """How many alerts Alertmanager left out, by its ``max_alerts``."""
+    """Number of alerts that Alertmanager omitted because of ``max_alerts``."""
     rejected: tuple[RejectedAlert, ...] = ()
-    """The malformed entries; they are not among `alerts`."""
+    """Malformed entries, not in `alerts`."""
     ignored: tuple[tuple[str, str], ...] = ()
-    """Malformed members that nothing depends on and that count as absent, each as (path, message)."""
+    """Malformed members without consequences, treated as absent, as (path, message)."""
 
 
 def fingerprint(labels: Mapping[str, str]) -> str:
-    """The fingerprint that Alertmanager gives these labels.
+    """Return Alertmanager's fingerprint of these labels.
 
-    64-bit FNV-1a over each name and value in the order of the names, each followed by the byte 255
-    (prometheus/common, model/signature.go, labelSetToFingerprint).
+    64-bit FNV-1a over names and values in name order, each followed by byte 255 (prometheus/common, model/signature.go,
+    labelSetToFingerprint).
     """
     value = _FNV_OFFSET
     for name in sorted(labels):

@@ -1,4 +1,4 @@
-"""An alert's labels, prepared for the look-up of a target: case is ignored, and blank values are excluded. Pure."""
+"""Labels of an alert for target lookup: case-insensitive, without blank values. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 EXPORTED = "exported_"
-"""Prefix that Prometheus gives a label of the metric if the scrape adds one of the same name."""
+"""Prometheus's prefix for a metric's label if the scrape adds one of the same name."""
 
 
 class Label(NamedTuple):
-    """Label that has a value."""
+    """A non-empty label."""
 
     name: str
-    """Name as it is written."""
+    """Original spelling."""
     value: str
 
     def __str__(self) -> str:
@@ -23,7 +23,7 @@ class Label(NamedTuple):
 
     @property
     def is_exported(self) -> bool:
-        """True if it is the metric's own label, which the scrape has renamed."""
+        """True if the scrape renamed the metric's own label."""
         return self.name.lower().startswith(EXPORTED)
 
 
@@ -32,7 +32,7 @@ _LONGEST_SHOWN = 100
 
 _MOST_KEPT = 100
 _LONGEST_KEPT = 255
-"""Most labels of an alert, and most characters of a name, that are cached for other alerts. Real ones have fewer."""
+"""Limits of cached label names: number, and characters of each."""
 
 
 class AlertLabels:
@@ -44,10 +44,10 @@ class AlertLabels:
         is_usual = len(names) <= _MOST_KEPT and max(map(len, names), default=0) <= _LONGEST_KEPT
         self._names = _names_kept(names) if is_usual else _LabelNames(names)
         self._read: dict[str | tuple[str, ...], Sequence[Label]] = {}
-        """Earlier results, by the requested names."""
+        """Cache by requested names."""
 
     def under(self, name: str) -> Sequence[Label]:
-        """Return the labels of this name, given in lower case. There are several if they differ in case alone."""
+        """Return the labels of a lower-case name, several if they differ only in case."""
         written = self._names.written.get(name)
         if written is None:
             return ()
@@ -55,17 +55,16 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
-        """Return the value of a label that occurs once. Empty if there is none."""
+        """Return the first value of a label; empty if absent."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
     def values(self, name: str) -> Iterator[str]:
-        """Return each value of the label, exported or not."""
+        """Return all values of the label, exported or not."""
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:
-        """Return the labels of these names, most trusted first. Each name's exported form comes before the name
-        itself."""
+        """Return the labels of these names, most trusted first. Exported forms come before the name itself."""
         labels = self._read.get(names)
         return labels if labels is not None else self._labels_of(names, self._names.of(names))
 
@@ -75,7 +74,7 @@ class AlertLabels:
 
 
 class _LabelNames:
-    """Names of an alert's labels. They are cached, because the many alerts of a rule all have the same."""
+    """Label names of an alert, cached because all alerts of a rule share them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.written: dict[str, tuple[str, ...]] = {}
@@ -86,7 +85,6 @@ class _LabelNames:
             self.written[lower] = (*self.written.get(lower, ()), name)
 
     def of(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the existing labels of these names, as they are written (`AlertLabels.of`)."""
         found = self._found.get(names)
         if found is None:
             present = (self.written[form] for form in forms(names) if form in self.written)
@@ -101,5 +99,5 @@ def _names_kept(names: tuple[str, ...]) -> _LabelNames:
 
 @functools.lru_cache
 def forms(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the spellings of labels of these names, in lower case."""
+    """Return the lower-case forms of these names, exported ones first."""
     return tuple(form for name in names for form in (EXPORTED + name.lower(), name.lower()))

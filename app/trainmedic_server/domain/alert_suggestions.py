@@ -1,8 +1,7 @@
-"""Suggestions which alert of the shipped rules matches an alert of another rule set, by its meaning.
+"""Suggestions which shipped alert matches an alert of another rule set, by meaning. Pure.
 
-Evidence is, in this order, the words of the alert's name, the metrics of its rule (in ``generatorURL``), its labels,
-and its texts. So a name in any language is understood if its rule reads a known metric. Pure. Callers: the API for
-alerts that no playbook reacted to, and the command that reads a rule file.
+Evidence, in this order: words of the alert's name, metrics of its rule (from ``generatorURL``), labels, annotations.
+Names in any language are understood if the rule reads a known metric.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from msgspec.structs import replace
 from trainmedic_server.domain.proof import XID_LABELS
 
 _LONGEST = 4_000
-"""Most characters of a text that are read."""
+"""Characters of a text that are read."""
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
 _SHARED_TYPES = r"nfs|lustre|ceph|gpfs|beegfs|fuse|cifs|smb|wekafs|glusterfs"
 _SHARED_TYPE = re.compile(_SHARED_TYPES)
 _SHARED = re.compile(rf'fstype=~?"[^"]*(?:{_SHARED_TYPES})')
-"""File systems that a node shares with others. No agent of a node cleans them."""
+"""Shared file systems, which no node agent cleans."""
 _QUOTED = re.compile(r'"[^"]*"')
 _ABSENCE = re.compile(r"\babsent(?:_over_time)?\s*\(")
 _ABOUT_READINGS = ("absent", "missing", "stale", "nodata", "scrape")
-"""Words of alerts about missing values. Such an alert does not state that a value is too high or too low."""
+"""Words of alerts about missing values, which do not state that a value is too high or too low."""
 _GROWS_WITH_THE_FAULT = ("used", "temp", "usage")
 _SHRINKS_WITH_THE_FAULT = ("free", "avail")
 _TRANSLATED = {
@@ -66,31 +65,31 @@ _TRANSLATED = {
     "显卡": "gpu",
     "空闲": "idle",
 }
-"""Words of other languages, as they occur in names of alerts."""
+"""Words of other languages in alert names."""
 _JOINED = {"notready": "not ready", "crashloop": "crash loop", "crashlooping": "crash loop", "diskspace": "disk space"}
 _GPU = frozenset({"gpu", "gpus", "dcgm", "nvidia", "vram", "cuda", "nvml", "xid"})
 _GPU_LABELS = frozenset({"uuid", "gpu_uuid", "gpu", "gpu_id"})
 
 
 class Suggestion(Struct, frozen=True):
-    """Rename that an alert map could have."""
+    """A possible rename entry of an alert map."""
 
     name: str
     """Alertname that a playbook reacts to."""
     because: str
-    """Evidence for it, for a person."""
+    """Evidence, for a person."""
     matchers: tuple[str, ...] = ()
-    """Further conditions on an alert of the name."""
+    """Further conditions on the alert."""
 
 
 class _Topic(Struct, frozen=True):
-    """Subject of an alert of the shipped rules."""
+    """Subject of a shipped alert."""
 
     name: str
     words: tuple[tuple[str, ...], ...]
-    """Groups of word beginnings. Short words and words after ``=`` must match whole. One of each group must occur."""
+    """Groups of word prefixes; each group must occur. Short words and words after ``=`` must match whole."""
     metrics: tuple[str, ...]
-    """Parts of metric names with the same meaning, in lower case."""
+    """Parts of metric names with this meaning, lower-case."""
     not_words: tuple[str, ...] = ()
     needs_gpu: bool = False
 
@@ -208,7 +207,7 @@ _TOPICS = (
     _Topic("TrainingCrashing", (("crash",), ("loop",)), (), ("deployment", "service")),
 )
 _CONDITIONS = {"Ready": "NodeDown", "DiskPressure": "DiskSpaceLow", "MemoryPressure": "MemoryUsageHigh"}
-"""Alertnames by the label ``condition`` of kube-state-metrics, which names the fault of a node."""
+"""Alertnames by kube-state-metrics's ``condition`` label."""
 
 
 def suggest(
@@ -219,15 +218,14 @@ def suggest(
     *,
     is_complete: bool = True,
 ) -> Suggestion | None:
-    """Return the rename to one of `names` that fits an alert of these labels best. None if none fits.
+    """Return the best rename to one of `names`, None if none fits.
 
-    `texts` are its annotations. With the rule itself at hand, its expression may stand for a `generator_url`. Its
-    labels are then not `is_complete`.
+    `texts` are the annotations. A rule's expression may replace `generator_url`; then its labels are not `is_complete`.
     """
     name = labels.get("alertname", "")
     words = _words(name)
     if "instance" in words and "node" in labels.get("job", ""):
-        words = (*words, "node")  # Any target is an instance. Only that of the node exporter is a node.
+        words = (*words, "node")  # Every target is an instance. Only the node exporter's is a node.
     expression = _expression(generator_url)
     if _SHARED.search(expression) or _SHARED_TYPE.match(labels.get("fstype", "")):
         words = (*words, "shared")
@@ -251,8 +249,9 @@ def suggest(
 
 
 def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: bool) -> Suggestion | None:
-    """Return the suggestion for an XID, with the condition that the alert has a code. Only the code states whether the
-    GPU is at fault. None if the alert has no code, because the rename would then claim more than is known."""
+    """Require that the alert has an XID code, because only the code states whether the GPU is at fault. None without
+    one.
+    """
     if not is_complete:
         return replace(suggestion, matchers=('err_code=~".+"',))
     code = next((label for label, value in labels.items() if value and label.lower() in XID_LABELS), None)
@@ -260,7 +259,7 @@ def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: b
 
 
 def snippet(alertname: str, suggestion: Suggestion) -> str:
-    """Return the suggested entry of an alert map, as YAML to paste."""
+    """Return the suggested alert map entry as YAML."""
     lines = ["rename:", f"  - alert: {_quoted(alertname)}", f"    as: {suggestion.name}"]
     if suggestion.matchers:
         lines.insert(2, f"    matchers: [{', '.join(map(_quoted, suggestion.matchers))}]")
@@ -271,7 +270,7 @@ def _quoted(text: str) -> str:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) and text.lower() not in ("null", "true", "false"):
         return text
     if not text.isprintable():
-        return json.dumps(text)  # JSON strings are valid YAML. Single quotes would turn a line feed into a blank.
+        return json.dumps(text)  # JSON strings are valid YAML; single quotes would fold line feeds
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -299,8 +298,10 @@ def _by_metrics(metrics: Collection[str], words: Collection[str], is_gpu: bool) 
 
 
 def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
-    """Return whether a rule fires while its value is good, such as a temperature below a bound. Only unambiguous
-    expressions are judged: one comparison, without a subtraction, of one kind of metric."""
+    """Return whether a rule fires while its value is good, such as a temperature below a bound.
+
+    Judges only unambiguous expressions: one comparison of one kind of metric without subtraction.
+    """
     is_below, is_above = "<" in expression, ">" in expression
     if is_below == is_above or "-" in expression:
         return False
@@ -313,7 +314,7 @@ def _compares_the_other_way(expression: str, metrics: Iterable[str]) -> bool:
 
 def _by_texts(texts: Iterable[str], is_gpu: bool, words: Collection[str]) -> Suggestion | None:
     for text in texts:
-        # The fault is named in few words. A long text mentions much else.
+        # The first words name the fault. A long text mentions much else.
         suggestion = _by({*words, *_words(text[:200])}, is_gpu, "its annotations")
         if suggestion is not None:
             return suggestion
@@ -330,7 +331,7 @@ def _is_about_gpu(words: Collection[str], metrics: Iterable[str], labels: Mappin
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Return the words of a name such as ``NodeFilesystemAlmostOutOfSpace`` or ``gpu_temp-high``, in lower case."""
+    """Return the lower-case words of a name such as ``NodeFilesystemAlmostOutOfSpace`` or ``gpu_temp-high``."""
     return tuple(_each_word(text[:_LONGEST]))
 
 
@@ -359,8 +360,7 @@ def _is_begun(word: str, begin: str) -> bool:
 
 
 def _expression(generator_url: str) -> str:
-    """Return the rule's expression, which Prometheus writes into the URL of its page. Text that is no such URL is
-    returned as it is."""
+    """Return the rule's expression from the URL of its Prometheus page. Other text is returned unchanged."""
     text = generator_url[:_LONGEST]
     if "://" not in text and not text.startswith("/"):
         return text

@@ -1,7 +1,6 @@
-"""An approval: a question of a run that waits for people, as it is on record.
+"""Persisted approvals: questions of a run to people.
 
-The terms of a question stand in the parameters of its step, as plain data: what is on record is what was asked. Who
-calls it: ``steps`` in the engine asks, ``plan`` and the API read. Not here: what the playbook says (``playbook``).
+A question's terms are stored in its step's parameters as plain data.
 """
 
 from __future__ import annotations
@@ -17,64 +16,60 @@ from trainmedic_server.domain.run import OperatorOrder, Run, Status, StepState, 
 
 
 class StepAhead(Struct, frozen=True):
-    """A step that would be carried out after an approval, as far as that is known when the question is asked."""
+    """A step that would follow an approval, as known when the question is asked."""
 
     id: str
-    """Its name in the playbook."""
     action: str
-    """The name of its action."""
     params: Mapping[str, Any]
-    """Its rendered parameters; empty where they depend on how the run goes."""
+    """Rendered parameters; empty if they depend on the run."""
     targets: tuple[str, ...]
-    """The keys of the targets that it works on."""
+    """Target keys."""
     nodes: tuple[str, ...]
-    """The nodes that it may change something on, sorted; empty for one that only reads or tells."""
+    """Nodes that it may change, sorted."""
     gpus: int | None
-    """How many GPUs that concerns; None where nobody knows."""
+    """Number of GPUs concerned; None if unknown."""
     note: str | None = None
-    """For a person: on what it depends whether or how it is carried out."""
+    """For a person: what determines whether or how it runs."""
 
 
 class Terms(Struct, frozen=True):
-    """What was asked, of whom, and what follows if nobody answers."""
+    """Terms of a question: approvers, and what follows without an answer."""
 
     steps: tuple[StepAhead, ...] = ()
     by: tuple[str, ...] = ()
-    """Who may approve: ``user:NAME``, ``group:NAME``, or a name of either kind. Any operator if it is empty."""
+    """Allowed approvers: ``user:NAME``, ``group:NAME``, or a name of either kind. Empty allows any operator."""
     count: int = 1
-    """How many different people have to approve."""
+    """Number of different people who must approve."""
     on_timeout: str = "fail"
-    """What follows where nobody has answered in time."""
     asked: int = 1
     """How often the question was asked."""
     escalated: bool = False
-    """Whether it was handed to those whom it names for when nobody answers."""
+    """True after escalation to the next approvers."""
     lapsed: bool = False
-    """Whether nobody has answered in time, so that it is asked again later. It can be answered meanwhile."""
+    """True if it timed out and will be asked again. It can still be answered."""
     to: str | None = None
-    """The notification channel for it; None for all."""
+    """Notification channel; None for all."""
     void: tuple[str, ...] = ()
-    """The ids of the answers before it was asked again of which an earlier release did not note which round they are
-    of; they count no more."""
+    """IDs of invalid answers to earlier rounds, from a release that did not record the round."""
 
     @property
     def nodes(self) -> frozenset[str]:
-        """All nodes that the steps may change something on."""
+        """All nodes that the steps may change."""
         return frozenset(node for step in self.steps for node in step.nodes)
 
     @property
     def gpus(self) -> int | None:
-        """How many GPUs the steps concern, which all work on one target; None where nobody knows."""
+        """Number of GPUs concerned (all steps share one target); None if unknown."""
         known = [step.gpus for step in self.steps if step.gpus is not None]
         return max(known, default=None)
 
     def as_data(self) -> dict[str, Any]:
-        """The terms as the parameters of the step."""
+        """Return the terms as step parameters."""
         return {**asdict(self), "steps": [asdict(step) for step in self.steps]}
 
     @classmethod
     def of(cls, step: StepState) -> Terms:
-        """The terms of a question that was asked. Of one asked by an earlier release nothing but the defaults."""
+        """Return the terms of a question. Questions of earlier releases have the defaults."""
         if not step.params:
             return cls()
         written = dict(step.params)
@@ -82,12 +77,12 @@ class Terms(Struct, frozen=True):
         return cls(steps=steps, **_tuples(written))
 
     def may_be_answered_by(self, name: str, groups: Sequence[str] | frozenset[str] = ()) -> bool:
-        """Return whether an operator of this name, who is in these groups, may approve."""
+        """Return whether this operator may approve."""
         return not self.by or any(_is_meant(entry, name, groups) for entry in self.by)
 
 
 def _is_meant(entry: str, name: str, groups: Sequence[str] | frozenset[str]) -> bool:
-    """Return whether an entry of `by` means the operator. Names of operators have no colon, so forms are distinct."""
+    """Return whether an entry of `by` names the operator. Operator names have no colon."""
     kind, _, rest = entry.partition(":")
     match kind:
         case "user" if rest:
@@ -109,12 +104,11 @@ class Unanswered(StrEnum):
 
 
 class AskedQuestion(Struct, frozen=True):
-    """The question that somebody has seen and answers, so that the answer counts for no other one."""
+    """The question that a person saw, so that the answer counts for no other."""
 
     step: str
-    """The id of the step that asks."""
     asked: int
-    """How often it had been asked then."""
+    """How often it had been asked."""
 
 
 def _tuples(members: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,17 +116,16 @@ def _tuples(members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def waiting_step(run: Run) -> StepState | None:
-    """The step whose question waits for an answer; None where the run asks nothing."""
+    """Return the step that waits for an answer, or None."""
     if run.status is not Status.AWAITING_APPROVAL:
         return None
     return next((step for step in run.steps if step.kind == "approve" and step.status is StepStatus.WAITING), None)
 
 
 def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOrder]:
-    """The answers among a run's `orders` to what the step asks, the oldest first.
+    """Return the answers to the step's current question, oldest first.
 
-    A question that is asked again is rendered anew, and so another one: those who approved what it was before have not
-    approved what it is now, however late their answer came to be known.
+    A repeated question is rendered again and may differ, so answers to an earlier one do not count.
     """
     terms = Terms.of(step)
 
@@ -143,15 +136,15 @@ def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOr
 
 
 def approvers(step: StepState) -> tuple[str, ...]:
-    """Who has approved what this step asks, in the order in which they did."""
+    """Return the people who approved this step, in order."""
     given = step.output.get("approved_by")
     if given is not None:
         return tuple(given)
-    by = step.output.get("by")  # of an earlier release, which took one approval
+    by = step.output.get("by")  # from an earlier release with a single approval
     return (by,) if by and step.status is StepStatus.SUCCEEDED else ()
 
 
 def approved_by(run: Run) -> tuple[str, ...]:
-    """Who has approved anything that the run asked, each once, in the order in which they did."""
+    """Return the distinct people who approved anything in the run, in order."""
     names = (name for step in run.steps if step.kind == "approve" for name in approvers(step))
     return tuple(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Changes of runs: each with its earlier value, and when it is reverted, if ever. Pure."""
+"""Changes made by runs, with their earlier values and when they are reverted. Pure."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from msgspec import Struct
 from trainmedic_server.domain.modes import UndoTrigger
 from trainmedic_server.domain.run import Run, StepState, StepStatus, Undo, UndoStatus
 
-# How the outputs of actions name what was before and what is since, the unit of the two, and in which order to look.
+# Output members for the values before and after, and their unit, in lookup order.
 _PAIRS = (("before", "after", ""), ("previous_watts", "limit_watts", " W"), ("previous", "count", ""))
 
 
 class Change(Struct, frozen=True):
-    """Change that a run has made. Times are aware UTC datetimes."""
+    """A change made by a run. Times are aware UTC."""
 
     run_id: str
     playbook: str
     target: str
-    """The key of the run's target."""
+    """Target key."""
     step: str
-    """The id of the step that has made the change."""
+    """Step ID."""
     action: str
     params: Mapping[str, Any]
     before: str | None
-    """What was there before, as the action told; None where that is not known."""
+    """Value before, as reported by the action; None if unknown."""
     after: str | None
-    """What is there since."""
+    """Value after."""
     is_certain: bool
-    """False where it is not known whether the action was carried out."""
+    """False if it is unknown whether the action was applied."""
     since: datetime
-    """When it was made, or was tried last."""
+    """When it was made or last tried."""
     undo: UndoTrigger
-    """Time at which it is reverted automatically."""
+    """When it is reverted automatically."""
     is_reversible: bool
     """True if an operator can order its undo."""
     given_back: str
-    """For a person: when it is given back."""
+    """For a person: when it is reverted."""
     not_before: datetime | None
-    """When the next attempt to give it back is made; None where none has failed."""
+    """Next undo attempt; None if none has failed."""
     latest: datetime | None
-    """When the run stops waiting and ends, after which what is to be given back on failure is; None where never."""
+    """When the run's current wait times out and ends the run. None if it does not wait."""
     lease: timedelta | None
-    """How long it lasts if the server does not renew it; None where it does not end by itself."""
+    """How long it lasts without renewal; None if it does not expire."""
     undo_error: str | None
-    """Why it could not be given back when that was last tried."""
+    """Error of the last undo attempt."""
 
 
 def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
-    """What the run has changed and owes back, the newest first; `firing` are the names of its alerts that fire."""
+    """Return the run's changes with a pending undo, newest first. `firing` are the names of its firing alerts."""
     waits = (step.deadline for step in run.steps if step.status is StepStatus.WAITING and step.deadline)
     latest = next(waits, None) if run.is_open else None
     for step in reversed(run.steps):
@@ -60,10 +60,10 @@ def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:
 
 
 def never_given_back(run: Run, leaves_change: Callable[[str], bool]) -> Iterator[Change]:
-    """Return what the run has changed, or may have, and does not owe back, the newest first. `leaves_change` returns
-    whether an action changes something.
+    """Return the run's certain or possible changes without a pending undo, newest first.
 
-    Changes that a later step of the run has reverted, and those that a person has closed, are excluded.
+    Excludes actions for which `leaves_change` returns False, changes that a later step reverted, and those that a
+    person closed.
     """
     given_back: set[str] = set()
     for step in reversed(run.steps):
@@ -86,7 +86,7 @@ def _may_be_applied(step: StepState) -> bool:
 
 
 def difference(output: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """What was before and what is since, as an action's output tells; None for what it does not tell."""
+    """Return the values before and after from an action's output; None if not reported."""
     told = output.get("lowest") if isinstance(output.get("lowest"), Mapping) else output
     for before, after, unit in _PAIRS:
         if isinstance(told, Mapping) and before in told and after in told:
@@ -134,7 +134,7 @@ def _when(undo: Undo | None, firing: Sequence[str]) -> str:
 
 
 def _text(value: Any, unit: str) -> str:
-    """A value for a person: of a mapping of one member that member, of several equal ones one."""
+    """Format a value for a person. Collapse mappings with one member and lists of equal values."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, only),) = value.items()
         return f"{name} {_text(only, '')}"

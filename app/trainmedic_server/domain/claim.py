@@ -1,4 +1,4 @@
-"""The part of a target that one open run locks: all of it, the disks of a node, or nothing. Pure.
+"""The part of a target that an open run locks. Pure.
 
 ``engine.claims`` makes claims, ``engine.locks`` grants them.
 """
@@ -11,23 +11,22 @@ from trainmedic_core.target import Target, TargetKind
 
 
 class Claim(Struct, frozen=True):
-    """Target, or part of one, on which one run at a time may work."""
+    """A target, or part of one, for one run at a time."""
 
     target: Target
     disks_only: bool = False
-    """True for a claim on the disks of the target's node and on nothing else there."""
+    """Only the disks of the target's node."""
     nothing: bool = False
-    """True for a run that changes nothing: it waits for no other run, and no other run waits for it."""
+    """True for a run without changes, which blocks no run and waits for none."""
 
     @classmethod
     def of_disks(cls, node: str) -> Claim:
-        """Return the claim on the disks of a node."""
         return cls(Target(TargetKind.NODE, node=node), disks_only=True)
 
     def overlaps(self, other: Claim) -> bool:
-        """Return whether two runs with these claims could change the same thing.
+        """Return whether runs with these claims could change the same thing.
 
-        The disks of a node are a part of it, as its GPUs are: the node covers both, and neither covers the other.
+        A node covers its disks and GPUs; disks and GPUs do not overlap.
         """
         if self.nothing or other.nothing:
             return False

@@ -1,7 +1,6 @@
-"""The component of an alert, a run, a finding or a verdict, by which messages are routed to teams. Pure.
+"""Component of an alert, run, finding or verdict, for message routing. Pure.
 
-Shipped alerts and log rules state it in the label ``component``. `component_of` reads the label, and derives the
-component if the label is absent or has another value.
+Shipped alerts and log rules have the label ``component``. Otherwise it is derived.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ LABEL = "component"
 
 
 class Component(StrEnum):
-    """The component of a message."""
+    """Component of a message."""
 
     GPU = "gpu"
-    """A GPU or another accelerator, its driver, and the links between the GPUs of a node."""
+    """GPU or other accelerator, driver, and links between a node's GPUs."""
     NETWORK = "network"
-    """The network between nodes, and services that are reached over it."""
+    """Network between nodes, and services reached over it."""
     STORAGE = "storage"
-    """File systems that nodes share, and object stores."""
+    """Shared file systems and object stores."""
     NODE = "node"
-    """A machine with its disks, memory and processors, and the cluster that places pods on it."""
+    """Machine with its disks, memory and processors, and the cluster that schedules pods on it."""
     TRAINING = "training"
-    """A training job: its program, its data, its numbers and its pace."""
+    """Training job: program, data, metrics, speed."""
     TRAINMEDIC = "trainmedic"
-    """Trainmedic itself, its agents, playbooks and rules."""
+    """Trainmedic itself: server, agents, playbooks, rules."""
 
 
 _OF_CAUSE: Mapping[str, Component] = {
@@ -41,7 +40,7 @@ _OF_CAUSE: Mapping[str, Component] = {
     CauseClass.STORAGE: Component.STORAGE,
     CauseClass.NODE: Component.NODE,
 }
-"""Components of failure causes. Other causes belong to the job, or are unknown, so the job's team looks first."""
+"""Other causes belong to the job or are unknown: its team looks first."""
 
 _OF_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("gpu", "nv", "nvidia", "nvlink", "dcgm", "xid", "accelerator", "amd", "npu"), Component.GPU),
@@ -51,7 +50,7 @@ _OF_WORD: Mapping[str, Component] = {
     **dict.fromkeys(("training", "gradient", "loss", "job", "rank", "learning"), Component.TRAINING),
     "trainmedic": Component.TRAINMEDIC,
 }
-"""By a word of the alert's or the playbook's name. The first known word counts."""
+"""By words of the alert's or playbook's name. The first known word counts."""
 
 _OF_TARGET: Mapping[TargetKind, Component] = {
     TargetKind.GPU: Component.GPU,
@@ -64,10 +63,9 @@ _LONGEST_NAME = 200
 
 
 def component_of(labels: Mapping[str, str], playbook: str = "", target: Target | None = None) -> Component:
-    """Return the component of an alert with these labels, or of the run that it started.
+    """Return the component of an alert with these labels, or of its run.
 
-    A verdict has the component of its cause, unless its confidence is low. Then, and without other information, it is
-    the job's.
+    A verdict has the component of its cause. With low confidence or without other information, it is the job's.
     """
     if labels.get(SOURCE) == DIAGNOSIS and labels.get("cause"):
         is_low = labels.get("confidence", "low") == "low"
@@ -86,7 +84,7 @@ def component_of(labels: Mapping[str, str], playbook: str = "", target: Target |
 
 
 def component_of_run(run: Run) -> Component:
-    """Return the component of a run: that of its alert, or else of its playbook or target."""
+    """Return the component of the run's alert, otherwise of its playbook or target."""
     return component_of(run.every_label, run.playbook, run.target)
 
 

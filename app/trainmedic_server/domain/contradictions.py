@@ -1,9 +1,7 @@
-"""What speaks against what jobs and agents say of where they are.
+"""Contradictions between reported locations of jobs and agents. Pure.
 
-A job may say where its ranks run, an agent which GPUs its node has; each may be mistaken, or lie. Where two of them
-cannot both be right, nothing is done on the ground of either: a power cap would meet somebody else's GPU.
-
-Pure. Who calls it: ``actions.placement`` before it acts on the places of a job, ``live.presences`` to show it.
+A job reports its ranks' nodes, an agent its node's GPUs; either may be wrong or lie. No action uses contradicted
+locations, because a power cap could affect another job's GPU.
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ from trainmedic_core import gpu_names
 from trainmedic_server.domain.topology import AgentTopology, Rank
 
 Contradictions = Mapping[str, tuple[str, ...]]
-"""By the job or node that is contradicted: sentences without their full stops. Those without any are not in it."""
+"""Sentences without full stops, by contradicted job or node."""
 
 _SHOWN = 4
 
 
 def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
-    """What speaks against the GPUs that ranks name: another job names the same one, or an agent has it elsewhere."""
+    """Return contradictions on the ranks' GPUs: another job names the same GPU, or an agent reports it elsewhere."""
     jobs_by_gpu: dict[str, set[str]] = {}
     places: dict[str, set[tuple[str, str]]] = {}
     for rank in ranks:
@@ -38,7 +36,7 @@ def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
 
 
 def of_agents(agents: AgentTopology) -> Contradictions:
-    """What speaks against the GPUs that agents list: another agent lists the same one."""
+    """Return contradictions between agents that list the same GPU."""
     return _by_name(
         (node, f"GPU {uuid} is listed by the agent of node {other} too")
         for uuid, nodes in sorted(agents.contested.items())

@@ -1,4 +1,4 @@
-"""The measured effect of a run: what its alert's metric was before it acted, then, and ten minutes after. Pure."""
+"""Measured effect of a run: the alert's metric before, at, and 10 minutes after its first act. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainmedic_server.domain.promql import Comparison
 BEFORE = timedelta(minutes=10)
 AFTER = timedelta(minutes=10)
 EVERY = timedelta(seconds=30)
-"""Between the points that are asked for."""
+"""Distance of the measured points."""
 AROUND = timedelta(minutes=2)
-"""The value before, and that after, are the median of so long; that at the act is the last of so long before it."""
+"""Period of the medians before and after, and maximum age of the value at the act."""
 LEAST_CHANGE = 0.1
-"""Of the larger of the two values: what has moved by less has not changed."""
+"""Minimum change, as a share of the larger value."""
 
 
 class EffectVerdict(StrEnum):
-    """What became of the metric. It says what was measured, not that the run was the cause."""
+    """Measured change of the metric. It does not claim that the run was the cause."""
 
     PENDING = "pending"
     HELPED = "helped"
@@ -34,42 +34,42 @@ class EffectVerdict(StrEnum):
 
 
 class Effect(Struct, frozen=True):
-    """The effect of one run that has changed something. Times are aware UTC."""
+    """Effect of a run that changed something. Times are aware UTC."""
 
     run_id: str
     playbook: str
     acted_at: datetime
     """When its first harmful act was recorded."""
     due_at: datetime | None
-    """When it is measured, or tried again; None where that is over."""
+    """Time of the next measurement; None if finished."""
     verdict: EffectVerdict = EffectVerdict.PENDING
     reason: str | None = None
-    """For a person: why it is not measured, or what the verdict rests on."""
+    """For a person: basis of the verdict, or why it is not measured."""
     query: str | None = None
-    """What is asked; None where the alert's rule is yet to say it."""
+    """None until derived from the alert's rule."""
     origin: str = "rule"
-    """``playbook`` or ``rule``: where the query is from."""
+    """Origin of the query: ``playbook`` or ``rule``."""
     better: str | None = None
     """``lower`` or ``higher``."""
     operator: str | None = None
     limit: float | None = None
-    """The alert's condition, where the query is from its rule and it compares with a number."""
+    """Number in the alert's condition, if its rule compares with one."""
     before: float | None = None
     """The metric `BEFORE` the act."""
     at: float | None = None
     after: float | None = None
     series: tuple[tuple[float, float | None], ...] = ()
-    """Seconds since 1970, and the value; None where that is no number."""
+    """(Seconds since 1970, value); None for values that are not finite."""
 
     def not_measured(self, reason: str) -> Effect:
         return replace(self, due_at=None, verdict=EffectVerdict.NOT_MEASURED, reason=reason)
 
 
 def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: Comparison | None) -> Effect:
-    """The effect with what the points of one series, from `BEFORE` the act to `AFTER` it, say of it.
+    """Return the effect from the points of one series, from `BEFORE` to `AFTER` the act.
 
-    ``comparison`` is the alert's own, where the query is from its rule. Never a verdict without a value at the act and
-    one after it.
+    ``comparison`` is the alert's condition, if the query is from its rule. Without values at and after the act there is
+    no verdict.
     """
     act = effect.acted_at.timestamp()
     before = _median(points, act - BEFORE.total_seconds(), act - (BEFORE - AROUND).total_seconds())
@@ -94,7 +94,7 @@ def measured(effect: Effect, points: Sequence[tuple[float, float]], comparison: 
 
 
 def _verdict(better: str | None, comparison: Comparison | None, at: float, after: float) -> tuple[EffectVerdict, str]:
-    """What it was, and why: by the alert's own condition where that can be told, else by how far the value moved."""
+    """Judge by the alert's condition if possible, otherwise by the relative change."""
     moved = _moved(better, at, after)
     held, holds = (comparison.holds(at), comparison.holds(after)) if comparison else (None, None)
     if held is not None and holds is not None:
@@ -117,7 +117,7 @@ def _verdict(better: str | None, comparison: Comparison | None, at: float, after
 
 
 def _moved(better: str | None, at: float, after: float) -> float:
-    """By what share of the larger of the two the value moved the better way; negative the worse way."""
+    """Return the improvement as a share of the larger value; negative if worse."""
     scale = max(abs(at), abs(after))
     if better is None or not scale or not math.isfinite(scale):
         return 0.0

@@ -1,8 +1,7 @@
-"""Events of the history: how one is made of its kind, and read.
+"""Conversion between `Event` and its typed content.
 
-`recorded` makes an event of its content, and `content_of` reads that again. A row of another release can lack a member,
-or have one of another type. Such a member reads as its default, or as None. Further members are ignored. `Event.data`
-shows all as they were written.
+Rows of other releases may lack members or have other types. Such a member reads as its default, or as None. Unknown
+members are ignored but stay in `Event.data`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from trainmedic_server.domain.run import Decision, Event
 
 
 def kinds_of(parent: type[EventKind]) -> Iterator[type[EventKind]]:
-    """Yield the kinds of a section, or the kind itself, in the order of this module."""
+    """Yield the kinds of a section, or the kind itself, in definition order."""
     sections = parent.__subclasses__()
     for section in sections:
         yield from kinds_of(section)
@@ -36,21 +35,21 @@ def name_of(kind: type[EventKind]) -> str:
 
 
 def names(*parents: type[EventKind]) -> frozenset[str]:
-    """Return the names of these kinds, and of all kinds of these sections."""
+    """Return the names of these kinds and of the kinds in these sections."""
     return frozenset(name_of(kind) for parent in parents for kind in kinds_of(parent))
 
 
 EVENT_KINDS: Mapping[str, type[EventKind]] = {name_of(each): each for each in kinds_of(EventKind)}
-"""By their names."""
+"""Kinds by name."""
 DECIDED: Mapping[Decision, type[Decided]] = {
     decision: kind for decision in Decision if issubclass(kind := EVENT_KINDS.get(decision, EventKind), Decided)
 }
-"""The kind that tells of a decision. Of `joined` there is another one, of `duplicate` none."""
+"""Event kinds of decisions. `joined` has another kind, `duplicate` none."""
 UNDO_OVER = names(UndoDone, UndoClosed)
 
 
 def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:
-    """Return the event that says this."""
+    """Return the event with this content."""
     name, _, defaults = _form(content.__class__)
     data = asdict(content)
     for member, default in defaults:
@@ -63,8 +62,7 @@ def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor:
 
 
 def content_of(event: Event) -> EventKind | None:
-    """Return what an event says. None for a kind of another release, or if a member is unreadable that is never None
-    and has no default."""
+    """Return the content of an event. None for an unknown kind or an unreadable required member."""
     kind = EVENT_KINDS.get(event.kind)
     if kind is None:
         return None
@@ -72,7 +70,7 @@ def content_of(event: Event) -> EventKind | None:
     try:
         return msgspec.convert({**required, **event.data}, kind)
     except msgspec.ValidationError:
-        pass  # nearly never: what follows finds out which members are readable
+        pass  # rare: find the readable members below
     readable = {
         field.name: event.data[field.name]
         for field in fields(kind)
@@ -85,7 +83,6 @@ def content_of(event: Event) -> EventKind | None:
 
 
 def _fits(value: Any, type_: Any) -> bool:
-    """Return whether a member of this type can have the value."""
     try:
         msgspec.convert(value, type_)
     except msgspec.ValidationError:
@@ -95,7 +92,7 @@ def _fits(value: Any, type_: Any) -> bool:
 
 @cache
 def _form(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
-    """Return the name of a kind, its required members, each as None, and the other ones with their defaults."""
+    """Return the kind's name, its required members (as None) and the others' defaults."""
     required = {field.name: None for field in fields(kind) if field.required}
     defaults = [
         (field.name, field.default if field.default is not NODEFAULT else {})
@@ -109,7 +106,7 @@ _PLAIN = frozenset({str, int, float, bool, dict, list, type(None)})
 
 
 def _plain(value: Any) -> Any:
-    """Return what the store and the API write. A time is ISO 8601 with its offset."""
+    """Return a JSON value; times in ISO 8601 with offset."""
     match value:
         case datetime():
             return value.isoformat()

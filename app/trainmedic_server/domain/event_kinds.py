@@ -1,12 +1,9 @@
-"""The kinds of events that the history can have, each with what it says.
+"""Kinds of history events.
 
-A kind is a struct: its tag, by default its name in snake case, is `Event.kind`; its fields are the members of
-`Event.data`, in this order. A field without a default is always written, as null where it is None. A field with a
-default is written only where it differs from it. The classes between `EventKind` and the kinds are the sections of
-``docs/reference/events.md``, whose tables are made from these docstrings and fields
-(``python -m tests.support.event_tables``).
-
-Not here: `Event` itself (``domain.run``), and how one is made of a kind and read (``domain.event_codec``).
+The struct tag (default: the name in snake case) is `Event.kind`; the fields are the members of `Event.data`. Fields
+without a default are always written, None as null. Other fields are written if they differ from the default. The
+classes between `EventKind` and the kinds are the sections of ``docs/reference/events.md``, which is generated from
+these docstrings (``python -m tests.support.event_tables``).
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ from trainmedic_server.domain.run import Decision, Status
 
 
 class EventKind(Struct, frozen=True, tag_field="event", tag=lambda name: re.sub(r"\B([A-Z])", r"_\1", name).lower()):
-    """What an event says."""
+    """Content of an event."""
 
 
 class OfDecision(EventKind, frozen=True):
-    """What becomes of an alert."""
+    """Decisions on alerts."""
 
     alert: str
 
@@ -54,7 +51,7 @@ class RunStarted(Decided, frozen=True, tag="started"):
 
 
 class ObserveOnly(Decided, frozen=True):
-    """In mode `observe`: what would be done is recorded."""
+    """In mode `observe`: planned actions are only recorded."""
 
 
 class Cooldown(Decided, frozen=True):
@@ -74,11 +71,11 @@ class BreakerOpen(Decided, frozen=True):
 
 
 class Paused(Decided, frozen=True):
-    """A pause blocks it. That a person has paused is [`pause_ordered`](#the-server)."""
+    """A pause blocks it. The pause itself is [`pause_ordered`](#the-server)."""
 
 
 class Stale(Decided, frozen=True):
-    """The alert is too old, or had resolved before."""
+    """The alert is too old, or had already resolved."""
 
 
 class NotAccepted(Decided, frozen=True):
@@ -86,15 +83,15 @@ class NotAccepted(Decided, frozen=True):
 
 
 class TargetUnknown(Decided, frozen=True):
-    """The alert's labels name no target, or an unknown node."""
+    """The labels name no target, or an unknown node."""
 
 
 class TargetAmbiguous(Decided, frozen=True):
-    """The alert's labels name several targets, or too little is known to say which one is meant."""
+    """The labels name several targets, or too little to select one."""
 
 
 class TargetBusy(Decided, frozen=True):
-    """The target was held by another run until the alert was over."""
+    """Another run held the target until the alert ended."""
 
 
 class OfAlert(EventKind, frozen=True):
@@ -109,16 +106,16 @@ class AlertRepeated(OfAlert, frozen=True):
 
 
 class AlertResolved(OfAlert, frozen=True):
-    """The alert is over."""
+    """The alert ended."""
 
     alert: str
     because: str | None
 
 
 class AlertRejected(OfAlert, frozen=True, kw_only=True):
-    """The alert is malformed: nothing was decided on it, but its end is accepted if it can be read. `alert` is its
-    name, or null, and `index` its place in the delivery. The first 20 of a delivery are listed, and one more event
-    counts the others."""
+    """The alert is malformed. Nothing was decided on it, but its end is accepted if readable. `alert` is its name or
+    null, `index` its position in the delivery. The first 20 of a delivery are listed; one more event counts the rest.
+    """
 
     alert: str | UnsetType | None = UNSET
     index: int | None = None
@@ -140,13 +137,13 @@ class OfRun(EventKind, frozen=True):
 
 
 class Retried(OfRun, frozen=True):
-    """A person has had the run tried again, as the run `run_id`."""
+    """A person had the run retried, as run `run_id`."""
 
     run_id: str
 
 
 class StartedLater(OfRun, frozen=True):
-    """The run `run_id` has started for an alert that a guard had refused, when it was reported again."""
+    """Run `run_id` started for a repeated alert that a guard had blocked."""
 
     run_id: str
 
@@ -165,14 +162,14 @@ class WaitingForResume(OfRun, frozen=True):
 
 
 class OfStep(OfRun, frozen=True):
-    """A step that acts."""
+    """A step with an action."""
 
     step: str
     action: str | None
 
 
 class StepStarted(OfStep, frozen=True):
-    """An attempt begins."""
+    """An attempt starts."""
 
     params: Mapping[str, Any]
     attempt: int
@@ -180,20 +177,20 @@ class StepStarted(OfStep, frozen=True):
 
 
 class StepLocated(OfStep, frozen=True):
-    """It is known on which nodes the step works."""
+    """The nodes that the step works on are known."""
 
     params: Mapping[str, Any]
 
 
 class AttemptWaits(OfRun, frozen=True):
-    """Nobody answers yet."""
+    """No response yet."""
 
     step: str
     why: str
 
 
 class AttemptCalledOff(OfRun, frozen=True):
-    """The attempt was on record and is not made, for a reason that the next event says."""
+    """A recorded attempt was cancelled before start. The next event states why."""
 
     step: str
     attempt: int
@@ -201,7 +198,7 @@ class AttemptCalledOff(OfRun, frozen=True):
 
 
 class AttemptFailed(OfRun, frozen=True):
-    """The attempt is followed by another one, in `retry_in` seconds."""
+    """The attempt failed and is retried in `retry_in` seconds."""
 
     step: str
     attempt: int
@@ -210,7 +207,7 @@ class AttemptFailed(OfRun, frozen=True):
 
 
 class StepResumed(OfStep, frozen=True):
-    """An attempt that a killed server had begun is taken up."""
+    """An attempt of a killed server is resumed."""
 
     command_id: str
 
@@ -222,14 +219,15 @@ class StepSucceeded(OfStep, frozen=True):
 
 
 class StepFailed(OfStep, frozen=True):
-    """The action was not applied, and is not tried again."""
+    """The action was not applied and is not retried."""
 
     error: str | None
 
 
 class StepSkipped(OfRun, frozen=True):
-    """The step's `when` was false, the alert resolved before it began, or the server is not set up for its action, such
-    as a `notify` without a notification channel."""
+    """The step's `when` was false, the alert resolved first, or the server is not set up for the action, such as
+    `notify` without a channel.
+    """
 
     step: str
     when: str | None = None
@@ -238,20 +236,20 @@ class StepSkipped(OfRun, frozen=True):
 
 
 class StepStopped(OfStep, frozen=True):
-    """The alert resolved after the step had begun: it is stopped, or not tried again."""
+    """The alert resolved after the step had started. The step is stopped or not retried."""
 
     error: str | None
     output: Mapping[str, Any]
 
 
 class StepUnknown(OfStep, frozen=True):
-    """Nobody knows whether the action was applied. Its undo is owed."""
+    """It is unknown whether the action was applied. Its undo is pending."""
 
     error: str | None
 
 
 class LateReply(OfRun, frozen=True):
-    """An answer to a step of unknown outcome came later."""
+    """A reply to a step of unknown outcome arrived later."""
 
     command_id: str
     status: str
@@ -268,7 +266,7 @@ class WaitStarted(OfRun, frozen=True):
 
 
 class WaitEnded(OfRun, frozen=True):
-    """The wait is over: `resolved`, with the reason, or `timed_out`."""
+    """The wait ended: `resolved`, with the reason, or `timed_out`."""
 
     step: str
     outcome: Literal["resolved", "timed_out"]
@@ -276,7 +274,7 @@ class WaitEnded(OfRun, frozen=True):
 
 
 class QuestionEvent(OfRun, frozen=True):
-    """A question, asked for the `asked`-th time, and how many nodes and GPUs it concerns."""
+    """A question, how often it was asked, and the number of nodes and GPUs concerned."""
 
     step: str
     message: str | None
@@ -290,21 +288,23 @@ class QuestionEvent(OfRun, frozen=True):
 
 
 class ApprovalRequested(QuestionEvent, frozen=True):
-    """People are asked: `count` of those in `by`, on the channel `to`. It is the `asked`-th time, and about so many
-    `nodes` and `gpus`."""
+    """A question to `count` people of `by` on channel `to`, asked the `asked`-th time, about this number of `nodes` and
+    `gpus`.
+    """
 
 
 class ApprovalReminded(QuestionEvent, frozen=True):
-    """Nobody has answered yet."""
+    """No answer yet."""
 
 
 class ApprovalEscalated(QuestionEvent, frozen=True):
-    """Nobody has answered in time: those are asked whom the playbook names next."""
+    """No answer in time. The playbook's next approvers are asked."""
 
 
 class ApprovalEnded(OfRun, frozen=True):
     """The question ended without an answer: `resolved`, `timed_out`, `rejected_by_timeout`, `approved_by_timeout`, or
-    `unanswered` with `asked_again_at`."""
+    `unanswered` with `asked_again_at`.
+    """
 
     step: str
     outcome: Unanswered
@@ -312,7 +312,7 @@ class ApprovalEnded(OfRun, frozen=True):
 
 
 class Closed(OfRun, frozen=True):
-    """The run is over. `decision` is why it did not act, where it was refused before it could."""
+    """The run ended. `decision` is set if it was blocked before it could act."""
 
     status: Status
     message: str
@@ -320,18 +320,18 @@ class Closed(OfRun, frozen=True):
 
 
 class Ordered(EventKind, frozen=True):
-    """What operators tell a run. The actor is the operator."""
+    """Operator commands to a run. The actor is the operator."""
 
     note: str
     step: str | None
 
 
 class RunApproved(Ordered, frozen=True, tag="approved"):
-    """The answer to a question."""
+    """The question was approved."""
 
 
 class RunRejected(Ordered, frozen=True, tag="rejected"):
-    """The answer to a question."""
+    """The question was rejected."""
 
 
 class CancelOrdered(Ordered, frozen=True):
@@ -339,11 +339,11 @@ class CancelOrdered(Ordered, frozen=True):
 
 
 class UndoOrdered(Ordered, frozen=True):
-    """What the run did is to be taken back."""
+    """The run's changes are to be reverted."""
 
 
 class UndoCloseOrdered(Ordered, frozen=True):
-    """The duty to take something back is to end."""
+    """The pending undo is to be dropped."""
 
 
 class OfUndo(EventKind, frozen=True):
@@ -358,20 +358,20 @@ class OfUndoStep(OfUndo, frozen=True):
 
 
 class UndoStarted(OfUndoStep, frozen=True):
-    """An undo begins."""
+    """An undo starts."""
 
     params: Mapping[str, Any]
     because: str | None
 
 
 class UndoResumed(OfUndoStep, frozen=True):
-    """An undo that a killed server had begun is taken up."""
+    """An undo of a killed server is resumed."""
 
     command_id: str
 
 
 class UndoDelayed(OfUndoStep, frozen=True):
-    """An attempt did not succeed, and another one follows in `retry_in` seconds."""
+    """An undo attempt failed and is retried in `retry_in` seconds."""
 
     error: str | None
     attempt: int
@@ -379,20 +379,20 @@ class UndoDelayed(OfUndoStep, frozen=True):
 
 
 class UndoDone(OfUndoStep, frozen=True):
-    """It is taken back."""
+    """The change is reverted."""
 
     output: Mapping[str, Any]
 
 
 class UndoClosed(OfUndoStep, frozen=True):
-    """A person has ended the duty."""
+    """A person dropped the pending undo."""
 
     note: str
     error: str | None
 
 
 class LeaseLost(OfUndo, frozen=True):
-    """A lease ran out while it was wanted."""
+    """A lease expired while it was needed."""
 
     step: str
     command_id: str
@@ -401,14 +401,14 @@ class LeaseLost(OfUndo, frozen=True):
 
 
 class SetAgainStarted(OfUndo, frozen=True):
-    """The effect of a lost lease is being brought about again."""
+    """The effect of a lost lease is being reapplied."""
 
     step: str
     command_id: str
 
 
 class SetAgainDone(OfUndo, frozen=True):
-    """The effect of a lost lease is brought about again."""
+    """The effect of a lost lease was reapplied."""
 
     step: str
     command_id: str
@@ -416,7 +416,7 @@ class SetAgainDone(OfUndo, frozen=True):
 
 
 class SetAgainHeld(OfUndo, frozen=True):
-    """Something speaks against bringing it about again."""
+    """The effect is not reapplied, for the reason in `why`."""
 
     why: str
     asked: bool
@@ -427,7 +427,7 @@ class OfJob(EventKind, frozen=True):
 
 
 class LifeEvent(OfJob, frozen=True):
-    """A change of whether a job lives, with what its notice says."""
+    """A change of a job's state, with the content of its notice."""
 
     job: str
     reason: str = ""
@@ -442,43 +442,45 @@ class LifeEvent(OfJob, frozen=True):
 
 
 class JobEnded(LifeEvent, frozen=True):
-    """The job ended as it should, as it or its launcher has said. With another `actor` than `trainmedic`: a person has
-    said of a job that was gone that it was meant to end."""
+    """The job ended normally, as it or its launcher reported. With an `actor` other than `trainmedic`: a person stated
+    that a gone job was meant to end.
+    """
 
 
 class JobFailed(LifeEvent, frozen=True):
-    """A process or an attempt of the job failed, as the job or its launcher has said."""
+    """A process or attempt of the job failed, as the job or its launcher reported."""
 
 
 class JobRestarted(LifeEvent, frozen=True):
-    """The job's launcher has started another attempt, as it has said."""
+    """The job's launcher reported another attempt."""
 
 
 class JobGone(LifeEvent, frozen=True):
-    """Nothing is heard of the job any more, or its launcher has said so."""
+    """The job is silent, or its launcher reported it as gone."""
 
 
 class JobReturned(LifeEvent, frozen=True):
-    """The job is back."""
+    """The job recovered."""
 
 
 class JobForgotten(OfJob, frozen=True):
-    """The job stayed gone, and does not count any more."""
+    """The job stayed gone and no longer counts."""
 
     job: str
 
 
 class JobEvaluated(OfJob, frozen=True):
-    """The job reported an evaluation. `metrics` is a list of `metric`, `value` (`"NaN"` where it was not a finite
-    number), `step` and `at`. There is at most one event a minute for each job, with the newest values that changed.
-    After a restart of the server the newest values of each job are recorded again, with the same `at`."""
+    """The job reported an evaluation. `metrics` is a list of `metric`, `value` (`"NaN"` if not finite), `step` and
+    `at`. At most one event a minute per job, with the newest changed values. After a server restart they are recorded
+    again with the same `at`.
+    """
 
     job: str
     metrics: Sequence[Mapping[str, Any]]
 
 
 class JobKept(OfJob, frozen=True):
-    """An operator [locked](../how-to/monitoring.md#findings-in-logs) what is known of the job, or of an attempt."""
+    """An operator [locked](../how-to/monitoring.md#findings-in-logs) the data of the job or of an attempt."""
 
     job: str
     attempt: int | None = None
@@ -486,21 +488,21 @@ class JobKept(OfJob, frozen=True):
 
 
 class JobReleased(OfJob, frozen=True):
-    """An operator has ended that lock."""
+    """An operator ended that lock."""
 
     job: str
     attempt: int | None = None
 
 
 class AgentLost(OfJob, frozen=True):
-    """Nothing is heard of a node's agent any more."""
+    """A node's agent is silent."""
 
     node: str
     last_heard: datetime
 
 
 class AgentReturned(OfJob, frozen=True):
-    """The agent is back."""
+    """The agent recovered."""
 
     node: str
 
@@ -510,13 +512,13 @@ class OfServer(EventKind, frozen=True):
 
 
 class ServerStarted(OfServer, frozen=True):
-    """A server works from now on. `took_over_as` is its name, where there are several."""
+    """A server started to work as leader. `took_over_as` is its name if there are several."""
 
     took_over_as: str | None = None
 
 
 class OfPause(OfServer, frozen=True):
-    """A pause, as far as it is given."""
+    """A pause, as it was ordered."""
 
     pause: str
     scope: str
@@ -532,28 +534,29 @@ class OfPause(OfServer, frozen=True):
 
 
 class PauseOrdered(OfPause, frozen=True):
-    """An operator pauses. `pause` is the pause's ID. Older histories have `paused` without a run instead."""
+    """An operator paused. `pause` is the pause's ID. Older histories have `paused` without a run instead."""
 
 
 class Resumed(OfPause, frozen=True):
-    """An operator has ended a pause."""
+    """An operator ended a pause."""
 
 
 class PauseBegan(OfPause, frozen=True):
-    """A pause has begun by itself, when its time had come; noticed within 10 s. One that begins as it is ordered is
-    `pause_ordered` the first time."""
+    """A pause began at its scheduled time; recorded within 10 s. The first begin of a pause that starts at once is
+    `pause_ordered`.
+    """
 
 
 class PauseEnded(OfPause, frozen=True):
-    """A pause has ended by itself, when its time had come; noticed within 10 s."""
+    """A pause ended at its scheduled time; recorded within 10 s."""
 
 
 AS_WRITTEN = "as written"
-"""The mode of a playbook that is not kept to observing any more."""
+"""Mode of a playbook that is no longer restricted to observing."""
 
 
 class ModeChanged(OfPause, frozen=True):
-    """An operator has a playbook only observe, or ends that (`mode`: `as written`)."""
+    """An operator restricted a playbook to observing, or ended that (`mode`: `as written`)."""
 
     mode: str | None = None
 
@@ -566,11 +569,11 @@ class BreakerOpened(OfServer, frozen=True):
 
 
 class BreakerClosed(OfServer, frozen=True):
-    """An operator has closed the breaker. It counts only acts after this."""
+    """An operator closed the breaker. Only later acts count."""
 
 
 class ChannelTested(OfServer, frozen=True):
-    """A person has sent a test message to a channel."""
+    """A person sent a test message to a channel."""
 
     channel: str
     sent: bool
@@ -578,14 +581,14 @@ class ChannelTested(OfServer, frozen=True):
 
 
 class SignedIn(OfServer, frozen=True):
-    """A browser's session began. The actor is whose it is."""
+    """A browser session began. The actor is the user."""
 
     session: str
     address: str
 
 
 class SignedOut(OfServer, frozen=True):
-    """A person, the actor, has ended the session of `name`."""
+    """The actor ended the session of `name`."""
 
     session: str
     name: str

@@ -1,7 +1,4 @@
-"""Place of an exporter, by its labels: on the node that it measures, or once for the whole cluster.
-
-Pure. Callers: ``node_evidence`` and ``job_place``.
-"""
+"""Location of an exporter by its labels: on the node it measures, or central. Pure."""
 
 from __future__ import annotations
 
@@ -15,27 +12,28 @@ _CENTRAL = re.compile(
     "kube-?_?state-?_?metrics|push-?_?gateway|blackbox|slurm-?_?exporter|federat|snmp|thanos|opencost|kubecost|"
     "cluster-?_?autoscaler|ceph-?_?mgr|(^| )(slurm|slurmctld|trainmedic|trainmedic-server|prometheus)( |$)"
 )
-"""Parts of labels of exporters that measure other machines than their own."""
+"""Label parts of exporters that measure other machines."""
 _OF_A_NODE = re.compile(
     "dcgm|node-?_?exporter|nvidia|gpu|amd|rocm|device-metrics|habana|gaudi|neuron|cadvisor|kubelet|"
     "node-problem-detector|npd|node-status|trainmedic-agent|smi-exporter|windows-exporter"
 )
-"""Parts of names of exporters that run on each node and measure that."""
+"""Name parts of exporters that run on each node."""
 _CENTRAL_PORTS = frozenset({"9090", "9091", "9115", "9116", "9283", "9341"})
-"""Ports of Prometheus, Pushgateway, blackbox, SNMP, Ceph's manager and Slurm."""
+"""Prometheus, Pushgateway, blackbox, SNMP, Ceph manager, Slurm."""
 _PORTS_OF_A_NODE = frozenset({"9100", "9182", "9400", "9445", "9835", "10250"})
-"""Ports of node-exporter, windows_exporter, dcgm-exporter, Trainmedic's agent, nvidia_gpu_exporter and the kubelet."""
+"""node-exporter, windows_exporter, dcgm-exporter, Trainmedic agent, nvidia_gpu_exporter, kubelet."""
 _NAMING = ("job", "service", "container", "pod")
 _NAMING_BEHIND = tuple(EXPORTED + name for name in _NAMING)
 _LONGEST_KEPT = 255
-"""Longest text whose result is cached. Real names have 253 characters at most."""
+"""Longest cached text. Real names have at most 253 characters."""
 _CONTAINER_ID = re.compile("[0-9a-f]{12}|[0-9a-f]{64}")
 _EXPORTER_POD = re.compile(r".*(exporter|dcgm).*-[a-z0-9]{4,5}")
 
 
 def is_central(labels: AlertLabels, exported: bool = False) -> bool:
-    """Return whether the exporter measures other machines. With `exported`, the exporter after a federation or a
-    gateway."""
+    """Return whether the exporter measures other machines. `exported` selects the exporter after a federation or
+    gateway.
+    """
     port = labels.value("exported_instance" if exported else "instance").rpartition(":")[2]
     if port in _CENTRAL_PORTS:
         return True
@@ -46,7 +44,7 @@ def is_central(labels: AlertLabels, exported: bool = False) -> bool:
 
 
 def is_central_name(pod: str) -> bool:
-    """Return whether this is the name of a pod whose exporter measures other machines."""
+    """Return whether a pod of this name measures other machines."""
     return _is_central_text(pod)
 
 
@@ -60,7 +58,7 @@ def _judged(text: str) -> bool:
 
 
 def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> bool:
-    """Return whether an exporter in this pod measures the node on which it runs. `exported` as in `is_central`."""
+    """Return whether an exporter in this pod measures its own node. `exported` as in `is_central`."""
     if is_central_name(pod.name):
         return False
     if pod.is_per_node is not None:
@@ -71,7 +69,7 @@ def is_on_its_node(pod: Pod, labels: AlertLabels, exported: bool = False) -> boo
 
 
 def names_an_exporter(value: str, labels: AlertLabels) -> bool:
-    """Return whether a host name is that of an exporter's own container, which is no node."""
+    """Return whether a host name is that of an exporter's container, which is no node."""
     if value in labels.values("pod"):
         return True
     if len(value) > _LONGEST_KEPT:

@@ -1,7 +1,4 @@
-"""Host lists as Slurm and similar tools write several nodes in one text: ``gpu-[01-03,7],login[1-9:2]``.
-
-Pure. Caller: ``node_evidence``. Not here: whether the hosts are known.
-"""
+"""Host lists of Slurm and similar tools: ``gpu-[01-03,7],login[1-9:2]``. Pure."""
 
 from __future__ import annotations
 
@@ -9,28 +6,28 @@ import re
 from collections.abc import Iterator
 
 MOST_HOSTS = 4096
-"""Most hosts that are read from one list. Reading more would delay other alerts, and no run works on so many."""
+"""Limit for one list. More would delay other alerts, and no run works on so many."""
 LONGEST = 65_536
-"""Most characters of a list that are read."""
+"""Limit of characters in a list."""
 _LONGEST_NAME = 512
-"""Most characters of one host's name; real ones have at most 253."""
+"""Limit of a host name; real ones have at most 253."""
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
 _DEEPEST = 5
 
 
 class UnreadableHostList(ValueError):
-    """The text is no host list, or names more hosts than any cluster has."""
+    """The text is no host list, or names too many hosts."""
 
 
 def is_host_list(text: str) -> bool:
-    """Return whether the text names hosts in a form that is not one name: with brackets or commas."""
+    """Return whether the text has the form of a host list: brackets or commas."""
     if text.startswith("[") and ":" in text:
-        return False  # An IPv6 address with a port.
+        return False  # an IPv6 address with a port
     return "," in text or ("[" in text and "]" in text)
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the hosts, each once and in order. Raises UnreadableHostList."""
+    """Return the distinct hosts in order. Raises UnreadableHostList."""
     if len(text) > LONGEST:
         raise UnreadableHostList(f"is longer than {LONGEST} characters")
     hosts: dict[str, None] = {}
@@ -38,7 +35,7 @@ def expand(text: str) -> tuple[str, ...]:
     for part in _split(text):
         if part:
             for host in _expanded(part, 0):
-                # Counted with those that were read before: ``[1,1,1]`` a few times over is millions of one host.
+                # Count repeats too: a few ``[1,1,1]`` multiply to millions of one host.
                 read += 1
                 if read > MOST_HOSTS:
                     raise UnreadableHostList(f"names more than {MOST_HOSTS} hosts")
@@ -49,7 +46,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Return the parts between commas and blanks outside of brackets."""
+    """Split at commas and blanks outside of brackets."""
     depth, begin = 0, 0
     for place, character in enumerate(text):
         depth += (character == "[") - (character == "]")
@@ -64,7 +61,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _expanded(part: str, depth: int) -> Iterator[str]:
-    """Return every host of a part such as ``rack[1-2]-node[01-03]``."""
+    """Yield the hosts of a part such as ``rack[1-2]-node[01-03]``."""
     begin = part.find("[")
     if begin < 0:
         yield part
@@ -87,7 +84,7 @@ def _closing(part: str, begin: int) -> int:
 
 
 def _numbers(inside: str, depth: int) -> Iterator[str]:
-    """Return the numbers within brackets, as they are written: ``08`` to ``10`` keep their leading zero."""
+    """Yield the numbers within brackets with their leading zeros."""
     if depth > _DEEPEST:
         raise UnreadableHostList("has too many brackets within brackets")
     for entry in _split(inside):

@@ -1,4 +1,4 @@
-"""Labels that name a target, and the result if they name none. Pure. ``target`` looks them up."""
+"""Labels that name a target, and the result if they name none. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ class Unresolved(Struct, frozen=True):
     """Refusal of labels that name no target, or several."""
 
     reason: str
-    """``target_unknown`` or ``target_ambiguous``; ``not_accepted`` if the alert map refuses the alert, whose labels are
-    then not looked up here."""
+    """``target_unknown``, ``target_ambiguous``, or ``not_accepted`` (refused by the alert map, without lookup)."""
     why: str
-    """Reason for a person: what is missing, or what disagrees."""
+    """For a person: missing or contradictory labels."""
 
 
 class IdentityLabels(Struct, frozen=True):
-    """Labels that name a target, most trusted first. They are compared without regard to case.
+    """Labels that name a target, most trusted first, case-insensitive.
 
-    The defaults are the labels of dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics, HAMi,
-    Telegraf, OpenTelemetry and Trainmedic's own exporter, and those that common scrape configurations add. With each
-    name its ``exported_`` form is looked up. Prometheus makes it when a scrape adds a label of the same name.
+    Defaults: dcgm-exporter, nvidia_gpu_exporter, node-exporter, kube-state-metrics, HAMi, Telegraf, OpenTelemetry,
+    Trainmedic's exporter and common scrape configurations. Each name's ``exported_`` form is looked up too.
     """
 
     gpu_uuid: tuple[str, ...] = ("uuid", "gpu_uuid", "deviceuuid", "device_uuid")
     gpu_index: tuple[str, ...] = ("gpu", "gpu_id", "deviceidx")
     gpu_pci: tuple[str, ...] = ("pci_bus_id", "pci_bus", "pci_address")
-    """Labels for the GPU if no UUID or index names it."""
+    """Used if no UUID or index names the GPU."""
     node: tuple[str, ...] = (
         "node",
         "nodename",
@@ -39,9 +37,9 @@ class IdentityLabels(Struct, frozen=True):
         "hostname",
     )
     node_if_known: tuple[str, ...] = ("host", "host_name", "machine", "nodeid", "node_ip", "host_ip", "hostip")
-    """Labels that may mean something else, such as a virtual host or a kind of processor. One of them counts if its
-    value is a known node. Otherwise it is ignored, and is no unknown node. They are not read from the server's own
-    alerts about log lines, because anyone may write those labels."""
+    """Ambiguous labels, such as a virtual host, which count only if the value is a known node. They are ignored in the
+    server's own log alerts, because anyone may write them.
+    """
     job: tuple[str, ...] = (
         "job_name",
         "training_job",

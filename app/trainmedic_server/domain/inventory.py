@@ -1,18 +1,13 @@
-"""The inventory as people write it, in a file or in a playbook's test: a mapping from text to names.
+"""Inventory in a file or playbook test, as a mapping from text to names.
 
-==========================  ===========================================================================
-key                         value
-==========================  ===========================================================================
-an address                  the name of its node
-``pod:<namespace>/<name>``  the job of the pod; like the rest, one job or a list of several
-``node:<node>``             the job on the node, as the cluster knows it
-``gpu:<GPU>``               the job on the GPU, as its agent sees it; the GPU by any of its names: its UUID,
-                            ``<node>/<index>`` or ``<node>/<PCI address>``
-``told:node:<node>``        the same two, as the jobs report it themselves
-``told:gpu:<GPU>``
-==========================  ===========================================================================
-
-Who calls it: ``adapters.file_inventory``, and the simulation for the ``inventory`` of a test.
+==========================  =========================================================================== key
+value ==========================  =========================================================================== an address
+its node's name ``pod:<namespace>/<name>``  the pod's job; as below, one job or a list ``node:<node>``             the
+node's job, according to the cluster ``gpu:<GPU>``               the GPU's job, according to its agent; GPU as UUID,
+``<node>/<index>`` or
+                            ``<node>/<PCI address>``
+``told:node:<node>``        the node's job, according to the job ``told:gpu:<GPU>``          the GPU's job, according to
+the job ==========================  ===========================================================================
 """
 
 from __future__ import annotations
@@ -29,11 +24,11 @@ _FIELDS = {
     "node:": "observed_by_node",
     "gpu:": "observed_by_gpu",
 }
-"""The field of `WrittenTopology` for each way in which a key begins."""
+"""`WrittenTopology` fields by key prefix."""
 
 
 def parse(written: Mapping[str, str | Sequence[str]]) -> WrittenTopology:
-    """Read the inventory. An address that is mapped to several names is ignored."""
+    """Parse the inventory. Addresses with several names are ignored."""
     nodes_by_address: dict[str, str] = {}
     jobs: dict[str, dict[str, Jobs]] = {name: {} for name in _FIELDS.values()}
     for key, names in written.items():

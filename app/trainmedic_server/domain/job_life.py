@@ -1,8 +1,7 @@
-"""What is known of whether a job lives: that it is there, has ended as it should, or is gone.
+"""State of jobs: present, ended or gone. Pure.
 
-Pure functions from what was seen to the new record and the event that tells of it. A job is **gone** when nobody has
-heard of it for a while, neither of the job nor of its launcher, and nobody has said that it ended; or when its launcher
-has given it up. Who calls it: ``engine.job_watch``.
+A job is **gone** if neither it nor its launcher reported for a while and no end was reported, or if its launcher gave
+it up.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from trainmedic.wire.notice import Notice
 from trainmedic_server.domain.event_kinds import JobEnded, JobFailed, JobGone, JobRestarted, JobReturned, LifeEvent
 
 GONE_AFTER = timedelta(minutes=1)
-"""How long nothing is heard of a job until it counts as gone. A presence lives for 15 s."""
+"""Silence after which a job counts as gone. A presence expires after 15 s."""
 KEPT = timedelta(days=1)
-"""For how long a job that is gone counts as such, and one that has ended is remembered, unless it comes back."""
+"""Period for which gone and ended jobs are remembered."""
 OLDEST_NOTICE = timedelta(hours=12)
-"""Half of `KEPT`: whoever puts an old notice back finds that its job is still remembered."""
+"""Half of `KEPT`, so that the job of a replayed notice is still remembered."""
 
 _MOST_LAUNCHERS = 64
 _SILENT = "nothing has been heard of it, and it did not say that it ended"
 
 
 class LifeState(StrEnum):
-    """Whether a job lives."""
+    """State of a job."""
 
     PRESENT = "present"
     ENDED = "ended"
@@ -38,40 +37,40 @@ class LifeState(StrEnum):
 
 
 class JobLife(Struct, frozen=True):
-    """One job, as it was last heard of."""
+    """One job's record."""
 
     name: str
     state: LifeState
     since: datetime
-    """Since when it is in this state (aware UTC)."""
+    """Start of the state (aware UTC)."""
     instance: str = ""
-    """Which of its processes was heard of last; empty where only its launcher was."""
+    """Process that reported last; empty if only its launcher did."""
     reason: str = ""
-    """Why it is gone, or what its last process or attempt ended by; for a person."""
+    """For a person: why it is gone, or how the last process or attempt ended."""
     failures: int = 0
-    """How many of its processes or attempts have said that they failed, since it is remembered."""
+    """Failures reported by its processes and attempts."""
     restarts: int = 0
-    """How many more attempts its launcher has begun."""
+    """Attempts that its launcher began after the first."""
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """By instance, the number of the last notice of each launcher, by which one that comes again is known."""
+    """Last notice number by launcher instance, to detect repeats."""
 
 
 class LifeChange(Struct, frozen=True):
-    """A new record of a job, and what the history says of it; None where that is nothing."""
+    """A new job record and its event, if any."""
 
     life: JobLife
     event: LifeEvent | None = None
 
 
 def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> LifeChange | None:
-    """The job, or its launcher where `instance` is empty, was heard of; None where that changes nothing."""
+    """Return the change by a report of the job, or of its launcher if `instance` is empty. None for no change."""
     if life is None:
         return LifeChange(JobLife(name, LifeState.PRESENT, now, instance))
     if life.state is LifeState.PRESENT:
         is_other = instance not in ("", life.instance)
         return LifeChange(replace(life, instance=instance)) if is_other else None
     if life.state is LifeState.ENDED:
-        # What was written shortly before the end may be read after it.
+        # Data written shortly before the end may be read after it.
         is_back = instance != life.instance if instance else now - life.since > GONE_AFTER
         return LifeChange(replace(life, state=LifeState.PRESENT, since=now, instance=instance)) if is_back else None
     returned = replace(life, state=LifeState.PRESENT, since=now, instance=instance or life.instance, reason="")
@@ -79,7 +78,7 @@ def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> Life
 
 
 def missed(life: JobLife, now: datetime) -> LifeChange | None:
-    """Nothing was heard of the job for `GONE_AFTER`."""
+    """Return the change by `GONE_AFTER` of silence."""
     if life.state is not LifeState.PRESENT:
         return None
     reason = life.reason or _SILENT
@@ -87,9 +86,9 @@ def missed(life: JobLife, now: datetime) -> LifeChange | None:
 
 
 def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datetime) -> LifeChange | None:
-    """What a notice changes; None where it was heard before, or is about a process that is not the job's last.
+    """Return the change by a notice. None if it is a repeat or not about the job's last process.
 
-    `has_launcher` is whether the notice is of a launcher, which speaks of attempts.
+    `has_launcher`: a launcher sent it, about an attempt.
     """
     known = life if life is not None else JobLife(notice.job, LifeState.PRESENT, now)
     if abs(now - notice.at) > OLDEST_NOTICE:
@@ -105,7 +104,7 @@ def noticed(life: JobLife | None, notice: Notice, has_launcher: bool, now: datet
 
 
 def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | None:
-    """The numbers with that of a new notice; None where it is not new. Instances sort by when they began."""
+    """Return the numbers with a new notice; None for a repeat. Instances sort by start time."""
     is_full = len(numbers) >= _MOST_LAUNCHERS
     if notice.number <= numbers.get(notice.instance, 0) or (is_full and notice.instance < min(numbers)):
         return None
@@ -114,7 +113,6 @@ def _counted(numbers: Mapping[str, int], notice: Notice) -> dict[str, int] | Non
 
 
 def _event_of(notice: Notice) -> LifeEvent:
-    """Return the event that repeats what a notice says."""
     return _NOTICED[notice.kind](
         notice.job,
         notice.reason,
@@ -149,9 +147,9 @@ def _changed(life: JobLife, notice: Notice, now: datetime) -> JobLife:
 
 
 def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | None:
-    """What it changes that a person says that the job was meant to end; None where the job is not gone.
+    """Return the change if a person states that a gone job was meant to end; None if it is not gone.
 
-    Whoever is heard of after that is the job again, the same process too.
+    Any later report counts as the job again, even from the same process.
     """
     if life.state is not LifeState.GONE:
         return None
@@ -160,12 +158,12 @@ def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | No
 
 
 def is_forgotten(life: JobLife, kept_since: datetime) -> bool:
-    """Whether the job need not be remembered any more, where `kept_since` is `KEPT` ago."""
+    """Return whether to forget the job. `kept_since` is `KEPT` ago."""
     return life.state is not LifeState.PRESENT and life.since < kept_since
 
 
 def overcrowding(lives: Collection[JobLife], most: int) -> list[JobLife]:
-    """Those that are left out where there are more than `most`: the ended first, then those of the oldest change."""
+    """Return the jobs beyond `most`: ended ones first, then those unchanged longest."""
     if len(lives) <= most:
         return []
     by_worth = sorted(lives, key=lambda life: (life.state is not LifeState.ENDED, life.since))

@@ -1,18 +1,14 @@
-"""Look-up of the job that a playbook's target names by its use: ``node:<node>``, ``gpu:<GPU>``,
-``pod:<namespace>/<name>``.
+"""Lookup of the job that uses a node, GPU or pod: ``node:<node>``, ``gpu:<GPU>``, ``pod:<namespace>/<name>``. Pure.
 
-Three sources know who uses a GPU. They are asked in this order:
+Sources, in this order:
 
-- the jobs themselves, which report where their ranks run;
-- the labels of the alert, which name the job or its pod;
-- the agent of the node, which sees the processes on it.
+- the jobs, which report their ranks' locations
+- the alert's labels, which name the job or its pod
+- the node's agent, which sees the processes
 
-The first source that knows one decides, because names differ. A pod's label has the name of its resource, and only a
-job knows the name under which it takes commands. If a source knows several, no other source can decide between them.
-Then a job is taken only if the labels name it and no source denies it. A name that does not come from the jobs
-themselves may be that of another job. A job that runs elsewhere is not taken.
-
-Pure. Caller: ``catalog.compiled_playbook``, for a target that is written as a mapping.
+The first source that knows one job decides, because names differ: only a job knows the name under which it takes
+commands. If a source knows several, the labels decide, unless a source denies it. Names not reported by jobs may be
+another job's. A job that runs elsewhere is rejected.
 """
 
 from __future__ import annotations
@@ -26,13 +22,13 @@ from trainmedic_server.domain.identity import IdentityLabels, Unresolved
 from trainmedic_server.domain.topology import Jobs, Topology
 
 OF_THE_ALERT = "alert"
-"""``gpu:alert`` is the GPU that the labels of the alert name."""
+"""``gpu:alert`` is the GPU in the alert's labels."""
 
 
 def resolve_job(
     reference: str, labels: Mapping[str, str], topology: Topology, identity: IdentityLabels
 ) -> str | Unresolved:
-    """The job that `reference` names. One that has none of the three forms is a job's name itself."""
+    """Return the job that `reference` names. Other forms are a job's name."""
     form, colon, name = reference.partition(":")
     name = name.strip()
     if not colon or form not in ("node", "gpu", "pod"):
@@ -93,7 +89,6 @@ def _on_gpu(name: str, labels: Mapping[str, str], topology: Topology, identity: 
 
 
 def _key(name: str, topology: Topology) -> str | Unresolved:
-    """The key (`gpu_names.key`) of the GPU that a reference names."""
     node, slash, gpu = name.rpartition("/")
     if not slash:
         if gpu_names.is_of_one_node(name):
@@ -104,7 +99,7 @@ def _key(name: str, topology: Topology) -> str | Unresolved:
 
 
 def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    """The key of the GPU that the labels name. Its UUID is enough, without a node."""
+    """Return the key of the GPU in the labels. A UUID needs no node."""
     gpu = target_resolution.gpu_named_by(labels, identity)
     if isinstance(gpu, Unresolved):
         return gpu
@@ -119,7 +114,7 @@ def _key_of_alert(labels: Mapping[str, str], topology: Topology, identity: Ident
 
 
 def _first_known(sources: Sequence[Jobs], used: str) -> str | Unresolved:
-    """The job of the first source that knows one; refused where any source knows several."""
+    """Return the job of the first source that knows one. Unresolved if any source knows several."""
     several = next((jobs for jobs in sources if len(jobs) > 1), None)
     if several is not None:
         return Unresolved("target_ambiguous", f"several jobs are known to use {used}: {', '.join(sorted(several))}")

@@ -1,9 +1,6 @@
-"""Comparison of where a job runs with where an alert says: namespace, nodes and GPUs.
+"""Comparison of a job's known location with the alert's: namespace, nodes and GPUs. Pure.
 
-Jobs of two teams may have the same name, and commands go to a job by its name. So everything known about the job's
-place is compared with the alert's labels. A job that runs elsewhere is another job.
-
-Pure. Callers: ``target`` and ``job_lookup``.
+Jobs of two teams may share a name, to which commands are sent. A job that runs elsewhere is another job.
 """
 
 from __future__ import annotations
@@ -24,15 +21,15 @@ _NOWHERE: frozenset[str] = frozenset()
 def contradiction(
     job: str, labels: AlertLabels, topology: Topology, identity: IdentityLabels, used: str | None = None
 ) -> Unresolved | None:
-    """Return why the alert is not about the known job of this name. None if nothing denies it.
+    """Return why the alert is not about the known job of this name, or None.
 
     `used` is the key of a GPU that it is said to use (`gpu_names.key`).
     """
     if labels.value(own_source.SOURCE) == own_source.DIAGNOSIS:
-        return None  # A verdict names the node of a failure. The job may have been started elsewhere since.
+        return None  # a verdict names the failed node; the job may have moved
     jobs = topology.jobs
     if not (job in jobs.nodes_by_job or job in jobs.namespace_by_job or job in topology.cluster.pods_by_job):
-        return None  # nothing is known about it
+        return None
     evidence = NodeEvidence(labels, topology, identity)
     return (
         _other_namespace(job, labels, topology, evidence)
@@ -43,7 +40,7 @@ def contradiction(
 
 
 def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
-    """Return why the job of this name does not run on the node. None if nothing denies it."""
+    """Return why the job does not run on the node, or None."""
     nodes = topology.nodes_of_job(job)
     if not nodes or node in nodes:
         return None
@@ -54,7 +51,7 @@ def elsewhere(job: str, node: str, topology: Topology) -> Unresolved | None:
 
 
 def pods_named(labels: AlertLabels) -> Iterator[str]:
-    """Return the pods that the labels may mean, as ``<namespace>/<name>``: the alert's own, and the exporter's."""
+    """Yield the pods that the labels may mean, as ``<namespace>/<name>``: the alert's and the exporter's."""
     namespace, exported = labels.value("namespace"), labels.value("exported_namespace")
     if name := labels.value("exported_pod"):
         yield f"{exported or namespace}/{name}"
@@ -89,7 +86,7 @@ def _namespace_said(labels: AlertLabels, topology: Topology, evidence: NodeEvide
 
 
 def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
-    """Return the namespaces of the connected jobs of this name. If none is connected, those of all jobs of the name."""
+    """Return the namespaces of connected jobs of this name, otherwise of all jobs of this name."""
     namespace = topology.jobs.namespace_by_job.get(job)
     if namespace is not None:
         return frozenset({namespace})
@@ -105,7 +102,7 @@ def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
 
 
 def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
-    """Return the pods in which the job's ranks run, by the GPUs that they report, or by their host names."""
+    """Yield the pods of the job's ranks, by reported GPUs or host names."""
     for name in topology.jobs.nodes_by_job.get(job, ()):
         pod = topology.cluster.pods_by_name.get(name)
         if pod is not None:
@@ -118,12 +115,12 @@ def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
 
 
 def _is_workload(pod: Pod) -> bool:
-    """Return whether the pod computes, and so reports about itself. Exporters belong to no job and request no GPU."""
+    """Return whether the pod computes and so reports about itself. Exporters have no job and request no GPU."""
     return pod.job is not None or bool(pod.gpus)
 
 
 def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved | None:
-    """Return why the alert comes from a pod or a node in which the job of this name does not compute."""
+    """Return why the alert comes from a pod or node outside this job, or None."""
     behind = labels.under("exported_instance")
     if exporters.is_central(labels, exported=bool(behind)):
         return None
@@ -132,7 +129,7 @@ def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved 
         nodes = topology.known.find(host)
         if len(nodes) == 1:
             (node,) = nodes
-            # On a node without GPUs, an exporter may run that measures other machines.
+            # A node without GPUs may host an exporter that measures other machines.
             if topology.agents.gpus_by_node.get(node) and (denied := elsewhere(job, node, topology)) is not None:
                 return denied
         pod = topology.cluster.pods_by_address.get(host) if not nodes and is_address(host) else None
@@ -174,7 +171,7 @@ def _gpu_of(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -
 
 
 def _other_gpu(job: str, key: str | None, topology: Topology) -> Unresolved | None:
-    """Return why the job does not use a GPU that an agent reports."""
+    """Return why the job does not use a reported GPU, or None."""
     gpu = topology.agents.gpus_by_key.get(key) if key is not None else None
     if gpu is None or key is None or job not in topology.jobs.nodes_by_job:
         return None

@@ -1,7 +1,6 @@
-"""Messages that Trainmedic sends to people by itself, and what is set of them. Pure.
+"""Messages that the server sends by itself, and their settings. Pure.
 
-A playbook tells people by ``notify`` what its author wants them to know. These messages are about what no playbook can
-tell: that a person is asked, that a run has failed, that the server is paused.
+They cover events that no playbook can report with ``notify``.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from msgspec.structs import replace
 from trainmedic_core.problems import did_you_mean
 
 NO_CHANNEL = "no notification channel is configured"
-"""Why nothing can be sent if TRAINMEDIC_NOTIFY_URLS is not set."""
 
 
 class Severity(StrEnum):
-    """How soon somebody should look."""
+    """Urgency of a message."""
 
     INFO = "info"
     WARNING = "warning"
@@ -33,41 +31,41 @@ class Severity(StrEnum):
 
 
 class MessageKind(StrEnum):
-    """What a message is about."""
+    """Subject of a message."""
 
     APPROVAL = "approval"
     """A person is asked whether a run may act."""
     RUN_FAILED = "run_failed"
-    """A run has failed, and its playbook has not told anybody."""
+    """A run failed, and its playbook notified no one."""
     NOT_STARTED = "not_started"
-    """A guard keeps a playbook that reacts to an alert from acting."""
+    """A guard blocks a playbook that reacts to an alert."""
     TARGET_UNKNOWN = "target_unknown"
-    """A playbook reacts to an alert whose labels name nothing known, or contradict each other."""
+    """The labels of a matching alert name nothing known or contradict each other."""
     UNDO_OVERDUE = "undo_overdue"
-    """What a run did could not be taken back for two minutes."""
+    """A change could not be reverted for 2 min."""
     BREAKER = "breaker"
-    """The breaker has opened, or was closed."""
+    """The breaker opened or was closed."""
     PAUSE = "pause"
-    """Somebody has paused or resumed the server, or a part of what it does."""
+    """A user paused or resumed the server or a part."""
     PLAYBOOK_BROKEN = "playbook_broken"
-    """A playbook file has had a mistake for half a minute."""
+    """A playbook file has been invalid for 30 s."""
     TAKEOVER = "takeover"
-    """Of several servers another one works now."""
+    """Another server is the leader now."""
     FOLLOW_UP = "follow_up"
-    """What has become of something that a message was about."""
+    """Outcome of the subject of an earlier message."""
     REPAIRED = "repaired"
-    """A run has acted, and its alert is over."""
+    """A run acted, and its alert ended."""
     GIVEN_BACK = "given_back"
-    """What a run did is taken back."""
+    """A run's change is reverted."""
 
 
 class MessageRule(Struct, frozen=True):
-    """What is set of a kind: how severe its messages are, and to which channels they go."""
+    """Settings of a kind."""
 
     severity: Severity
     is_on: bool = True
     channels: tuple[str, ...] = ()
-    """Names of notification channels; empty for all that there are."""
+    """Channel names; empty for all."""
 
 
 _INFO, _WARNING, _CRITICAL = (MessageRule(severity) for severity in Severity)
@@ -88,36 +86,36 @@ DEFAULT_RULES: Mapping[MessageKind, MessageRule] = {
 
 
 class Message(Struct, frozen=True):
-    """One message to one channel. Times are aware UTC datetimes."""
+    """One message to one channel. Times are aware UTC."""
 
     id: str
-    """Follows from what it is about and from the channel, so that the same one is never kept twice."""
+    """Derived from subject and channel, so that repeats are detected."""
     channel: str
     kind: MessageKind
     severity: Severity
     topic: str
-    """What is told together: the playbook's name, or what else the messages have in common."""
+    """Key for grouping, such as the playbook's name."""
     title: str
-    """One line, which says all by itself."""
+    """One line, understandable alone."""
     text: str
-    """What is told where it stands alone: some lines; may be empty."""
+    """Further lines, shown if the message is not grouped; may be empty."""
     at: datetime
-    """When it came to be."""
+    """Creation time."""
     due_at: datetime
-    """When it may be sent; until then others of its topic join it, and what passes by itself is not told."""
+    """Earliest time of sending. Until then, messages of its topic are grouped, and short-lived conditions are dropped.
+    """
     run_id: str | None = None
     link: str = ""
-    """Where people can look; empty where the server's external URL is not set."""
+    """Page with details; empty without an external URL."""
 
 
 _PAIR = re.compile(r"([a-z_]+)=([a-z]+)(?:@([A-Za-z0-9_.,-]+))?")
 
 
 def parse_rules(text: str) -> Mapping[MessageKind, MessageRule]:
-    """The rules that a text of ``kind=severity@channel,channel`` pairs makes of the default ones.
+    """Return the default rules changed by ``kind=severity@channel,channel`` pairs. Raises ValueError.
 
-    In place of the severity stands ``on`` or ``off``, and in place of the kind ``all``; a later pair counts more.
-    Raises ValueError.
+    The severity can be ``on`` or ``off``, the kind ``all``. Later pairs override earlier ones.
     """
     rules = dict(DEFAULT_RULES)
     for pair in text.split():
@@ -150,6 +148,6 @@ def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule
 
 
 def minute(at: datetime | str) -> str:
-    """A moment, or its ISO 8601, as a message has it: ``31 Jan 03:12Z``."""
+    """Format a time for messages: ``31 Jan 03:12Z``."""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
     return f"{moment.astimezone(UTC):%d %b %H:%M}Z"

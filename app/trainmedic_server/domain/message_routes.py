@@ -1,8 +1,7 @@
 """Routing of messages to channels by component, severity and kind. Pure.
 
-Without routes every channel takes every message. With routes a channel takes the messages that match one of its routes,
-and a channel without a route takes everything. A message that no channel takes goes to the default channels, or to all
-channels if there is no default. So routing never loses a message.
+A channel takes messages that match one of its routes, or all if it has no route. Unmatched messages go to the default
+channels, otherwise to all, so that none is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from trainmedic_server.domain.message import MessageKind, Severity
 
 VARIABLE = "TRAINMEDIC_MESSAGE_ROUTES"
 NOTIFY = "notify"
-"""Kind of a message that a playbook sends with ``notify``."""
+"""Kind of messages sent by ``notify`` steps."""
 KINDS: tuple[str, ...] = (*MessageKind, NOTIFY)
 _ALL, _DEFAULT = "all", "default"
 _EXAMPLE = "gpu=component:gpu,node;severity:warning,critical"
@@ -28,7 +27,7 @@ _Choice = TypeVar("_Choice")
 
 
 class RouteField(StrEnum):
-    """A field of a message that a route can test."""
+    """A message field in route conditions."""
 
     COMPONENT = "component"
     SEVERITY = "severity"
@@ -36,12 +35,12 @@ class RouteField(StrEnum):
 
 
 class MessageRoute(Struct, frozen=True):
-    """Conditions on messages. An empty set matches everything."""
+    """Conditions on messages. An empty set matches all."""
 
     components: frozenset[Component] = frozenset()
     severities: frozenset[Severity] = frozenset()
     kinds: frozenset[str] = frozenset()
-    """A subset of `KINDS`."""
+    """Subset of `KINDS`."""
 
     def takes(self, component: Component, severity: Severity, kind: str) -> bool:
         return (
@@ -51,7 +50,6 @@ class MessageRoute(Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        """Return the route in its text form."""
         asked: tuple[tuple[RouteField, Collection[str], Iterable[str]], ...] = (
             (RouteField.COMPONENT, self.components, Component),
             (RouteField.SEVERITY, self.severities, Severity),
@@ -68,36 +66,36 @@ class ChosenChannels(Struct, frozen=True):
 
     names: tuple[str, ...]
     is_taken: bool = True
-    """False if no channel takes it, so that it goes to the default channels."""
+    """False if no route matched and the message goes to the default channels."""
 
 
 class MessageRoutes(Struct, frozen=True):
     """The routes of all channels."""
 
     channels: tuple[str, ...] = ()
-    """The names of all notification channels, sorted."""
+    """All channel names, sorted."""
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
-    """By channel name. A channel that is only a default has none."""
+    """By channel name. Channels that are only defaults have none."""
     defaults: tuple[str, ...] = ()
-    """The channels for messages that no other channel takes, sorted."""
+    """Channels for unmatched messages, sorted."""
 
     @property
     def are_set(self) -> bool:
         return bool(self.routes or self.defaults)
 
     def choose(self, component: Component, severity: Severity, kind: str) -> ChosenChannels:
-        """Return the channels for a message. All channels, if none takes it and none is a default."""
+        """Return the channels for a message. All, if none matches and no default is set."""
         names = tuple(name for name in self.channels if self._takes(name, component, severity, kind))
         if names or not self.channels:
             return ChosenChannels(names)
         return ChosenChannels(self.defaults or self.channels, is_taken=False)
 
     def may_get(self, name: str, kind: str) -> bool:
-        """Return whether some message of the kind can reach the channel: by its routes, or as a default."""
+        """Return whether messages of the kind can reach the channel."""
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:
-        """Return the routes of a channel in their text form. Empty if no routes are set."""
+        """Return a channel's routes as texts. Empty if no routes are set."""
         if not self.are_set:
             return []
         said = [str(route) for route in self.routes.get(name, ())]
@@ -106,7 +104,7 @@ class MessageRoutes(Struct, frozen=True):
 
     @property
     def caveat(self) -> str:
-        """A sentence if a message may need a default channel and none is set; else empty."""
+        """A warning if a message may need a missing default channel; otherwise empty."""
         if not self.are_set or self.defaults or any(_has_no_condition(self, name) for name in self.channels):
             return ""
         return (
@@ -125,17 +123,15 @@ def _has_no_condition(routes: MessageRoutes, name: str) -> bool:
 
 
 def parse_routes(text: str) -> MessageRoutes:
-    """Return the routes in a text such as ``gpu=component:gpu,node;severity:critical chat=default``.
+    """Parse routes such as ``gpu=component:gpu,node;severity:critical chat=default``.
 
-    White space separates the pairs. Semicolons separate the conditions of a pair, which must all hold. A channel with
-    several pairs takes the messages that match one of them. The channels are those in the text.
-
-    Raises ValueError, which names the pair, the channel and the field.
+    White space separates pairs; semicolons separate conditions that must all hold. Several pairs of a channel are
+    alternatives. Raises ValueError naming the pair, channel and field.
     """
     routes: dict[str, list[MessageRoute]] = {}
     defaults: set[str] = set()
     for number, pair in enumerate(text.split(), 1):
-        if "://" in pair:  # it may have a secret, so it is not repeated
+        if "://" in pair:  # it may contain a secret, so do not repeat it
             raise ValueError(f"pair {number} has a URL; name a channel. URLs belong in TRAINMEDIC_NOTIFY_URLS")
         name, equals, conditions = pair.partition("=")
         if not equals or not name or not conditions:
@@ -149,7 +145,7 @@ def parse_routes(text: str) -> MessageRoutes:
 
 
 def routes_of(text: str, channels: Collection[str]) -> MessageRoutes:
-    """Return the routes in a text for the channels that are set. Raises ValueError if it names another channel."""
+    """Parse routes for the configured channels. Raises ValueError if one is unknown."""
     parsed = parse_routes(text)
     unknown = sorted(set(parsed.channels) - set(channels))
     if unknown:
@@ -180,7 +176,7 @@ def _route(conditions: str, where: str) -> MessageRoute:
 
 
 def _values(text: str | None, there: Iterable[str], make: Callable[[str], _Choice], where: str) -> frozenset[_Choice]:
-    """Return the values of a field. Empty if the route does not test it. Raises ValueError."""
+    """Return the values of a field. Empty if not tested. Raises ValueError."""
     if text is None:
         return frozenset()
     known: Sequence[str] = list(there)

@@ -1,7 +1,4 @@
-"""Playbooks that would notify people but cannot, because their notification channel is not set. Pure.
-
-Callers: ``wiring`` at the start, and ``api.status`` for ``/ready``.
-"""
+"""Playbooks whose notification channels are not configured. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _SHOWN = 5
 
 
 def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> str:
-    """Return, for a person, which of these playbooks notify channels that are not among `channels`. Empty for none."""
+    """Return a warning that lists playbooks with channels outside `channels`. Empty for none."""
     named = {playbook.name: set(_channels_of(playbook)) for playbook in playbooks}
     if not channels:
         telling = sorted(name for name, wanted in named.items() if wanted)
@@ -29,7 +26,7 @@ def unset_channels(playbooks: Iterable[Playbook], channels: Collection[str]) -> 
 
 
 def _channels_of(playbook: Playbook) -> Iterator[str]:
-    """Return the channels that its steps name. Empty for all existing channels, or for one that only a run knows."""
+    """Yield the channels of its steps. Empty for all channels, or for one that only a run determines."""
     for step in chain(playbook.steps, playbook.on_success, playbook.on_failure):
         if isinstance(step, ActionStep) and step.action == "notify":
             yield _fixed(step.with_.get("to"))
@@ -42,7 +39,6 @@ def _fixed(channel: object) -> str:
 
 
 def _listed(names: Collection[str]) -> str:
-    """Return the first of these playbooks, and the number of the others."""
     shown, left = list(names)[:_SHOWN], len(names) - _SHOWN
     noun = "playbook" if len(names) == 1 else "playbooks"
     return f"{len(names)} {noun} ({', '.join(shown)}{f' and {left} more' if left > 0 else ''})"

@@ -1,4 +1,4 @@
-"""Two words of the playbook language that runs and ports use too; so they are apart from its pydantic models."""
+"""Terms of the playbook language for runs and ports, kept apart from its pydantic models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """What a run may do. The stricter of the server's and the playbook's is used."""
+    """The most a run may do. The stricter of the server's and the playbook's applies."""
 
     OBSERVE = "observe"
     APPROVE = "approve"
@@ -21,7 +21,7 @@ _BY_STRICTNESS = tuple(Mode)
 
 
 class UndoTrigger(StrEnum):
-    """When an applied action is taken back by itself. By hand it always can be."""
+    """When an applied action is reverted automatically. Manually it always can be."""
 
     NEVER = "never"
     ON_RESOLVE = "on_resolve"

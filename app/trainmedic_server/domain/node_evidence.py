@@ -1,15 +1,12 @@
-"""The node that an alert is about, by all labels that name one.
+"""The node that an alert is about, from all labels that name one. Pure.
 
-Each label is looked up among what agents, cluster and inventory know before labels are compared. So every spelling of a
-node gives the same node. The order is:
+Names are resolved among agents, cluster and inventory before they are compared, so that spellings do not matter. In
+this order:
 
-1. A GPU's UUID that one agent reports is proof, whatever other labels call the node.
-2. The subject's own labels: those that the scrape has renamed (``exported_instance``, ``exported_node``), then ``node``
-and similar ones. If these name different known nodes, nothing is decided. An unknown name is not replaced by a less
-trusted label with a known one, because that would take the exporter's host for the subject.
-3. If no label names the subject: the node where the exporter runs, if it is of the kind that measures its own node.
-
-Pure. Caller: ``target``. Not here: whether an unknown node may be acted on (``target.unknown_node``).
+1. A GPU UUID that one agent reports is proof, whatever other labels state.
+2. The subject's own labels: ``exported_instance``, ``exported_node``, then ``node`` and similar. Different known nodes
+  are ambiguous. An unknown name is not replaced by a less trusted label, which may be the exporter's host.
+3. Without a subject: the exporter's node, if the exporter measures its own node.
 """
 
 from __future__ import annotations
@@ -31,24 +28,24 @@ _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
 LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
 """Labels that may list several hosts."""
 UNKNOWN = "is no node that is known"
-"""Follows the label in the refusal of a name in it."""
+"""Follows a label in refusals."""
 _SHOWN = 5
 _MOST_LOOKED_UP = 20
-"""Most hosts that are read of a list. A longer list names several nodes in any case."""
+"""Hosts resolved of a list. Longer lists name several nodes anyway."""
 _NONE: Nodes = frozenset()
 
 
 class Naming(Struct, frozen=True):
-    """One label, and the nodes that it may mean."""
+    """A label and its possible nodes."""
 
     label: Label
     nodes: Nodes
-    """Known nodes: none if no source knows the name, several if it is not specific enough."""
+    """Known nodes: none if the name is unknown, several if ambiguous."""
     host: str = ""
     """Name in the label, without a port."""
 
     def told(self, topology: Topology) -> str:
-        """Return what the label says and who knows it, for a person."""
+        """Return the label's meaning and its sources, for a person."""
         if not self.nodes:
             if not (counts := topology.known.counts()):
                 return f"{self.label} names it; neither agents, cluster nor inventory list any node"
@@ -67,7 +64,7 @@ class NodeEvidence:
         self._identity = identity
 
     def node(self) -> str | Unresolved:
-        """Return the known name of the node that the alert is about, or an unknown name as the label has it."""
+        """Return the known node, or an unknown name as the label spells it."""
         listed = self._listed
         if isinstance(listed, Unresolved):
             return listed
@@ -82,7 +79,7 @@ class NodeEvidence:
         return self._unknown() if self.subjects else self._of_exporter()
 
     def reasons(self) -> list[str]:
-        """Return a sentence for each label that names a node, with the sources that know it."""
+        """Return a sentence with sources for each label that names a node."""
         reasons = []
         if isinstance(self.by_gpu, str):
             label = next(iter(self._labels.of(self._identity.gpu_uuid)))
@@ -96,7 +93,7 @@ class NodeEvidence:
         return list(dict.fromkeys(reasons))
 
     def known_subject(self) -> Nodes:
-        """Return the known nodes that the alert's own labels name. Empty if only its exporter has a place."""
+        """Return known nodes in the subject's labels. Empty if only the exporter's location is known."""
         if isinstance(self.by_gpu, Unresolved) or isinstance(self._listed, Unresolved):
             return _NONE
         if self.by_gpu is not None:
@@ -104,14 +101,14 @@ class NodeEvidence:
         return _common([naming for naming in self.subjects if naming.nodes])
 
     def unknown_subject(self) -> str | None:
-        """Return the unknown node name in the alert's own labels, if they name no other node."""
+        """Return the unknown node name in the subject's labels, if they name no other node."""
         if isinstance(self._listed, Unresolved) or self.by_gpu is not None:
             return None
         return self.subjects[0].host if self.subjects and not any(each.nodes for each in self.subjects) else None
 
     @once
     def by_gpu(self) -> str | Unresolved | None:
-        """The node whose agent reports the GPU that a UUID names. None if no agent does."""
+        """The node whose agent reports the GPU's UUID; None if no agent does."""
         labels = self._labels.of(self._identity.gpu_uuid)
         if not labels:
             return None
@@ -131,7 +128,7 @@ class NodeEvidence:
 
     @once
     def subjects(self) -> Sequence[Naming]:
-        """Nodes in the alert's own labels, without the names of exporters."""
+        """Nodes in the subject's labels, without exporters' names."""
         namings = [naming for label in self._naming_labels() if (naming := self._naming(label)) is not None]
         if self._labels.of(self._identity.node_if_known):
             namings += self._named_if_known()
@@ -146,12 +143,12 @@ class NodeEvidence:
             yield self._listed
 
     def _named_if_known(self) -> Iterator[Naming]:
-        """Return the labels that mean a node only if their value is the name of one."""
+        """Yield labels that mean a node only if their value is a node's name."""
         if self._is_of_lines:
             return
         for label in self._labels.of(self._identity.node_if_known):
             host = host_of(label.value)
-            # A scrape adds the address of the machine on which the exporter runs.
+            # A scrape adds the address of the exporter's machine.
             if is_address(host) and self._is_relayed:
                 continue
             if nodes := self._topology.known.find(host):
@@ -167,15 +164,14 @@ class NodeEvidence:
             is_own = exporters.is_on_its_node(pod, self._labels, exported=True)
             nodes = frozenset({self._topology.known.name_of(pod.node)}) if is_own else _NONE
         elif not nodes and self._pod_of(host) is not None:
-            return None  # A pod's name says where an exporter runs: see `_of_exporter`.
+            return None  # A pod name is the exporter's location: see `_of_exporter`.
         if not nodes and exporters.names_an_exporter(host, self._labels):
             return None
         return Naming(label, nodes, host)
 
     @once
     def _is_of_lines(self) -> bool:
-        """True if it is an alert of log lines. The server sets its labels for the target; a line may fill
-        others."""
+        """True for alerts of log lines. The server sets their target labels; lines may fill others."""
         return self._labels.value(own_source.SOURCE) == own_source.LOG
 
     # --- several nodes in one label ---------------------------------------------------------------------
@@ -190,7 +186,7 @@ class NodeEvidence:
 
     @once
     def _listed(self) -> Label | Unresolved | None:
-        """The one host of a label that lists hosts, or why there is not one. None if no label lists any."""
+        """The single host in host-list labels, or why it is not unique. None without such labels."""
         hosts: dict[str, Label] = {}
         for label in self._listings:
             try:
@@ -211,14 +207,14 @@ class NodeEvidence:
     # --- the subject ----------------------------------------------------------------------------------------
 
     def _agreeing(self, node: str) -> str | Unresolved:
-        """Return the node that a GPU's UUID proves, unless a label names another known one."""
+        """Return the node proven by a GPU UUID, unless a label names another known one."""
         instance = None if self._is_relayed else self._instance
         namings = [*self.subjects, *([instance] if instance is not None else [])]
         others = [naming for naming in namings if naming.nodes and node not in naming.nodes]
-        # A card is in one machine. If only memory knows a name, it is the old name of a renamed machine.
+        # A GPU is in one machine. A name known only from lost agents is a renamed machine's old name.
         others = [naming for naming in others if not all(map(self._topology.known.is_gone, naming.nodes))]
         unknown = [naming for naming in self.subjects if not naming.nodes]
-        # Two labels that agree on another name are more than an exporter's odd name for its host.
+        # Two labels with the same other name outweigh an exporter's odd host name.
         agreeing = [naming for naming in unknown for other in unknown if _agree(naming, other)]
         if not others and not agreeing:
             return node
@@ -235,7 +231,7 @@ class NodeEvidence:
         renamed = [naming for naming in known if naming.label.is_exported]
         lesser = [naming for naming in unknown if not (renamed and not naming.label.is_exported)]
         if lesser:
-            # The known one may be the exporter's host, and the other an unknown subject.
+            # The known one may be the exporter's host, the other an unknown subject.
             shown = "; ".join(naming.told(self._topology) for naming in (*lesser, *known)[:_SHOWN])
             reason = "target_unknown" if self._topology.knows_all_nodes else "target_ambiguous"
             return Unresolved(reason, f"the labels name more than one node: {shown}")
@@ -249,7 +245,7 @@ class NodeEvidence:
         return self._not_measured_elsewhere(node) or node
 
     def _not_measured_elsewhere(self, node: str) -> Unresolved | None:
-        """Return why the labels cannot mean the node: the exporter's pod measures another one."""
+        """Return why the node is wrong because the exporter's pod measures another one, or None."""
         instance = self._instance
         if instance is None or instance.nodes or self._is_relayed:
             return None
@@ -262,7 +258,7 @@ class NodeEvidence:
         return Unresolved("target_ambiguous", why)
 
     def _unknown(self) -> str | Unresolved:
-        """Return the unknown name on which all labels agree."""
+        """Return the unknown name if all labels agree on it."""
         namings = [naming for naming in self.subjects if naming.label.name.lower() != "exported_instance"]
         namings = namings or list(self.subjects)
         if not all(_agree_on_host(naming, namings[0]) for naming in namings):
@@ -293,14 +289,14 @@ class NodeEvidence:
 
     @once
     def _instance(self) -> Naming | None:
-        """Nodes by the scraped address, if that is the name or address of a node itself, not that of a pod."""
+        """The scraped address, with nodes if it is a node's own name or address."""
         for label in self._labels.under("instance"):
             if label not in self._listings and (host := host_of(label.value)):
                 return Naming(label, self._topology.known.find(host), host)
         return None
 
     def _of_exporter(self) -> str | Unresolved:
-        """Return the node on which the exporter runs, or the pod that the alert is about."""
+        """Return the exporter's node, or that of the alert's pod."""
         namings, refused = self._places_of_exporter()
         for pod, label in self._workloads():
             namings.append(Naming(label, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
@@ -320,16 +316,16 @@ class NodeEvidence:
 
     @once
     def is_of_central(self) -> bool:
-        """True if the exporter measures other machines than its own."""
+        """True if the exporter measures other machines."""
         return exporters.is_central(self._labels)
 
     @once
     def _is_relayed(self) -> bool:
-        """True if ``instance`` is not the measured host: it relays another exporter, or it is central."""
+        """True if ``instance`` is not the measured host: the exporter is central or relays another one."""
         return bool(self._labels.under("exported_instance")) or self.is_of_central
 
     def _places_of_exporter(self) -> tuple[list[Naming], str | None]:
-        """Return the labels that say where the exporter runs, or why that says nothing about the alert's subject."""
+        """Return the labels with the exporter's location, or why it does not locate the subject."""
         is_behind = bool(self._labels.under("exported_instance"))
         if exporters.is_central(self._labels, exported=is_behind):
             named = next(iter(self._labels.of(("instance", "job"))), "it")
@@ -345,7 +341,6 @@ class NodeEvidence:
         return namings, refused if not namings else None
 
     def _exporter_pods(self, is_behind: bool) -> Iterator[tuple[Pod, Label]]:
-        """Return the pods that the labels name as the exporter's."""
         instance = self._instance
         if instance is not None and not is_behind and not instance.nodes:
             pod = self._pod_at(instance.host) or self._pod_of(instance.host)
@@ -359,14 +354,14 @@ class NodeEvidence:
 
     @once
     def own_pod(self) -> Pod | None:
-        """The exporter's own pod: the one in ``pod`` and ``namespace``, if it was scraped at its address."""
+        """The exporter's pod by ``pod`` and ``namespace``, if it was scraped at its address."""
         pod = self._named_pod("namespace", "pod")
         if pod is None or self._instance is None:
             return None
         return pod if self._instance.host in (pod.name, *pod.addresses) else None
 
     def _workloads(self) -> Iterator[tuple[Pod, Label]]:
-        """Return the pods that the alert is about."""
+        """Yield the pods that the alert is about."""
         exported = self._named_pod("exported_namespace", "exported_pod")
         if exported is not None:
             if not exporters.is_central_name(exported.name):
@@ -375,8 +370,8 @@ class NodeEvidence:
         plain = self._named_pod("namespace", "pod")
         if plain is None or plain is self.own_pod or exporters.is_central_name(plain.name):
             return
-        # Other pods may be the measured ones or the measuring ones. If no instance is left, both are on the node,
-        # provided that the exporter measures its own.
+        # Other pods may be measured or measuring. Without an instance both are on the node, if the exporter measures
+        # its own.
         is_known = plain.job is not None or bool(plain.gpus) or self.is_of_central
         if is_known or (self._instance is None and exporters.is_on_its_node(plain, self._labels)):
             yield plain, self._labels.under("pod")[0]
@@ -388,7 +383,7 @@ class NodeEvidence:
         return self._topology.cluster.pods_by_full_name.get(f"{self._labels.value(namespace)}/{pod}")
 
     def _pod_of(self, host: str) -> Pod | None:
-        """Return the pod with this host name. A container's host name is its pod's."""
+        """Return the pod with this host name."""
         cluster = self._topology.cluster
         if not cluster.pods:
             return None
@@ -401,7 +396,7 @@ class NodeEvidence:
 
 
 def _common(namings: Sequence[Naming]) -> Nodes:
-    """Return the nodes that all of these may mean."""
+    """Return the nodes that all labels may mean."""
     common = namings[0].nodes if namings else _NONE
     for naming in namings[1:]:
         common &= naming.nodes
@@ -421,7 +416,7 @@ def _shown(namings: Sequence[Naming]) -> str:
 
 
 def host_of(instance: str) -> str:
-    """Return the host part of ``host:port``, ``[v6]:port``, or of a bare host or IPv6 address."""
+    """Return the host of ``host:port``, ``[v6]:port``, or a bare host or IPv6 address."""
     if instance.startswith("["):
         return instance[1:].partition("]")[0]
     if instance.count(":") > 1:

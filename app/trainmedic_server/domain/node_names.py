@@ -1,10 +1,8 @@
-"""Names of nodes, and which of them mean the same node: short names, full names, names within a cloud, addresses.
+"""Node names and their equivalence: short names, full names, cloud names, addresses. Pure.
 
-`NodeNames` are the names in one source. `KnownNodes` asks all sources. A short name and a full name are one node if one
-is the beginning of the other (``gpu-7`` and ``gpu-7.site.example``) and nothing else fits. ``gpu-7.a`` and ``gpu-7.b``
-are two nodes, and then ``gpu-7`` names neither. All look-ups are by key, because every alert makes some.
-
-Pure. ``topology`` builds it, ``node_evidence`` asks it.
+A short and a full name mean one node if one is the prefix of the other (``gpu-7``, ``gpu-7.site.example``) and nothing
+else fits. With ``gpu-7.a`` and ``gpu-7.b`` known, ``gpu-7`` is ambiguous. Lookups use keys, because every alert makes
+several.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from msgspec import Struct, field
 Nodes = frozenset[str]
 _NONE: Nodes = frozenset()
 _MOST_PARTS = 10
-"""Most parts of a full name that are used. Real names have six at most; a label can have thousands."""
+"""Used parts of a full name. Real names have at most six, a label can have thousands."""
 
 
 _LONGEST_KEPT = 255
@@ -29,8 +27,7 @@ _MOST_SEARCHED = 2000
 
 
 def spelled(name: str) -> str:
-    """Return the name in the form for comparisons: lower case, without a dot at its end, an IPv6 address in its short
-    form."""
+    """Return the name for comparison: lower case, no trailing dot, compressed IPv6."""
     text = name.strip().rstrip(".").lower()
     if ":" in text:
         try:
@@ -41,10 +38,10 @@ def spelled(name: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Return whether `host` is an IP address or a name of the loopback, which name no node."""
+    """Return whether `host` is an IP address or loopback name, which names no node."""
     if host in ("", "localhost"):
         return True
-    if not (host[0].isdigit() or ":" in host):  # The case of nearly all names.
+    if not (host[0].isdigit() or ":" in host):  # fast path for nearly all names
         return False
     try:
         ipaddress.ip_address(host.partition("%")[0])
@@ -54,21 +51,21 @@ def is_address(host: str) -> bool:
 
 
 def is_same_spelling(name: str, other: str) -> bool:
-    """Return whether one name is the other, or its short form."""
+    """Return whether the names are equal, or one is the other's short form."""
     first, second = sorted((spelled(name), spelled(other)), key=len)
     return first == second or (bool(first) and not is_address(first) and second.startswith(f"{first}."))
 
 
 class NodeNames(Struct, frozen=True, dict=True):
-    """Nodes that one source knows, with their other names."""
+    """Nodes in one source, with their other names."""
 
     names: frozenset[str] = frozenset()
     aliases: Mapping[str, Nodes] = field(default_factory=dict)
-    """Owners of addresses and host names."""
+    """Nodes by address or host name."""
 
     @cached_property
     def by_spelling(self) -> Mapping[str, Nodes]:
-        """Nodes by every whole name and address."""
+        """Nodes by complete name or address."""
         nodes: dict[str, Nodes] = {}
         for name in self.names:
             _add(nodes, spelled(name), frozenset({name}))
@@ -78,7 +75,7 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     @cached_property
     def by_beginning(self) -> Mapping[str, Nodes]:
-        """Nodes by each shorter form of their full names."""
+        """Nodes by shorter forms of their full names."""
         nodes: dict[str, Nodes] = {}
         for name, whose in self.by_spelling.items():
             for shorter in _shorter(name):
@@ -87,7 +84,7 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     @cached_property
     def longer_names(self) -> Mapping[str, Sequence[str]]:
-        """Full names of nodes, by each shorter form."""
+        """Full names by shorter form."""
         longer: dict[str, list[str]] = {}
         for name in self.by_spelling:
             for shorter in _shorter(name):
@@ -104,12 +101,11 @@ class NodeNames(Struct, frozen=True, dict=True):
         return called
 
     def called(self, name: str) -> Nodes:
-        """Return the nodes with exactly this name or address. The same name in another case counts if no node has
-        it."""
+        """Return nodes with this exact name or address; other case counts if none matches."""
         return frozenset({name}) if name in self.names else self.by_spelling.get(spelled(name), _NONE)
 
     def related(self, name: str) -> Nodes:
-        """Return the nodes of which this is a shorter or longer name."""
+        """Return nodes of which this is a shorter or longer name."""
         text = spelled(name)
         nodes = self.by_beginning.get(text, _NONE)
         for shorter in _shorter(text):
@@ -118,28 +114,26 @@ class NodeNames(Struct, frozen=True, dict=True):
 
 
 class KnownNodes(Struct, frozen=True, dict=True):
-    """Nodes that any source knows, each by one name, whatever the label calls it."""
+    """Nodes of all sources under unique names."""
 
     agents: NodeNames
     cluster: NodeNames
     written: NodeNames
     remembered: NodeNames
-    """Nodes of agents that are gone."""
+    """Nodes of lost agents."""
 
     @cached_property
     def _found(self) -> dict[str, Nodes]:
-        """Earlier results: the alerts of a fleet name the same nodes repeatedly."""
+        """Cache: a fleet's alerts name the same nodes repeatedly."""
         return {}
 
     @cached_property
     def sources(self) -> tuple[NodeNames, ...]:
-        """All sources, in order of the precedence of their names for a node. Commands reach a node by its agent's
-        name."""
+        """Sources by precedence. Commands need the agent's name for a node."""
         return (self.agents, self.cluster, self.written, self.remembered)
 
     def find(self, name: str) -> Nodes:
-        """Return the nodes that this name or address may mean: none, one, or several if the name is not specific
-        enough."""
+        """Return the nodes that this name or address may mean, several if ambiguous."""
         nodes = self._found.get(name)
         if nodes is None:
             nodes = self._find(name)
@@ -160,28 +154,27 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return self._one_name_each(related) if related and not self._is_elsewhere(spelled(name)) else _NONE
 
     def knows(self, name: str) -> bool:
-        """Return whether any source knows a node by exactly this name."""
+        """Return whether any source has exactly this name."""
         return any(name in source.names for source in self.sources)
 
     def is_gone(self, name: str) -> bool:
-        """Return whether the node is known only from an agent that is gone."""
+        """Return whether the node is known only from a lost agent."""
         return name in self.remembered.names and not any(name in source.names for source in self.sources[:-1])
 
     def who_knows(self, name: str) -> str:
-        """Return the sources that know the node of this name, for a person."""
+        """Return the sources that know this name, for a person."""
         titles = ("an agent", "the cluster", "the inventory", "an agent that is gone")
         knowing = (title for title, source in zip(titles, self.sources, strict=True) if name in source.names)
         return next(knowing, "nobody")
 
     def near(self, name: str) -> Iterator[str]:
-        """Return known nodes that a person may have meant, because one name contains the other. None in a large fleet,
-        because each refusal would search all of it."""
+        """Yield similar known names as hints. None in a large fleet, where the search is slow."""
         text = spelled(name).partition(".")[0]
         if len(text) >= _SHORTEST_HINT and len(self._all) <= _MOST_SEARCHED:
             yield from (node for node in sorted(self._all) if text in node or node in text)
 
     def counts(self) -> str:
-        """Return how many nodes each source knows, for a person: ``agents (12), cluster (40)``."""
+        """Return the nodes per source, for a person: ``agents (12), cluster (40)``."""
         titles = ("agents", "cluster", "inventory", "agents that are gone")
         counted = ((name, len(source.names)) for name, source in zip(titles, self.sources, strict=True))
         return ", ".join(f"{name} ({count})" for name, count in counted if count)
@@ -191,7 +184,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return frozenset[str]().union(*(source.names for source in self.sources))
 
     def _is_elsewhere(self, name: str) -> bool:
-        """Return whether nodes with the beginning of this full name are known by full names, and by none that fits."""
+        """Return whether only other full names with the same prefix are known."""
         longer = (
             full
             for shorter in _shorter(name)
@@ -210,7 +203,7 @@ class KnownNodes(Struct, frozen=True, dict=True):
         rank = next((number for number, source in enumerate(sources) if node in source.names), len(sources))
         if rank == 0:
             return node
-        # The inventory decides which name an address has, even if other nodes have that address.
+        # The inventory decides on addresses that several nodes have.
         called = (node, *(self.cluster.spellings.get(node, ()) if rank < len(sources) else ()))
         for better in sources[:rank]:
             better_names = frozenset[str]().union(*(_in(better, name) for name in called))
@@ -225,7 +218,7 @@ _last: KnownNodes | None = None
 
 
 def known_nodes(agents: NodeNames, cluster: NodeNames, written: NodeNames, remembered: NodeNames) -> KnownNodes:
-    """Return the same value as before while no source has changed, so that its earlier results stay usable."""
+    """Return the known nodes. Reuses the last value, with its cache, while no source has changed."""
     global _last
     last = _last
     if (
@@ -244,12 +237,12 @@ def _in(source: NodeNames, name: str) -> Nodes:
 
 
 def _back(source: NodeNames, name: str) -> Nodes:
-    """Return all nodes of a source that the name may mean. If there are two, the name means neither."""
+    """Return all nodes of a source that the name may mean. Two mean that it is ambiguous."""
     return source.called(name) | (_NONE if is_address(name) else source.related(name))
 
 
 def _shorter(name: str) -> Iterator[str]:
-    """Return ``a.b`` and ``a`` for ``a.b.c``. Empty for an address."""
+    """Yield ``a`` and ``a.b`` for ``a.b.c``. Nothing for an address."""
     if "." not in name or is_address(name):
         return
     parts = name.split(".", _MOST_PARTS)

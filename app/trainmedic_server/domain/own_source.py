@@ -1,4 +1,4 @@
-"""By which labels alerts are known that Trainmedic itself raises, of what it found and of what it makes of that."""
+"""Labels that identify the server's own alerts about findings and verdicts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 SOURCE = "source"
 LOG = "log"
-"""The `SOURCE` of the alert of a finding."""
+"""`SOURCE` of finding alerts."""
 DIAGNOSIS = "diagnosis"
-"""That of the alert of a verdict, and of `NODE_SUSPECT`."""
+"""`SOURCE` of verdict alerts and of `NODE_SUSPECT`."""
 NODE_SUSPECT = "NodeSuspect"
 
 
 def is_own(labels: Mapping[str, str]) -> bool:
-    """Return whether these are the labels of one of Trainmedic's own alerts. The delivery must have been checked."""
+    """Return whether these are labels of the server's own alerts. The delivery must be authenticated."""
     return labels.get(SOURCE) in (LOG, DIAGNOSIS)

@@ -1,7 +1,4 @@
-"""A pause: what an operator wants left alone, from when to when, and why. Pure.
-
-Who calls it: ``engine.pausing`` asks whether one holds for a run; the store keeps them with the switches (`Controls`).
-"""
+"""Pauses ordered by operators. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ from trainmedic_core import duration
 
 
 class Scope(Struct, frozen=True):
-    """Which runs a pause is about: those for which all that is given holds; every run where nothing is."""
+    """Runs to which a pause applies: all given conditions must hold. Without any it applies to all runs."""
 
     playbook: str | None = None
-    """A shell pattern for names of playbooks."""
+    """Shell pattern for playbook names."""
     node: str | None = None
-    """A shell pattern for names of nodes, of which the run touches one: as its target, or through a job."""
+    """Shell pattern for node names that the run touches, directly or through a job."""
     job: str | None = None
-    """A shell pattern for names of jobs: the run's target, or one that runs on it."""
+    """Shell pattern for job names: the target, or a job running on it."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that the run's alert has."""
+    """Labels of the run's alert."""
 
     @property
     def is_everything(self) -> bool:
@@ -39,8 +36,7 @@ class Scope(Struct, frozen=True):
         return ", ".join(words) or "everything"
 
     def covers(self, playbook: str, nodes: Collection[str], jobs: Collection[str], labels: Mapping[str, str]) -> bool:
-        """Whether it is about a run of this playbook, which touches these nodes and jobs, for an alert with these
-        labels."""
+        """Return whether it applies to a run of this playbook that touches these nodes and jobs."""
         return (
             (self.playbook is None or fnmatch.fnmatchcase(playbook, self.playbook))
             and (self.node is None or any(fnmatch.fnmatchcase(node, self.node) for node in nodes))
@@ -53,28 +49,28 @@ EVERYTHING = Scope()
 
 
 class OperatorPause(Struct, frozen=True):
-    """A pause. Times are aware UTC datetimes."""
+    """A pause. Times are aware UTC."""
 
     id: str
-    """Eight letters and digits, unique among those that are kept."""
+    """Eight letters and digits, unique among stored pauses."""
     by: str
-    """Who ordered it: the name that belongs to the token."""
+    """Name of the operator's token."""
     at: datetime
     """When it was ordered."""
     starts_at: datetime
-    """When it begins; of one that recurs, when its first window does."""
+    """Start of the pause or of its first window."""
     ends_at: datetime | None = None
-    """When it ends; None where a person ends it. Of one that recurs, when its first window does."""
+    """End of the pause or of its first window; None until a person ends it."""
     every: timedelta | None = None
-    """How often its window comes again; None for once."""
+    """Recurrence interval; None for once."""
     scope: Scope = EVERYTHING
     note: str = ""
-    """Why, for people."""
+    """Reason, for people."""
     observe: bool = False
-    """Whether the runs that it covers are not held back, but only recorded as in mode observe."""
+    """True if covered runs are recorded as in mode observe, and not held."""
 
     def window(self, now: datetime) -> tuple[datetime, datetime | None] | None:
-        """The window that is open at this moment, or the next one; None where the pause is over."""
+        """Return the open or next window; None if the pause is over."""
         if self.every is None or self.ends_at is None or now < self.ends_at:
             return None if self.ends_at is not None and now >= self.ends_at else (self.starts_at, self.ends_at)
         length = self.ends_at - self.starts_at
@@ -84,7 +80,7 @@ class OperatorPause(Struct, frozen=True):
         return begins, begins + length
 
     def is_in_force(self, now: datetime) -> bool:
-        """Whether it holds. Where the clock was set back to before the order, what began with that goes on."""
+        """Return whether it is active. A clock set back to before the order does not end it."""
         window = self.window(now)
         return window is not None and window[0] <= max(now, self.at)
 
@@ -92,19 +88,19 @@ class OperatorPause(Struct, frozen=True):
         return self.window(now) is None
 
     def until(self, now: datetime) -> datetime | None:
-        """When the open or next window ends; None where a person ends it."""
+        """Return the end of the open or next window; None until a person ends it."""
         window = self.window(now)
         return window[1] if window is not None else None
 
     def without_this_window(self, now: datetime) -> OperatorPause | None:
-        """The pause from its next window on; None where it has none."""
+        """Return the pause from its next window on, or None."""
         window = self.window(now)
         if self.every is None or window is None or window[1] is None:
             return None
         return replace(self, starts_at=window[0] + self.every, ends_at=window[1] + self.every)
 
     def why(self, now: datetime) -> str:
-        """For a person: who, what, until when, and why."""
+        """Describe it for a person: by whom, scope, end and note."""
         what = "observe only, said" if self.observe else "paused"
         scope = "" if self.scope.is_everything or self.observe else f" for {self.scope}"
         end = self.until(now)
@@ -112,7 +108,7 @@ class OperatorPause(Struct, frozen=True):
         return f"{what} by {self.by}{scope}{until}" + (f": {self.note}" if self.note else "")
 
     def as_data(self) -> dict[str, Any]:
-        """The pause as plain data, for the store."""
+        """Return it as plain data, for the store."""
         return {
             "id": self.id,
             "by": self.by,
@@ -130,7 +126,7 @@ class OperatorPause(Struct, frozen=True):
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> OperatorPause:
-        """The pause that `as_data` wrote."""
+        """Return the pause from `as_data`."""
         return cls(
             id=data["id"],
             by=data["by"],
@@ -145,13 +141,13 @@ class OperatorPause(Struct, frozen=True):
 
 
 class PauseOrder(Struct, frozen=True):
-    """What an operator orders: a pause, before it has an id. Times are aware UTC datetimes."""
+    """An operator's order for a pause, before it has an ID. Times are aware UTC."""
 
     scope: Scope = EVERYTHING
     note: str = ""
     starts_at: datetime | None = None
-    """When it begins; None for now."""
+    """None for now."""
     length: timedelta | None = None
-    """How long it lasts; None until a person ends it."""
+    """None until a person ends it."""
     every: timedelta | None = None
     observe: bool = False

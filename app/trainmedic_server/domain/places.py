@@ -1,7 +1,4 @@
-"""Where a target is: the nodes that it takes in, and how many GPUs, as far as the topology knows. Pure.
-
-Who calls it: the preview of what a run would do, and pauses, which hold for a job while one of its nodes is paused.
-"""
+"""Nodes, jobs and GPU count of a target, as known from the topology. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ _NOWHERE: frozenset[str] = frozenset()
 
 
 def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
-    """The nodes of a target; for a job all that any source places it on. The cluster has none of its own."""
+    """Return the target's nodes; for a job, from all sources. Empty for the cluster."""
     match target.kind:
         case TargetKind.GPU | TargetKind.NODE:
             return frozenset({target.node}) if target.node else _NOWHERE
@@ -24,7 +21,7 @@ def nodes_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
-    """The jobs that run on a target, by any source; of a job itself."""
+    """Return the jobs that run on a target, from all sources; for a job, itself."""
     match target.kind:
         case TargetKind.JOB:
             return frozenset({target.job}) if target.job else _NOWHERE
@@ -38,7 +35,7 @@ def jobs_of(target: Target, topology: Topology) -> frozenset[str]:
 
 
 def gpus_of(target: Target, topology: Topology) -> int | None:
-    """How many GPUs a target has; None where nobody knows."""
+    """Return the target's number of GPUs; None if unknown."""
     match target.kind:
         case TargetKind.GPU:
             return 1

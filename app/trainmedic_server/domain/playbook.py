@@ -1,7 +1,4 @@
-"""The playbook language: the models that validate a document, and that its JSON Schema is made from.
-
-Not here: reading YAML, compiling expressions and templates (``catalog``).
-"""
+"""Models of the playbook language, for validation and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ class _Model(BaseModel):
 
 
 APPROVAL = "approval"
-"""The id of the question that mode approve asks before the first step; no step of a playbook has it."""
+"""ID of mode approve's question before the first step. No playbook step may have it."""
 
 MOST_MATCHERS = 100
 MOST_STEPS = 200
-"""In each list of steps; checking and planning take time for each pair of them."""
+"""Limit per list of steps: checking and planning time grow with each pair."""
 
 
 class Trigger(_Model):
@@ -45,7 +42,7 @@ class Trigger(_Model):
 
     @property
     def proofs(self) -> tuple[AlertProof, ...]:
-        """Proofs of which one is enough. Empty if none is required."""
+        """Proofs of which one suffices. Empty if none is required."""
         return (self.proof,) if isinstance(self.proof, AlertProof) else self.proof or ()
 
     @property
@@ -54,14 +51,14 @@ class Trigger(_Model):
 
 
 class TargetParts(_Model):
-    """The parts of the target, each a template; for labels that the built-in chain does not know."""
+    """Parts of the target as templates, for labels that are not built in."""
 
     node: str | None = None
-    """The node's name or address."""
+    """Name or address."""
     gpu: str | None = None
-    """A UUID, a PCI address or an index on the node."""
+    """UUID, PCI address or index on the node."""
     job: str | None = None
-    """The job's name, or what it uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_lookup``)."""
+    """Name, or what the job uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_lookup``)."""
 
     @model_validator(mode="after")
     def _names_one_thing(self) -> TargetParts:
@@ -84,13 +81,12 @@ class RateLimit(_Model):
     """At most `count` runs of the playbook started in any window of length `per`."""
 
     count: int = Field(ge=1)
-    """A number of runs."""
     per: Duration
-    """A sliding window that ends now."""
+    """Sliding window that ends now."""
 
 
 class Guards(_Model):
-    """What keeps a playbook from acting too often or on too much at once."""
+    """Limits on how often and on how much a playbook acts."""
 
     cooldown: Duration | None = Field(None, description="Quiet time for the same target after a run ended.")
     max_runs: RateLimit | None = None
@@ -99,52 +95,46 @@ class Guards(_Model):
 
 
 class Retry(_Model):
-    """How often an action is tried: `attempts` in all, waiting `delay` × `backoff`^(n-1) after the n-th."""
+    """Attempts of an action: `attempts` in all, waiting `delay` × `backoff`^(n-1) after the n-th."""
 
     attempts: int = Field(1, ge=1, le=100)
-    """In all, the first included."""
     delay: Duration = Field(default="2s", validate_default=True)
-    """The wait after the first attempt."""
+    """Wait after the first attempt."""
     backoff: float = Field(2.0, ge=1.0, le=10.0)
-    """By what each wait is longer than the one before."""
+    """Factor from each wait to the next."""
     max_delay: Duration = Field(default="5m", validate_default=True)
-    """The longest wait."""
 
 
 class MeasuredEffect(_Model):
-    """By what is measured whether a run has helped, in place of what the alert's rule compares."""
+    """Metric that shows whether a run helped, instead of the alert rule's metric."""
 
     query: str = Field(min_length=1, max_length=4096, description="PromQL; templates stand within its quotes.")
     better: Literal["lower", "higher"]
-    """Which way the metric gets better."""
 
 
 class _Step(_Model):
     id: Identifier | None = Field(None, description="For steps.<id> in expressions; step-<n> by default.")
     when: Expression | None = Field(None, description="Skip the step unless this holds.")
     timeout: Duration | None = None
-    """Of an action: for one attempt; None for the action's own. Of a wait or an approval: None for ever."""
+    """For an action: of one attempt, None for the action's default. For a wait or approval: None for no limit."""
     on_error: Literal["fail", "continue"] = "fail"
-    """What the run does where the step fails."""
 
 
 class ActionStep(_Step):
     """A step that acts. `timeout` bounds one attempt; the action has a default."""
 
     action: str
-    """The action's name in the registry."""
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="The action's parameters.")
     retry: Retry = Retry()
     undo: UndoTrigger = UndoTrigger.NEVER
-    """When the action is taken back by itself."""
+    """When the action is reverted automatically."""
 
 
 class WaitStep(_Step):
-    """A step that waits until every alert of the run has resolved."""
+    """A step that waits until all alerts of the run have resolved."""
 
     wait_for: Literal["resolved"]
     on_timeout: Literal["fail", "continue"] = "fail"
-    """What the run does where the alerts have not resolved in time."""
 
 
 Approver = Annotated[str, Field(min_length=1, max_length=128)]
@@ -153,15 +143,14 @@ LastResort = Literal["fail", "continue", "reject", "approve"]
 
 
 class Escalation(_Model):
-    """Who is asked next where nobody has answered in time, and what follows if they do not either."""
+    """The next approvers if no one answers in time, and what follows if they do not answer either."""
 
     by: Annotated[Approvers, Field(min_length=1)]
-    """Who may approve then, besides those that were asked first, in the forms of a question's ``by``."""
+    """Further approvers, in the form of a question's ``by``."""
     to: str | None = Field(None, description="The notification channel that is told; all without it.")
     timeout: Duration | None = None
-    """How long they have; None for as long as the first had."""
+    """None for the first question's timeout."""
     on_timeout: LastResort = "fail"
-    """What follows where they have not answered either."""
 
 
 class _Asking(_Model):
@@ -191,9 +180,8 @@ class ApproveStep(_Step):
     """A step that waits for people."""
 
     approve: str | Question
-    """What is asked, as a template."""
+    """Question, as a template."""
     on_timeout: OnTimeout = "fail"
-    """What the run does where nobody has answered in time."""
 
     @property
     def question(self) -> Question:
@@ -201,7 +189,7 @@ class ApproveStep(_Step):
 
     @property
     def last_resort(self) -> LastResort:
-        """What the run does once nobody is left to be asked."""
+        """Outcome if no approvers are left to ask."""
         if self.on_timeout != "escalate":
             return self.on_timeout
         return self.question.escalate.on_timeout if self.question.escalate else "fail"
@@ -211,18 +199,18 @@ class Approval(_Asking):
     """How mode approve asks before a run acts."""
 
     timeout: Duration | None = Field(default="1h", validate_default=True)
-    """How long people have to answer; None for ever."""
+    """None for no limit."""
     ask_again: Duration | None = Field(default="30m", validate_default=True)
-    """How long after a time-out the question is asked again, as long as the alert goes on."""
+    """Time after a timeout until the question is asked again while the alert fires."""
     on_timeout: OnTimeout = "reject"
-    """What follows where nobody has answered in time and it is not asked again."""
+    """Outcome if no one answers in time and the question is not repeated."""
 
     @cached_property
     def step(self) -> ApproveStep:
-        """The question as the step that comes before the playbook's own."""
+        """The question as a step before the playbook's own."""
         asked = {name: getattr(self, name) for name in _Asking.model_fields}
         if self.timeout is None or self.on_timeout not in ("fail", "reject"):
-            asked["ask_again"] = None  # what is not written is the default, which goes with these two only
+            asked["ask_again"] = None  # the default is valid only with these two
         question = Question.model_construct(**asked)
         return ApproveStep.model_construct(
             id=APPROVAL, approve=question, timeout=self.timeout, on_timeout=self.on_timeout
@@ -250,24 +238,21 @@ class Playbook(_Model):
 
     playbook: Identifier = Field(description="The playbook's name, unique among those loaded.")
     summary: str = ""
-    """For people: what it does."""
+    """For people."""
     mode: Mode = Mode.ENFORCE
-    """The most that it may do; the server's mode may allow less."""
+    """The most it may do; the server's mode may allow less."""
     on: Trigger
-    """The alerts that it reacts to."""
     target: TargetKind | TargetParts
-    """What its runs work on: a kind, found by the alert's labels, or templates for the names."""
+    """A kind, resolved from the alert's labels, or templates for names."""
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
     guards: Guards = Guards()
-    """When it does not start although it reacts."""
     approval: Approval = Approval()
-    """How its runs ask before they act, in mode approve."""
+    """For mode approve."""
     steps: tuple[Step, ...] = Field(min_length=1, max_length=MOST_STEPS)
-    """What a run does, in order."""
     on_success: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run succeeds.")
     on_failure: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run fails.")
     effect: MeasuredEffect | None = None
-    """By what is measured whether it helped; None: by what the alert's rule compares."""
+    """None to measure the alert rule's metric."""
     files: dict[str, str] = Field(
         default_factory=dict,
         description="Templates that steps name, by file name. One that is not given here is read from the playbook's "
@@ -280,20 +265,19 @@ class Playbook(_Model):
 
     @property
     def target_kind(self) -> TargetKind:
-        """The kind of thing that its runs work on."""
         return self.target.kind if isinstance(self.target, TargetParts) else self.target
 
 
 PHASES = ("steps", "on_success", "on_failure")
-"""The lists of steps that a playbook has, in the order in which a run keeps them; of the last two it does one."""
+"""Step lists in the order in which a run stores them. One of the last two is executed."""
 _NAMED = {"steps": "step", "on_success": "success", "on_failure": "failure"}
 
 
 def step_id(step: ActionStep | WaitStep | ApproveStep, index: int, phase: str = "steps") -> str:
-    """The id of a step: its own, else the default one."""
+    """Return the step's own or default ID."""
     return step.id or default_id(index, phase)
 
 
 def default_id(index: int, phase: str) -> str:
-    """The id of a step that has none of its own: ``step-<n>``, ``success-<n>`` or ``failure-<n>``, counted from 1."""
+    """Return ``step-<n>``, ``success-<n>`` or ``failure-<n>``, counted from 1."""
     return f"{_NAMED[phase]}-{index + 1}"

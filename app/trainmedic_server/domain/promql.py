@@ -1,7 +1,4 @@
-"""As much of PromQL as it takes to know what an alert's rule compares, and to quote text safely. Pure.
-
-Not here: asking a Prometheus (``ports.metric_history``).
-"""
+"""The subset of PromQL needed to find an alert rule's comparison and to quote text. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from msgspec import Struct
 LONGEST_QUERY = 16_384
 """Characters."""
 MOST_LABELS = 64
-"""By which an expression is narrowed."""
+"""Limit of labels that narrow an expression."""
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -33,26 +30,26 @@ _MODIFIERS: Final = frozenset({"on", "ignoring", "group_left", "group_right", "b
 _TURNED: Final = {">": "<", "<": ">", ">=": "<=", "<=": ">=", "==": "==", "!=": "!="}
 _LABEL_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 NOT_A_NUMBER: Final = "is not a number"
-"""The operator of a comparison of something with itself, which holds for no number."""
+"""Operator for ``x != x``, which holds only for NaN."""
 
 
 class Comparison(Struct, frozen=True):
-    """What one branch of an alert's rule compares."""
+    """Comparison in one branch of an alert's rule."""
 
     query: str
-    """The side that is measured."""
+    """The measured side."""
     operator: str
     """``>``, ``<``, ``>=``, ``<=``, ``==``, ``!=``, or `NOT_A_NUMBER`."""
     limit: float | None
-    """The other side, where it is one number."""
+    """The other side, if it is a number."""
 
     @property
     def better(self) -> str | None:
-        """``lower`` or ``higher``; None where the operator does not say."""
+        """``lower`` or ``higher``; None if the operator does not determine it."""
         return {">": "lower", ">=": "lower", "<": "higher", "<=": "higher"}.get(self.operator)
 
     def holds(self, value: float) -> bool | None:
-        """Whether the alert's condition holds for this value; None where that cannot be told."""
+        """Return whether the condition holds for this value; None if unknown."""
         if self.operator == NOT_A_NUMBER:
             return math.isnan(value)
         if self.limit is None or math.isnan(value):
@@ -72,7 +69,7 @@ class _Token(Struct, frozen=True):
     text: str
     begin: int
     depth: int
-    """Of the brackets around it; a bracket has that of what is outside."""
+    """Bracket nesting. A bracket has the depth outside of it."""
 
     @property
     def end(self) -> int:
@@ -80,34 +77,34 @@ class _Token(Struct, frozen=True):
 
 
 def quoted(text: str) -> str:
-    """The text as PromQL's string, in double quotes, whatever it holds."""
+    """Return the text as a double-quoted PromQL string."""
     return f'"{escaped(text)}"'
 
 
 def escaped(text: str) -> str:
-    """The text as it can stand within double or single quotes."""
+    """Escape the text for use within double or single quotes."""
     return "".join(character if _is_plain(character) else _escape(character) for character in text)
 
 
 def _is_plain(character: str) -> bool:
-    return character.isprintable() and character not in "\\\"'`\ufffd"  # Prometheus refuses U+FFFD that is not escaped
+    return character.isprintable() and character not in "\\\"'`\ufffd"  # Prometheus refuses an unescaped U+FFFD
 
 
 def _escape(character: str) -> str:
     code = ord(character)
-    if 0xD800 <= code <= 0xDFFF:  # no character, and Prometheus refuses its number
+    if 0xD800 <= code <= 0xDFFF:  # a lone surrogate, which Prometheus refuses
         return "\\ufffd"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def narrowed(query: str, labels: Mapping[str, str]) -> str:
-    """`query`, but only those of its series that agree with `labels` in every label that both have.
+    """Return `query` limited to series that agree with `labels` on all shared labels.
 
-    A label that the series lack, such as one that Prometheus adds when it sends an alert, narrows nothing.
+    Labels that the series lack, such as those added when alerts are sent, have no effect.
     """
     pairs = [(name, value) for name, value in sorted(labels.items()) if value and _LABEL_NAME.match(name)]
     clauses = [
-        # A `$` would stand for a group of the regular expression, which is empty here.
+        # An unescaped `$` would refer to a group of the regular expression.
         f"and on ({name}) (label_replace(vector(1), {quoted(name)}, {quoted(value.replace('$', '$$'))}, "
         '"", "") or vector(1))'
         for name, value in pairs[:MOST_LABELS]
@@ -117,7 +114,7 @@ def narrowed(query: str, labels: Mapping[str, str]) -> str:
 
 
 def is_within_quotes(text: str) -> bool:
-    """Whether `text`, the beginning of a query, ends within a string in which `escaped` text can stand."""
+    """Return whether the query prefix `text` ends within a string that can take `escaped` text."""
     quote = None
     position = 0
     while position < len(text):
@@ -137,10 +134,7 @@ def is_within_quotes(text: str) -> bool:
 
 
 def comparisons(expression: str) -> list[Comparison]:
-    """What each branch (``or``) of a rule compares, in order; of ``and`` and ``unless`` the left side.
-
-    Branches that compare nothing are left out.
-    """
+    """Return the comparison of each ``or`` branch, in order. Of ``and`` and ``unless``, the left side counts."""
     found = [_comparison(branch) for branch in _branches(expression)]
     return [comparison for comparison in found if comparison is not None]
 
@@ -160,7 +154,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _bare(text: str) -> str:
-    """Without comments and space around it, nor brackets that are around all of it."""
+    """Strip comments, outer space and outer brackets."""
     while tokens := _tokens(text):
         first, last = tokens[0], tokens[-1]
         text = text[first.begin : last.end]
@@ -205,7 +199,7 @@ def _comparison(branch: str) -> Comparison | None:
 
 
 def _after_modifiers(tokens: list[_Token], place: int) -> int:
-    """Where the text goes on after an operator and what says how the two sides are matched."""
+    """Return the position after an operator and its matching modifiers."""
     end = tokens[place].end
     for token, following in itertools.pairwise([*tokens[place + 1 :], _Token("end", "", 0, 0)]):
         if token.begin < end:

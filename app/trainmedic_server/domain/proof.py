@@ -1,8 +1,7 @@
-"""Proof that an alert must give before a playbook that can do harm reacts to it: the key ``on.proof``.
+"""Proof that an alert must give before a harmful playbook reacts (``on.proof``). Pure.
 
-An alertname alone proves nothing, because other rule sets use the same names for other conditions. Pure. Caller:
-``catalog.compiled_playbook``, after the matchers and ``on.when``. Not here: how the webhook ensures that ``source``
-stands on own alerts only (``api.own_alerts``).
+An alertname proves nothing, because other rule sets use the same names for other conditions. ``api.own_alerts`` ensures
+that only the server's own alerts have ``source``.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from trainmedic_server.domain.alert import SHIPPED_RULE, SHIPPED_RULE_LABEL, Ale
 from trainmedic_server.domain.own_source import DIAGNOSIS, LOG, SOURCE
 
 XID_LABELS = frozenset({"xid", "xid_code", "xid_error", "err_code", "error_code"})
-"""Labels that hold an XID, in lower case: of Trainmedic's exporter and of dcgm-exporter, and usual names in rules."""
+"""Lower-case names of labels with an XID, from exporters and common rules."""
 _XID = re.compile(r"(?:xid)?[\s:=_-]*(\d{1,4})(?:\.0+)?", re.IGNORECASE)
 _OUR_RUNBOOKS = "docs/how-to/monitoring.md#"
-"""Beginnings of the ``runbook_url`` of shipped rules, in this release and in earlier ones."""
+"""Prefix of the ``runbook_url`` of shipped rules."""
 _MEANT_BY: Mapping[str, str] = {
     "none": "asks for no repair",
     "restart_program": "is an error of the program",
@@ -31,16 +30,16 @@ _MOST_CODES = 4
 
 
 class AlertProof(StrEnum):
-    """A kind of evidence that an alert means what its name says."""
+    """Evidence that an alert means what its name states."""
 
     SHIPPED_RULE = "shipped_rule"
-    """The alert comes from a rule that Trainmedic ships, by the label `SHIPPED_RULE_LABEL`, or the server raised it."""
+    """The alert has the label `SHIPPED_RULE_LABEL`, or the server raised it."""
     HARDWARE_XID = "hardware_xid"
-    """The alert names an XID that asks for a reset of the GPU or a restart of the node (``xids``)."""
+    """The alert names an XID that requires a GPU reset or node restart (``xids``)."""
 
 
 def lacking(accepted: Sequence[AlertProof], alert: Alert) -> str:
-    """Return why the alert has none of the `accepted` proofs. Empty if it has one, or none is required."""
+    """Return why the alert has no `accepted` proof. Empty if it has one or none is required."""
     codes = list(_codes(alert.labels))
     if not accepted or (AlertProof.SHIPPED_RULE in accepted and _is_shipped(alert.labels)):
         return ""
@@ -59,12 +58,11 @@ def _is_shipped(labels: Mapping[str, str]) -> bool:
 
 
 def _codes(labels: Mapping[str, str]) -> Iterator[tuple[str, str, int | None]]:
-    """Yield each label that holds an XID: its name, its value, and the code. The code is None if the value is no
-    code."""
+    """Yield (label name, value, XID or None if the value is no XID)."""
     for name, value in sorted(labels.items()):
         if name.lower().removeprefix("exported_") in XID_LABELS and value:
             stripped = value.strip()
-            # Do not cut the value: a second code could follow.
+            # Do not truncate: a second code may follow.
             match = _XID.fullmatch(stripped) if len(stripped) <= _LONGEST_VALUE else None
             yield name, value, int(match[1]) if match else None
 
@@ -74,7 +72,7 @@ def _means_hardware(code: int | None) -> bool:
 
 
 def _shown(codes: Sequence[tuple[str, str, int | None]]) -> str:
-    """Return the codes that do not mean hardware, each with its meaning."""
+    """List codes that do not mean hardware, with their meaning."""
     refusals = [
         f'{name}="{value[:_LONGEST_VALUE]}" {_meaning(code)}'
         for name, value, code in codes

@@ -1,8 +1,4 @@
-"""What a playbook made of an alert: the decision, its first reason, and the item of the history that it led to.
-
-A reaction is kept with the alert (`domain.alert.AlertRecord`), so that an alert which led to nothing leaves a trace as
-well. Who calls it: ``engine.admission`` makes them, the API shows them.
-"""
+"""A playbook's reaction to an alert, stored with the alert, so that alerts without a run are traceable."""
 
 from __future__ import annotations
 
@@ -14,38 +10,37 @@ from msgspec.structs import force_setattr
 
 
 class NoReaction(StrEnum):
-    """Why a playbook that names the alert's alertname made no decision (`domain.run.Decision`) on it."""
+    """Why a playbook for the alertname made no decision (`domain.run.Decision`)."""
 
     NOT_MATCHED = "not_matched"
     """A matcher or ``on.when`` did not hold."""
     MATCH_FAILED = "match_failed"
     """``on.when`` or a matcher could not be evaluated."""
     NO_PROOF = "no_proof"
-    """The alert lacks only the proof that ``on.proof`` requires."""
+    """Only the proof required by ``on.proof`` is missing."""
     RESOLVED = "resolved"
-    """The alert was first heard of when it had resolved; nothing begins on that."""
+    """The alert's first report was its end."""
     NOT_ACCEPTED = "not_accepted"
-    """The ``accept`` of the alert map refuses the alert. No playbook is asked."""
+    """The alert map's ``accept`` refuses the alert, so no playbook is checked."""
 
 
 _WITHOUT_EFFECT = frozenset({*map(str, NoReaction), "target_unknown", "target_ambiguous"})
 _DUPLICATE = "duplicate"
 _LONGEST_REASON = 500
-"""Characters; a reason may quote the value of a label."""
+"""Characters. Reasons may quote label values."""
 
 
 class Reaction(Struct, frozen=True):
-    """What one playbook made of one alert."""
+    """One playbook's reaction to one alert."""
 
     playbook: str
-    """Name of the playbook. Empty in ``not_accepted``, where no playbook is asked, and in the reaction that counts the
-    playbooks without a kept reason."""
+    """Empty in ``not_accepted``, and in the reaction that counts playbooks without a stored reason."""
     decision: str
-    """A `domain.run.Decision`, or a `NoReaction`."""
+    """A `domain.run.Decision` or `NoReaction`."""
     reason: str = ""
-    """For a person; empty where the decision says it all."""
+    """For a person; empty if the decision needs none."""
     run_id: str | None = None
-    """The run that was started or joined, or the item of the history that says why not; None for a `NoReaction`."""
+    """The run started or joined, or the history item that states why not; None for a `NoReaction`."""
 
     def __post_init__(self) -> None:
         if len(self.reason) > _LONGEST_REASON:
@@ -53,15 +48,14 @@ class Reaction(Struct, frozen=True):
 
     @property
     def is_effective(self) -> bool:
-        """Whether the playbook reacted: its conditions held and a target was found, whatever the guards said then."""
+        """True if conditions held and a target was found, regardless of guards."""
         return self.decision not in _WITHOUT_EFFECT
 
 
 def merged(earlier: Iterable[Reaction], later: Iterable[Reaction]) -> tuple[Reaction, ...]:
-    """Return the reactions to an alert after a further report of it.
+    """Return an alert's reactions after a further report.
 
-    One that led to a run stays until another run takes its place: that a report repeats what is known, or that the
-    playbook has changed since, does not take back what was done.
+    A reaction with a run stays until another run replaces it. Repeats and later playbook changes do not remove it.
     """
     by_playbook = {reaction.playbook: reaction for reaction in earlier if reaction.run_id is not None}
     for reaction in later:

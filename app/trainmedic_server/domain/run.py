@@ -1,7 +1,4 @@
-"""A run: one execution of a playbook for one target, its steps, attempts and undo duties.
-
-Everything here is a frozen value; ``engine`` makes new ones, the store keeps them.
-"""
+"""Runs: one execution of a playbook for one target, with steps, attempts and undos. Frozen values."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from trainmedic_server.domain.pause import OperatorPause
 
 
 class Status(StrEnum):
-    """Where a run stands. The first three are open, the others closed."""
+    """State of a run. The first three are open."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -69,11 +66,11 @@ PASSING = frozenset(
         Decision.NOT_ACCEPTED,
     }
 )
-"""Reasons not to start that may have passed when the same alert is reported again."""
+"""Reasons not to start that may no longer hold when the alert is repeated."""
 
 
 class StepStatus(StrEnum):
-    """Where a step stands."""
+    """State of a step."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -93,11 +90,13 @@ class StepStatus(StrEnum):
 
 
 class UndoStatus(StrEnum):
-    """The status of an undo.
+    """State of an undo.
 
-    ``armed`` and ``running`` are duties that are still owed. ``available`` is none: an operator can order it.
-    ``dropped``: the action was certainly not applied. ``closed``: a person has ended the duty, with a note why.
-    ``failed``: an earlier release gave it up; this one gives none up.
+    - ``available``: not pending; an operator can order it
+    - ``armed``, ``running``: pending
+    - ``dropped``: the action was certainly not applied
+    - ``closed``: a person dropped it, with a note
+    - ``failed``: an earlier release gave up; this one never does
     """
 
     AVAILABLE = "available"
@@ -114,90 +113,89 @@ class UndoStatus(StrEnum):
 
 
 class Attempt(Struct, frozen=True):
-    """One try of an action, or of its undo. Times are aware UTC datetimes."""
+    """One attempt of an action or its undo. Times are aware UTC."""
 
     number: int
-    """Counted from 1, within the step or its undo."""
+    """Counted from 1."""
     command_id: str
-    """The id that whoever carries the action out knows the command by; a UUIDv7. An attempt that follows one of
-    unknown outcome has the same id, so that nothing is applied twice."""
+    """UUIDv7 for the receiver. An attempt after one of unknown outcome has the same ID, so that nothing is applied
+    twice.
+    """
     started_at: datetime
-    """When it was put on record, which is before anybody was asked to act."""
+    """When it was persisted, before any request to act."""
     deadline: datetime
-    """When it counts as timed out, and when its command expires."""
+    """When it times out and its command expires."""
     status: str = "running"
-    """``running``, ``applied``, ``failed``, ``rejected``, ``stopped`` (the alert resolved), or ``unknown``: it may have
-    been applied."""
+    """``running``, ``applied``, ``failed``, ``rejected``, ``stopped`` (the alert resolved), or ``unknown`` (it may have
+    been applied).
+    """
     ended_at: datetime | None = None
     """When its outcome was known; None while it runs."""
     error: str | None = None
-    """For a person: why it was not applied; None where it was."""
+    """For a person: why it was not applied."""
     order: str | None = None
-    """The id of the operator's order that an attempt of an undo answers."""
+    """ID of the operator command that this undo attempt carries out."""
     in_part: bool = False
-    """Whether a part of it was applied although it did not succeed."""
+    """True if a part was applied although it did not succeed."""
 
 
 class Undo(Struct, frozen=True):
-    """The recorded inverse of a step's action: a duty from before the act until it is carried out."""
+    """Recorded inverse of a step's action, pending from before the action until carried out."""
 
     trigger: UndoTrigger
-    """When it becomes due by itself."""
+    """When it becomes due automatically."""
     action: str
-    """The name of the action that takes the step's action back."""
+    """Name of the inverse action."""
     params: Mapping[str, Any]
-    """The parameters of that action."""
     undo_of: str
-    """The id of the command that it takes back. A receiver that never applied that command changes nothing."""
+    """ID of the command to revert. A receiver that never applied it changes nothing."""
     status: UndoStatus = UndoStatus.ARMED
-    """Its current status."""
     because: str | None = None
     """For a person: why it was begun, dropped or closed; None before."""
     attempts: tuple[Attempt, ...] = ()
-    """The tries so far, oldest first: all of them, or the first and the last where there were very many."""
+    """Oldest first; only the first and the last ones if there were very many."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """What the last attempt returned."""
+    """Of the last attempt."""
     error: str | None = None
-    """For a person: why the last attempt failed; None where none has."""
+    """For a person: error of the last attempt."""
     retry_at: datetime | None = None
-    """When the next attempt is due, an aware UTC datetime; None where none waits."""
+    """When the next attempt is due (aware UTC); None if none is."""
 
 
 class StepState(Struct, frozen=True):
-    """One step of a run. Times are aware UTC datetimes."""
+    """One step of a run. Times are aware UTC."""
 
     phase: str
-    """``approval`` (asked by mode approve before anything else), ``steps``, ``on_success`` or ``on_failure``."""
+    """``approval`` (mode approve's first question), ``steps``, ``on_success`` or ``on_failure``."""
     index: int
-    """Its place within the phase, counted from 0."""
+    """Position within the phase, from 0."""
     id: str
-    """Its name in the playbook, or ``step-<n>``; by this name operators and expressions speak of it."""
+    """ID in the playbook, or ``step-<n>``, for operators and expressions."""
     kind: str
     """``action``, ``wait_for`` or ``approve``."""
     action: str | None = None
-    """The name of its action; None for the other kinds."""
+    """Action name; None for other kinds."""
     status: StepStatus = StepStatus.PENDING
-    """Its current status."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """The rendered and checked parameters of its action, as plain data."""
+    """Rendered and checked parameters, as plain data."""
     attempts: tuple[Attempt, ...] = ()
-    """Every try of its action so far, oldest first."""
+    """Oldest first."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """What the last attempt returned; of an approval who gave it, and their note."""
+    """Of the last attempt; for an approval, the approvers and their notes."""
     error: str | None = None
     """For a person: why it did not succeed."""
     message: str | None = None
-    """For a person: what an approval asks, or why the step was skipped or would be."""
+    """For a person: an approval's question, or why the step is skipped."""
     started_at: datetime | None = None
-    """When it began to act or to wait."""
+    """When it began to act or wait."""
     ended_at: datetime | None = None
     """When it became final."""
     deadline: datetime | None = None
-    """When a wait or an approval ends by itself; None where it waits for ever."""
+    """When a wait or approval times out; None for never."""
     retry_at: datetime | None = None
-    """When the next attempt is due; None where none waits."""
+    """When the next attempt is due; None if none is."""
     undo: Undo | None = None
-    """What takes its action back; None where nothing does, or before the first attempt."""
+    """None if irreversible, or before the first attempt."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -209,54 +207,46 @@ class StepState(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """One item of the history: an execution of a playbook, or a decision not to start one.
-
-    Times are aware UTC datetimes.
-    """
+    """One item of the history: an execution of a playbook, or a decision not to start one. Times are aware UTC."""
 
     id: str
-    """A UUIDv7, so that ids sort by time."""
+    """UUIDv7, sortable by time."""
     playbook: str
-    """The playbook's name."""
     version: str
-    """The hash of the playbook's text, by which the store keeps that text."""
+    """Hash of the playbook's text, under which the text is stored."""
     target: Target | None
-    """What it works on; None where the labels named no target."""
+    """None if the labels named no target."""
     mode: Mode
-    """The stricter of the server's and the playbook's mode, when the run was admitted."""
+    """The stricter of the server's and the playbook's mode at admission."""
     status: Status
-    """Its current status."""
     decision: Decision
-    """Why it was started, or was not."""
     alert: Identity
-    """The alert that it was admitted for; those that joined it are kept by the store."""
+    """The alert of its admission. The store has those that joined."""
     alert_name: str
-    """The ``alertname`` of that alert."""
     alert_labels: Mapping[str, str]
-    """All labels of that alert, as the alert map made them."""
+    """All labels, as changed by the alert map."""
     created_at: datetime
     """When it was admitted."""
     steps: tuple[StepState, ...] = ()
-    """In the order of the playbook: the question of mode approve, ``steps``, ``on_success``, ``on_failure``."""
+    """Ordered by phase: approval, ``steps``, ``on_success``, ``on_failure``."""
     ended_at: datetime | None = None
-    """When it closed; None while it is open."""
+    """None while open."""
     acted_at: datetime | None = None
-    """When its first attempt of a harmful action was put on record; None where it has changed nothing."""
+    """When its first harmful attempt was persisted; None if it changed nothing."""
     waiting_on: str | None = None
-    """``target``, ``resolved``, ``retry``, ``approval`` or ``resume`` (the server is paused) while the run is open
-    and idle; else None."""
+    """While open and idle: ``target``, ``resolved``, ``retry``, ``approval`` or ``resume`` (paused). Otherwise None."""
     message: str = ""
-    """For a person: while it is open what it waits for or has last met with, then how it ended."""
+    """For a person: current wait or problem, finally the outcome."""
     touched: tuple[str, ...] = ()
-    """The nodes on which it has changed something, or was about to, sorted by name. Only the history reads them."""
+    """Nodes that it changed or was about to change, sorted. Filled only when the history is read."""
     started_by: str | None = None
-    """The operator who started it by hand; None where an alert did."""
+    """Operator who started it manually; None for an alert."""
     repeats: str | None = None
-    """The id of the run that it repeats, by an operator's order."""
+    """ID of the run that an operator had repeated."""
     request_key: str | None = None
-    """What the client that started it by hand named its request, so that a repeated one starts nothing again."""
+    """Idempotency key of the manual start."""
     original_labels: Mapping[str, str] | None = None
-    """Labels of its alert as Alertmanager sent them. None if no alert map changed them."""
+    """Labels as Alertmanager sent them. None if no alert map changed them."""
 
     def step(self, key: tuple[str, int]) -> StepState:
         for step in self.steps:
@@ -265,33 +255,33 @@ class Run(Struct, frozen=True):
         raise KeyError(key)
 
     def with_step(self, changed: StepState, **changes: Any) -> Run:
-        """This run with the step of the same key replaced, and with `changes` of its own."""
+        """Return the run with the step of the same key replaced, and further `changes`."""
         steps = tuple([changed if step.key == changed.key else step for step in self.steps])
         return replace(self, steps=steps, **changes)
 
     @property
     def sent_labels(self) -> Mapping[str, str]:
-        """Labels of its alert as Prometheus and Alertmanager know them."""
+        """Labels known to Prometheus and Alertmanager."""
         return self.alert_labels if self.original_labels is None else self.original_labels
 
     @property
     def every_label(self) -> Mapping[str, str]:
-        """Labels of its alert, with those that an alert map dropped."""
+        """Labels, including those that an alert map removed."""
         return self.alert_labels if self.original_labels is None else {**self.original_labels, **self.alert_labels}
 
     @property
     def original_alert_name(self) -> str | None:
-        """The ``alertname`` as it was sent. None if no alert map changed the alert's labels."""
+        """``alertname`` as sent. None if no alert map changed the labels."""
         return None if self.original_labels is None else self.original_labels.get("alertname", "")
 
     @property
     def target_key(self) -> str:
-        """The key of its target; empty where it has none."""
+        """Empty without a target."""
         return self.target.key if self.target else ""
 
     @property
     def has_alert(self) -> bool:
-        """False where a person started it and no alert fires that could resolve."""
+        """False if started manually without a firing alert."""
         return not self.alert.fingerprint.startswith(BY_HAND)
 
     @property
@@ -304,33 +294,33 @@ class Run(Struct, frozen=True):
 
     @property
     def undone_at(self) -> datetime | None:
-        """When the last of its undos was carried out. None where none was, or one is still owed."""
+        """When its last undo was carried out. None if none was, or one is pending."""
         done = [step.undo.attempts[-1] for step in self.steps if step.undo and step.undo.status is UndoStatus.DONE]
         return None if self.owes_undo else max((last.ended_at for last in done if last.ended_at), default=None)
 
     @property
     def delayed_undo(self) -> Undo | None:
-        """An undo that was tried, did not succeed and is still owed; None where there is none."""
+        """An undo that failed and is still pending, or None."""
         begun = (step.undo for step in self.steps if step.undo and step.undo.status is UndoStatus.RUNNING)
         return next((undo for undo in begun if undo.error is not None), None)
 
     @property
     def action_taken(self) -> str | None:
-        """The actions that were applied, in order, or would have been in mode observe; None for none."""
+        """Applied actions in order (planned ones in mode observe); None for none."""
         applied = StepStatus.OBSERVED if self.status is Status.OBSERVED else StepStatus.SUCCEEDED
         names = [step.action for step in self.steps if step.action and step.status is applied]
         return ", ".join(names) or None
 
     @property
     def success(self) -> bool | None:
-        """True or False once a run that acted has closed; None while open, observed or not started."""
+        """Whether a closed run that acted succeeded; None for other runs."""
         if self.is_open or self.status in (Status.OBSERVED, Status.NOT_STARTED):
             return None
         return self.status is Status.SUCCEEDED
 
 
 class OrderKind(StrEnum):
-    """What an operator can order a run to do."""
+    """Kind of an operator command to a run."""
 
     APPROVE = "approve"
     REJECT = "reject"
@@ -340,66 +330,62 @@ class OrderKind(StrEnum):
 
 
 class OperatorOrder(Struct, frozen=True):
-    """An operator's decision about a run."""
+    """An operator command to a run."""
 
     id: str
-    """A UUIDv7."""
+    """UUIDv7."""
     run_id: str
-    """The run that it is about."""
     kind: OrderKind
-    """What is to be done."""
     actor: str
-    """Who gave it: the name that belongs to the token."""
+    """Name of the operator's token."""
     at: datetime
-    """When it was given, an aware UTC datetime."""
+    """Aware UTC."""
     note: str = ""
-    """What the operator wrote beside it."""
     step: str | None = None
-    """The id of the step that is approved or rejected; None for the other kinds."""
+    """ID of the approved or rejected step; None for other kinds."""
     asked: int | None = None
-    """How often that step had asked by then: the round that is answered. None for the other kinds, and of an earlier
-    release."""
+    """Round of the question that is answered. None for other kinds and from earlier releases."""
 
 
 class Event(Struct, frozen=True):
-    """One line of the append-only history."""
+    """One entry of the append-only history."""
 
     kind: str
-    """What happened, such as ``step_started``; ``docs/reference/events.md`` lists all."""
+    """Such as ``step_started``; see ``docs/reference/events.md``."""
     at: datetime
-    """When it happened, an aware UTC datetime."""
+    """Aware UTC."""
     run_id: str | None = None
-    """The run that it is about; None for what concerns the server alone (paused, breaker opened, started)."""
+    """None if it concerns no run."""
     actor: str = "trainmedic"
-    """Who did it: an operator's name, or the server itself."""
+    """Operator's name, or the server."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What else is to be told, as plain data; its members depend on the kind."""
+    """Members depend on the kind."""
     seq: int | None = None
-    """Its place in the history, counted from 1 and given by the store; None before it is stored."""
+    """Position in the history, from 1, assigned by the store; None before."""
 
 
 class Controls(Struct, frozen=True):
-    """The switches that outlive a restart. Times are aware UTC datetimes."""
+    """Switches that survive restarts. Times are aware UTC."""
 
     paused: bool = False
-    """Whether everything was paused when the switches were last looked at: the server starts nothing and does no new
-    harm; undos go on. ``pauses`` are what counts."""
+    """True if everything was paused at the last check. Decisive are the ``pauses``."""
     paused_by: str | None = None
     paused_at: datetime | None = None
     breaker_open: bool = False
-    """Whether too many nodes were acted on, so that no run starts until an operator closes the breaker."""
+    """True if too many nodes were acted on. No run starts until an operator closes the breaker."""
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
-    """For a person: how many nodes of how many."""
+    """For a person: nodes acted on, of how many."""
     alive_at: datetime | None = None
-    """The server's last heartbeat, by which a new start knows for how long it was down."""
+    """Last heartbeat, from which the next start computes the downtime."""
     pauses: tuple[OperatorPause, ...] = ()
-    """The pauses that are not over, those to come included, in the order in which they were ordered."""
+    """Current and future pauses, in order of ordering."""
     breaker_closed_at: datetime | None = None
-    """When a person last closed the breaker; only acts after this count. None if no one has, or if the clock was set
-    back to before it."""
+    """When a person last closed the breaker; only later acts count. None if never, or if the clock was set back to
+    before it.
+    """
 
     def breaker_counts_from(self, window_start: datetime) -> datetime:
-        """Return the moment after which acts count for the breaker: the start of its window, or its last closing."""
+        """Return the time after which acts count: the window's start or the last closing."""
         closed_at = self.breaker_closed_at
         return window_start if closed_at is None else max(window_start, closed_at)

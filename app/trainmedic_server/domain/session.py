@@ -1,4 +1,4 @@
-"""A session: a browser that signed in to the console with a token, until it ends."""
+"""A signed-in browser session of the console."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from msgspec import Struct
 
 
 class Session(Struct, frozen=True):
-    """Times are aware UTC datetimes. The secret itself, which the browser's cookie holds, is nowhere kept."""
+    """Times are aware UTC. The cookie's secret is not stored."""
 
     id: str
-    """A UUIDv7, by which people speak of it; it opens nothing."""
+    """UUIDv7, public: it grants no access."""
     digest: str
-    """The SHA-256 of the cookie's secret, in hexadecimal."""
+    """SHA-256 of the cookie's secret, hexadecimal."""
     name: str
-    """The name of the token that it was begun with."""
+    """Name of the token used to sign in."""
     token: str
-    """The SHA-256 of that token, in hexadecimal, as the tokens file has it: the session ends when the token does."""
+    """SHA-256 of that token, hexadecimal, as in the tokens file. The session ends with the token."""
     created_at: datetime
     ends_at: datetime
     address: str
-    """Where the browser was, as the connection said; a proxy's where one is between."""
+    """Peer address, possibly a proxy's."""
     browser: str
-    """How the browser named itself, cut to 200 characters."""
+    """User agent, truncated to 200 characters."""

@@ -1,4 +1,4 @@
-"""Questions in a chat: which message shows which, and what it shows. Pure."""
+"""Chat messages that show a run's questions. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from msgspec import Struct
 
 
 class ShownQuestion(Struct, frozen=True):
-    """The message of a chat that shows a question."""
+    """A chat message that shows a question."""
 
     run_id: str
     step: str
-    """The id of the step that asks."""
     channel: str
-    """Where the message is, as the chat names it."""
+    """The chat's ID of the channel."""
     message: str
-    """The message itself, as the chat names it."""
+    """The chat's ID of the message."""
     shown: str
-    """A digest of what it shows."""
+    """Digest of its content."""

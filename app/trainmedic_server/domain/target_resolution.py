@@ -1,7 +1,6 @@
-"""How labels, and people, name a target, and what is refused. Pure.
+"""Resolution of targets from labels or from names that people write. Pure.
 
-Not here: what is known beyond an alert's labels, such as the node behind an address (``topology``); nor the job
-that uses a GPU or a node (``job_lookup``).
+``topology`` maps addresses to nodes; ``job_lookup`` finds the job that uses a GPU or node.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def resolve(
     topology: Topology,
     identity: IdentityLabels = IdentityLabels(),
 ) -> Target | Unresolved:
-    """The target of `kind` that `labels` name; refused, never guessed, where they do not name one."""
+    """Return the target of `kind` named by `labels`. Ambiguous or unknown names are refused, never guessed."""
     match kind:
         case TargetKind.CLUSTER:
             return Target(kind)
@@ -44,7 +43,7 @@ def resolve(
 
 
 def bounded(target: Target) -> Target | Unresolved:
-    """The target, unless a name in it is longer than any real one: no index of a database would take that."""
+    """Return the target, unless a name is too long for a database index."""
     for part, name in (("node", target.node), ("GPU", target.gpu), ("job", target.job)):
         if name is not None and len(name.encode(errors="replace")) > LONGEST_NAME:
             begins = f"{name[:40]!r}…"
@@ -53,7 +52,7 @@ def bounded(target: Target) -> Target | Unresolved:
 
 
 def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] | None = None) -> Unresolved | None:
-    """Return why nothing is done on the target's node: no source knows it. None if one does, or does not answer."""
+    """Return why the target's node is rejected as unknown. None if a source knows it or a source does not answer."""
     if target.node is None or not topology.knows_all_nodes or topology.known.knows(target.node):
         return None
     named = [f'{label}="{value}"' for label, value in (labels or {}).items() if host_of(value) == target.node]
@@ -64,7 +63,7 @@ def unknown_node(target: Target, topology: Topology, labels: Mapping[str, str] |
 
 
 def confirmed(target: Target, topology: Topology) -> Target | Unresolved:
-    """Return the target that a person has written, with its node's known name. Refused if no source knows the node."""
+    """Return a manually entered target with its node's known name. Refused if the node is unknown."""
     if target.node is None:
         return target
     node = named_node(target.node, topology)
@@ -75,7 +74,7 @@ def confirmed(target: Target, topology: Topology) -> Target | Unresolved:
 
 
 def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
-    """Return the GPU that a playbook writes out. Refused if its UUID is one of another node."""
+    """Return the GPU given in a playbook. Refused if its UUID belongs to another node."""
     if gpu_names.is_of_one_node(gpu):
         return Target(TargetKind.GPU, node=node, gpu=gpu)
     labels = AlertLabels({"node": node, "uuid": gpu})
@@ -85,7 +84,7 @@ def placed_gpu(node: str, gpu: str, topology: Topology) -> Target | Unresolved:
 def job_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
-    """Return the job that the labels name, or whose pod they name. Refused if it runs elsewhere than they say."""
+    """Return the job of the labels or of their pod. Refused if it runs elsewhere."""
     alert_labels = AlertLabels(labels)
     job = job_in_labels(alert_labels, topology, identity)
     if isinstance(job, Unresolved):
@@ -94,24 +93,24 @@ def job_named_by(
 
 
 def gpu_named_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
-    """Return the GPU that the labels name, by UUID, by index or by PCI address."""
+    """Return the GPU in the labels, by UUID, index or PCI address."""
     return _named_gpu(AlertLabels(labels), identity)
 
 
 def node_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
-    """The node that the labels name."""
+    """Return the node in the labels."""
     return NodeEvidence(AlertLabels(labels), topology, identity).node()
 
 
 def node_reasons(labels: Mapping[str, str], topology: Topology) -> tuple[str, ...]:
-    """Return what each label says about the node, and which sources know it."""
+    """Return sentences on what labels and sources state about the node."""
     return tuple(NodeEvidence(AlertLabels(labels), topology, IdentityLabels()).reasons())
 
 
 def named_node(name: str, topology: Topology) -> str | Unresolved:
-    """The node of that name, or with that address; a port after it is ignored."""
+    """Return the node with that name or address, ignoring a port."""
     host = host_of(name)
     nodes = topology.known.find(host)
     if len(nodes) > 1:
@@ -124,14 +123,14 @@ def named_node(name: str, topology: Topology) -> str | Unresolved:
 
 
 def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    """Return the job that the labels name, or whose pod they name, wherever it runs."""
+    """Return the job of the labels or of their pod, wherever it runs."""
     sets = tuple(label.value for label in labels.of(_JOBSET))
     named = _single(
         labels, identity.job, "job", is_passed_over=lambda label: any(_is_group(label.value, name) for name in sets)
     )
     if isinstance(named, str) or named.reason == "target_ambiguous":
         return named
-    # One of the pods that the labels may mean can be the exporter's; it belongs to no job.
+    # One of the pods may be the exporter's, which has no job.
     jobs = {job for pod in job_place.pods_named(labels) for job in topology.jobs_of_pod(pod)}
     if len(jobs) > 1:
         return Unresolved("target_ambiguous", f"the labels' pods belong to several jobs: {', '.join(sorted(jobs))}")
@@ -149,7 +148,7 @@ def _gpu(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> T
         return gpu
     if isinstance(node, Unresolved):
         return node
-    # Use the agent's own spelling: two spellings of a UUID must not be two targets.
+    # Use the agent's spelling: two spellings of a UUID must not be two targets.
     reported = topology.agents.gpus_by_key.get(gpu_names.key(gpu)) if not gpu_names.is_of_one_node(gpu) else None
     return Target(TargetKind.GPU, node=node, gpu=gpu if reported is None else reported.uuid)
 
@@ -179,8 +178,7 @@ _GROUP = re.compile("-.+-[0-9]+")
 
 
 def _is_group(job: str, jobset: str) -> bool:
-    """Return whether it is one of the Jobs that a JobSet makes: ``llm-workers-0`` is a part of ``llm`` and no other
-    job."""
+    """Return whether a Job belongs to the JobSet: ``llm-workers-0`` is a part of ``llm``."""
     return job.startswith(f"{jobset}-") and _GROUP.fullmatch(job, len(jobset)) is not None
 
 
@@ -191,7 +189,7 @@ def _single(
     same: Callable[[str], str] = str,
     is_passed_over: Callable[[Label], bool] = lambda label: False,
 ) -> str | Unresolved:
-    """Return the one value on which the labels of these names agree. `same` compares two values."""
+    """Return the value on which the labels of these names agree. `same` maps values to a comparable form."""
     values: dict[str, Label] = {}
     for label in labels.of(names):
         if not is_passed_over(label):

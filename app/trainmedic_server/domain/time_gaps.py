@@ -1,8 +1,7 @@
-"""Where the time of day went on and no server was at work: a downtime, or a clock that was set forward.
+"""Gaps in the wall clock without a working server: downtimes and forward clock steps.
 
-What is forgotten after a while, such as old runs, must not be forgotten because of that. So "ninety days ago" is
-counted back over the gaps. A clock that is set back makes no gap: what was written before looks younger then than it
-is, and is kept for longer.
+They must not age out stored data, so periods such as "90 days ago" skip them. A backward step makes no gap; older data
+then looks younger and is retained longer.
 """
 
 from __future__ import annotations
@@ -14,27 +13,26 @@ from typing import TypeAlias
 from msgspec import Struct
 
 SHORTEST = timedelta(minutes=1)
-"""Less is no gap: a restart takes some seconds, and NTP corrects some."""
+"""Minimum gap: restarts and NTP corrections take seconds."""
 
 Ago: TypeAlias = Callable[[timedelta], datetime]
-"""Returns the moment that lies so much time back."""
+"""Returns the time that lies this far back, excluding gaps."""
 
 
 class TimeGap(Struct, frozen=True):
-    """A stretch of the time of day in which no server was at work."""
+    """A period of the wall clock without a working server."""
 
     ended_at: datetime
-    """The first moment after it (aware UTC)."""
+    """Aware UTC."""
     length: timedelta
-    """How far the time of day went in it."""
     is_downtime: bool
-    """Whether no server ran, as far as is known; else the clock was set while one did, or the machine slept."""
+    """True if no server ran, as far as known. Otherwise the clock was set, or the machine slept."""
 
 
 def ago(now: datetime, span: timedelta, gaps: Sequence[TimeGap]) -> datetime:
-    """The moment from which `span` has passed until `now`, apart from these gaps, which are given oldest first.
+    """Return the time `span` before `now`, excluding gaps (oldest first).
 
-    A gap that ends after `now` belongs to a time that was wrong, and is passed over.
+    Gaps that end after `now` stem from a wrong clock and are skipped.
     """
     moment = now - span
     for gap in reversed(gaps):

@@ -1,4 +1,4 @@
-"""What a run does next, as far as it can be told now. Who makes it: ``engine.upcoming``; the API shows it."""
+"""The next actions of a run, as far as known."""
 
 from __future__ import annotations
 
@@ -10,54 +10,55 @@ from msgspec import Struct, field
 
 
 class HeldBy(Struct, frozen=True):
-    """Run for which another one waits, because both work on the same thing. Times are aware UTC datetimes."""
+    """A run that blocks another one. Times are aware UTC."""
 
     run_id: str
     playbook: str
     target: str
-    """Key of its target."""
+    """Target key."""
     alert_name: str
     since: datetime
-    """Time at which it was admitted."""
+    """When it was admitted."""
     doing: str
-    """Its present activity, for a person."""
+    """Current activity, for a person."""
     until: datetime | None = None
-    """Latest end of its present activity. None if it has no time limit. More steps may follow."""
+    """Latest end of that activity; None without a limit. More steps may follow."""
     at_deadline: str | None = None
-    """Consequence of reaching that time, for a person."""
+    """For a person: what happens then."""
 
 
 class Upcoming(Struct, frozen=True):
-    """What a run is at, what it waits for, and what comes then. Times are aware UTC datetimes."""
+    """Current step, wait and next step of a run. Times are aware UTC."""
 
     now: str | None = None
-    """The id of the step that it is at; None where it is at none."""
+    """ID of the current step, or None."""
     waits_for: str | None = None
-    """For a person: what must happen before it goes on; None while it works."""
+    """For a person: what the run waits for; None while it works."""
     holder: str | None = None
-    """The run that has the target for which it waits."""
+    """Run that holds the target."""
     held_by: HeldBy | None = None
-    """More about the run that is waited for, and what it does."""
+    """Details of that run."""
     waiting_since: datetime | None = None
-    """Start of the wait for its target. None if it does not wait."""
+    """Start of the wait for the target; None if not waiting."""
     not_before: datetime | None = None
-    """When it goes on by itself at the earliest, such as for another attempt."""
+    """Earliest automatic continuation, such as the next attempt."""
     deadline: datetime | None = None
-    """When what it is at ends by itself; None where it waits for ever."""
+    """Timeout of the current activity; None for none."""
     at_deadline: str | None = None
     """For a person: what happens then."""
     step: str | None = None
-    """The id of the step that comes next; None where the run then ends, which ``outcome`` says."""
+    """ID of the next step. None if the run ends next (see ``outcome``)."""
     kind: str | None = None
     """``action``, ``wait_for``, ``approve`` or ``undo``."""
     action: str | None = None
-    """The name of that step's action, or of the undo."""
+    """Action of the next step or undo."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Its parameters, rendered with what is known now."""
+    """Its parameters, rendered with the current data."""
     question: str | None = None
-    """What it asks, where it is an approval."""
+    """For an approval."""
     note: str | None = None
-    """Why its condition or its parameters cannot be told yet."""
+    """Why its condition or parameters are not known yet."""
     outcome: str | None = None
-    """How the run ends where no step is left: ``succeeded``, ``failed``, or ``cancelled`` where a person has
-    ended it and only what is in work is waited for."""
+    """How the run ends if no step is left: ``succeeded``, ``failed``, or ``cancelled`` (by a person, waiting only for
+    work in progress).
+    """

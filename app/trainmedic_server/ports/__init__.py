@@ -1,8 +1,6 @@
-"""What the engine needs of the outside, as interfaces. Adapters implement them; wiring hands them in.
+"""Interfaces of the engine to external systems. Adapters implement them.
 
-A port says what holds, not how. Each has one contract suite in ``tests/contract`` which every
-implementation passes, the fakes included.
+Each port has one contract suite in ``tests/contract``, which every implementation passes.
 
-Nothing is imported here, because the node agent uses ``gpus`` and the clock of ``outside`` and must stay small:
-pydantic, which the ports of the engine bring along, would add 8 MB, a fifth, to its memory (``docs/decisions.md``).
+This package imports nothing, because the node agent uses parts of it and must stay small (``docs/decisions.md``).
 """

@@ -1,7 +1,4 @@
-"""What a step does: an action, one call of it, the action that takes it back, and the registry of all actions.
-
-Most of this is public: authors of actions import it from ``trainmedic_server.extending``.
-"""
+"""Interfaces of actions. Mostly public through ``trainmedic_server.extending``."""
 
 from __future__ import annotations
 
@@ -21,59 +18,65 @@ from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
 
 Clearance = Literal["go_on", "hold", "stop", "resolved"]
-"""Answer whether an attempt in progress may make further changes: yes; not while the server is paused; never again,
-because a person ended its run; never again, because its alert has resolved."""
+"""Whether an attempt in progress may make further changes:
+
+- ``go_on``: yes
+- ``hold``: not while the server is paused
+- ``stop``: no, a person ended the run
+- ``resolved``: no, the alert resolved
+"""
 
 
 class Call(Struct, frozen=True):
     """One attempt of an action."""
 
     command_id: str
-    """The attempt's id, a UUIDv7. Whoever carries it out must take effect once for it, however often it is sent."""
+    """UUIDv7 of the attempt. The receiver must apply it once, however often it is sent."""
     run_id: str
     playbook: str
-    """The playbook's name."""
     target: Target
     params: BaseModel
-    """The rendered parameters, an instance of the action's ``Params``."""
+    """Rendered parameters, an instance of the action's ``Params``."""
     reason: str
-    """One sentence on why this is done, for people."""
+    """One sentence for people."""
     issued_at: datetime
-    """When the attempt was first made (aware UTC). It stays the same when the attempt is resumed."""
+    """When the attempt was first made (aware UTC). Unchanged when it is resumed."""
     deadline: datetime
     """When the attempt must have ended (aware UTC)."""
     alert: Alert
-    """The alert that the run began with."""
+    """The alert that started the run."""
     resumed: bool = False
-    """Whether it may already have been done under this ``command_id``: by a server that was killed, or by an
-    attempt before this one whose outcome is unknown. Who then cannot find out whether it was raises OutcomeUnknown: a
-    failure would say that nothing has to be taken back, and the next attempt would have another id."""
+    """True if it may already have been done under this ``command_id``: by a killed server, or by an earlier attempt
+    with an unknown outcome. If that cannot be found out, raise OutcomeUnknown. A failure would mean that nothing needs
+    reverting, and the next attempt would get another ID.
+    """
     undo_of: str | None = None
-    """For an undo, the command id of what it takes back."""
+    """For an undo: ID of the command to revert."""
     undoes_applied: bool = False
-    """For an undo, whether it is on record that what it takes back was applied. Where it is not, that is not known."""
+    """For an undo: True if the command is recorded as applied. False if that is unknown."""
     report_wait: Callable[[str], Awaitable[None]] | None = None
-    """Puts into the history what the attempt waits for, where that takes long."""
+    """Records in the history what a long attempt waits for."""
     clearance: Callable[[], Awaitable[Clearance]] | None = None
-    """Returns what has happened since the attempt began: operators' orders, and the end of its alert. An attempt that
-    makes several changes, or waits before one, calls it before each. None if nothing stops the attempt, as with
-    undos."""
+    """Returns whether the attempt may continue. Call it before each change of an attempt that makes several or waits
+    before one. None if nothing can stop the attempt, as for undos.
+    """
 
 
 ON_RECORD: Mapping[str, Any] = {"on_record": True}
-"""The validation context of parameters that a run has on record. A model that bounds what a playbook may ask takes
-these as they are: a bound of a newer release, or of the act itself, must not keep an undo from being carried out."""
+"""Validation context of persisted parameters. Models must accept them without limits, because a newer release's limit
+must not block an undo.
+"""
 
 
 class Inverse(Struct, frozen=True):
-    """The action that takes another back, by its name, and its parameters."""
+    """Name and parameters of the action that reverts another."""
 
     action: str
     params: Mapping[str, Any]
 
 
 class Services(Struct, frozen=True):
-    """What actions may use of the outside. An absent one is None; an action that needs it says so."""
+    """External services for actions. Those not configured are None."""
 
     clock: Clock
     bus: CommandBus
@@ -82,166 +85,166 @@ class Services(Struct, frozen=True):
     alertmanager: AlertSource | None = None
     cluster: Cluster | None = None
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
-    """The nodes and pods of the cluster, as far as they are known at this moment; empty without a cluster."""
+    """Currently known nodes and pods. Empty without a cluster."""
     metrics: MetricHistory | None = None
-    """The Prometheus that the server queries."""
     external_url: str = ""
-    """Where people reach the server, without a slash at its end; empty where that is not set."""
+    """Public URL of the server, without a trailing slash. Empty if not set."""
     routes: MessageRoutes = field(default_factory=MessageRoutes)
-    """The channels for messages of playbooks that name none."""
+    """Channels for messages of playbooks that name none."""
 
 
 class Action(Protocol):
-    """What a step does. Classes with these members are found through the registry."""
+    """What a step does."""
 
     name: ClassVar[str]
-    """What a playbook's step writes: lower-case words with dots between them, such as ``acme.page``."""
+    """Name in playbooks: lower-case words with dots, such as ``acme.page``."""
     summary: ClassVar[str]
-    """One sentence for the people who choose an action."""
+    """One sentence for people who choose an action."""
     targets: ClassVar[frozenset[TargetKind]]
-    """The kinds of target it can work on."""
+    """Supported target kinds."""
     harmful: ClassVar[bool]
-    """Whether it changes anything; pause holds back only what does."""
+    """Whether it changes anything. A pause blocks only harmful actions."""
     default_timeout: ClassVar[timedelta]
-    """How long an attempt may take where the step sets no timeout."""
+    """Time limit of an attempt if the step sets none."""
     Params: ClassVar[type[BaseModel]]
-    """The model of its parameters, by which playbooks are checked."""
+    """Model of its parameters. Playbooks are checked against it."""
 
     def __init__(self, services: Services) -> None: ...
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
-        """Do it once; return the output.
+        """Perform it once and return the output.
 
-        Raises PermanentFailure, TemporaryFailure (worth another attempt under a new id), or
-        OutcomeUnknown (another attempt uses the same id). Must end by ``call.deadline`` or soon after.
-        An undo (``call.undo_of``) returns only where it is certain that nothing is left to take back; after any
-        failure it stays owed and is tried again.
+        Raises PermanentFailure, TemporaryFailure (retried under a new ID) or OutcomeUnknown (retried under the same
+        ID). Must end by ``call.deadline`` or soon after.
+
+        An undo (``call.undo_of``) must return only if nothing is left to revert. After a failure it stays pending and
+        is retried.
         """
         ...
 
     def outcome_saved(self, command_id: str) -> None:
-        """The outcome of that attempt is durable, so whatever was kept to repeat it can go."""
+        """Drop what was retained to repeat this attempt: its outcome is durable."""
         ...
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """Return what would take it back. Asked before the act with `output` None, and after it with the
-        output; None where it cannot be taken back, or where only the output will tell how.
+        """Return the action that reverts it, or None.
 
-        A class whose effect can never be taken back annotates it ``-> None``; a playbook that asks
-        for its undo is refused when it is loaded."""
+        Called before the attempt with `output` None, and after it with the output. Return None if it cannot be
+        reverted, or if only the output will show how. Annotate a class that can never be reverted with ``-> None``:
+        playbooks that request its undo are rejected when loaded.
+        """
         ...
 
 
 class ActionTraits(Protocol):
-    """Optional members of an action class, in addition to those of `Action`. Without one of them its default holds."""
+    """Optional members of an action class."""
 
     gives_back: ClassVar[bool]
-    """True if it only reverts what an earlier step did, as ``k8s.uncordon`` does. It may begin after the run's alert
-    has resolved. Default: False."""
+    """True if it only reverts an earlier step, as ``k8s.uncordon`` does. It may start after the alert has resolved.
+    Default: False.
+    """
     silences: ClassVar[frozenset[TargetKind]]
-    """Kinds of targets whose alerts it can end without a repair, because it stops or restarts what reports, as
-    ``job.stop`` does. Default: none."""
+    """Target kinds whose alerts it can end without a repair, because it stops what reports them, as ``job.stop`` does.
+    Default: none.
+    """
     is_hold: ClassVar[bool]
-    """True if it stops work until a person has decided, as ``job.pause`` does. Its undo is then due as soon as the run
-    ends without success, whatever its trigger. Default: False."""
+    """True if it stops work until a person decides, as ``job.pause`` does. Its undo is due once the run ends without
+    success, whatever its trigger. Default: False.
+    """
 
 
 @runtime_checkable
 class MultiNodeAction(Protocol):
-    """An action that may work elsewhere than on the run's target: on the nodes of a job."""
+    """An action that may work on other targets, such as the nodes of a job."""
 
     async def locate(self, call: Call) -> BaseModel:
-        """Return the parameters, with the destinations added if they are not there yet.
+        """Return the parameters with the destinations added, if missing.
 
-        Called before each attempt; the result is stored before the attempt starts. Changes nothing; raises as
-        `perform` does.
+        Called before each attempt; the result is persisted first. Changes nothing. Raises like `perform`.
         """
         ...
 
     @classmethod
     def places(cls, params: BaseModel | Mapping[str, Any]) -> Sequence[Target]:
-        """Return the destinations of an attempt with these parameters, or with these as plain values, besides the run's
-        target."""
+        """Return the destinations of an attempt, excluding the run's target. `params` may be plain values."""
         ...
 
 
 @runtime_checkable
 class NodeTouchingAction(Protocol):
-    """An action class that may change something on other nodes than the target's. Only with these does the breaker
-    count all that a run touches."""
+    """An action class that may change something on nodes other than the target's. The breaker counts them."""
 
     @classmethod
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
-        """Return the names of the nodes, besides the target's, on which an attempt with these parameters changes
-        something. Asked before each attempt; changes nothing."""
+        """Return the names of the other nodes that an attempt changes. Called before each attempt. Changes nothing."""
         ...
 
 
 class DiskAction(Protocol):
-    """Action class that changes files on the disks of the target's node, and nothing else.
+    """Action class that changes only files on the disks of the target's node.
 
-    A run on a node whose changing actions are all of this kind locks the disks of the node instead of the whole node.
+    If all changing actions of a run on a node are of this kind, it locks the node's disks instead of the node.
     """
 
     changes_disks_only: ClassVar[bool]
 
 
 class LeasedEffect(Struct, frozen=True):
-    """The effect of a run's command that ends by itself unless it is renewed in time."""
+    """An effect of a command that ends unless it is renewed."""
 
     command_id: str
     run_id: str
     step_id: str
     target: Target
     params: Mapping[str, Any]
-    """The parameters of the step."""
+    """The step's parameters."""
     is_certain: bool
-    """False where the command may not have been applied."""
+    """False if the command may not have been applied."""
     again: bool = False
-    """Whether the effect is to be set again if its lease has expired."""
+    """Whether to reapply the effect if its lease has expired."""
 
 
 class Renewal(Struct, frozen=True):
-    """The outcome of renewing a leased effect on one node."""
+    """Outcome of a renewal on one node."""
 
     effect: LeasedEffect
     node: str
-    """The name of the node."""
     outcome: str
-    """``renewed``; ``lost`` (there is no such effect on that node); ``refused``; or ``unanswered``."""
+    """``renewed``, ``lost`` (no such effect on the node), ``refused`` or ``unanswered``."""
     why: str = ""
     has_expired: bool = False
-    """For a lost effect: nothing but its lease has ended it, so it can be set again."""
+    """For a lost effect: it ended only because its lease expired, so it can be reapplied."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """The output of an effect that was set again."""
+    """Output of a reapplied effect."""
 
 
 @runtime_checkable
 class LeasedAction(Protocol):
-    """An action whose effect ends unless it is renewed. It is renewed in each third of its lease while needed."""
+    """An action whose effect ends unless renewed. It is renewed in each third of its lease."""
 
     lease: ClassVar[timedelta]
-    """How long the effect lasts without a renewal."""
+    """How long the effect lasts without renewal."""
 
     @classmethod
     def granted(cls, output: Mapping[str, Any]) -> timedelta:
-        """How long the effect of a step with this output lasts: at most ``lease``, for a receiver may grant less."""
+        """Return the granted lease from a step's output, at most ``lease``."""
         ...
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Have these effects last for ``lease`` from now on. Returns by `until` or soon after; a receiver that does
-        not answer is an outcome, never an exception."""
+        """Extend these effects by ``lease`` from now. Returns by `until` or soon after. A silent receiver is an
+        outcome; nothing is raised.
+        """
         ...
 
 
 @runtime_checkable
 class TemplateChecked(Protocol):
-    """An action class that also checks its parameters as the playbook's author wrote them."""
+    """An action class that also checks its parameters before rendering."""
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
-        """Asked when a playbook is loaded, with ``with`` before rendering. Raises ValueError."""
+        """Check a step's unrendered ``with`` when a playbook is loaded. Raises ValueError."""
         ...
 
 
@@ -249,10 +252,8 @@ class Actions(Protocol):
     """The registry of actions."""
 
     def names(self) -> Sequence[str]: ...
-    def action_class(self, name: str) -> type[Action] | None:
-        """Return the class, for checking; None where there is none of that name."""
-        ...
+    def action_class(self, name: str) -> type[Action] | None: ...
 
     def get(self, name: str) -> Action:
-        """Return the instance, for acting. Raises PermanentFailure where there is none."""
+        """Return the instance. Raises PermanentFailure if the name is unknown."""
         ...

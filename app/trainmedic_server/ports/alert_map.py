@@ -1,4 +1,4 @@
-"""Interface of an alert map. Renames let a cluster's own rules start the playbooks; other alerts may be refused."""
+"""Interface of an alert map, which renames the cluster's own alerts for the playbooks and may refuse alerts."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ class MappedAlert(Struct, frozen=True):
     """Alert after the map was applied."""
 
     alert: Alert
-    """Alert with the mapped labels, and also with the original ones if they differ."""
+    """Alert with the mapped labels and, if they differ, the original ones."""
     refused: str = ""
-    """Why the map does not accept the alert, for a person. Empty if it does."""
+    """Reason for refusal, for a person. Empty if accepted."""
 
 
 class AlertMap(Protocol):
     """The active alert map. Immutable."""
 
     def apply(self, alert: Alert) -> MappedAlert:
-        """Return the alert as playbooks see it. An alert that was mapped before is mapped again from its original
-        labels."""
+        """Return the alert as playbooks see it. A mapped alert is mapped again from its original labels."""
         ...
 
 
 class NoAlertMap:
-    """Map of a server without alert map files. Every alert is accepted as it is."""
+    """Accepts every alert unchanged."""
 
     def apply(self, alert: Alert) -> MappedAlert:
         return MappedAlert(alert)

@@ -1,4 +1,4 @@
-"""The messages of a chat that show questions, as a unit of work sees them."""
+"""Stored chat messages that show questions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from trainmedic_server.domain.shown_question import ShownQuestion
 
 
 class ShownQuestions(Protocol):
-    """Which message shows which question; gone with the run."""
+    """Which message shows which question. Deleted with the run."""
 
     def of_runs(self, run_ids: Collection[str]) -> list[ShownQuestion]: ...
     def save(self, shown: ShownQuestion) -> None:
-        """Keep it, in place of what was kept of this question."""
+        """Insert or replace, by question."""
         ...

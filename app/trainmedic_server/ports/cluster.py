@@ -1,8 +1,6 @@
-"""The Kubernetes cluster, as actions see it: objects as the API writes them, named by `Ref`.
+"""Interface of the Kubernetes cluster for actions.
 
-Objects are plain mappings, because an action touches two or three fields of many kinds, custom ones
-included. Not here: how the API is reached (``adapters.kubernetes_cluster``), who
-is behind an address (``adapters.kubernetes_topology``).
+Objects are plain mappings, because an action uses few fields of many kinds, custom resources included.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ Object = Mapping[str, Any]
 
 
 class Resource(Struct, frozen=True):
-    """A kind of object by the names of its API: ``apps/v1``, ``deployments``, ``Deployment``."""
+    """A kind of object by its API names: ``apps/v1``, ``deployments``, ``Deployment``."""
 
     api_version: str
     plural: str
@@ -26,7 +24,7 @@ class Resource(Struct, frozen=True):
 
 
 class Ref(Struct, frozen=True):
-    """Names one object. ``namespace`` is None exactly where the resource has none."""
+    """Reference to one object. ``namespace`` is None if the resource has none."""
 
     resource: Resource
     name: str
@@ -44,16 +42,14 @@ DEPLOYMENTS = Resource("apps/v1", "deployments", "Deployment")
 STATEFUL_SETS = Resource("apps/v1", "statefulsets", "StatefulSet")
 DAEMON_SETS = Resource("apps/v1", "daemonsets", "DaemonSet")
 OF_RUN = "trainmedic.io/run"
-"""Annotation of Jobs and pods that a run has created, with the run's ID."""
+"""Annotation with the run's ID on Jobs and pods that a run created."""
 
 
 class Cluster(Protocol):
-    """The API server.
+    """The Kubernetes API server.
 
-    Every call raises ClusterUnavailable where the server cannot be reached, is overloaded or fails (a
-    429 or 5xx; a change may then have been made or not), ClusterRefused where our account may not or
-    the request is no valid one, and ObjectMissing. Every change is made so that making it twice does
-    no harm.
+    Calls raise ClusterUnavailable if it is unreachable, overloaded or failing (429 or 5xx; a change may have been
+    made), ClusterRefused if the request is forbidden or invalid, and ObjectMissing. Repeating a change is harmless.
     """
 
     async def get(self, ref: Ref) -> Object: ...
@@ -61,32 +57,34 @@ class Cluster(Protocol):
     async def list(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> Sequence[Object]:
-        """Return all of them, by label and field selectors in the API's own syntax."""
+        """Return the objects that match the label and field selectors (API syntax)."""
         ...
 
     async def patch(self, ref: Ref, change: Mapping[str, Any], subresource: str = "") -> Object:
-        """Apply a JSON merge patch (RFC 7386); with ``metadata.resourceVersion`` in `change` it is refused
-        with ObjectChanged unless the object is still at that version. Returns the object after it."""
+        """Apply a JSON merge patch (RFC 7386) and return the changed object.
+
+        With ``metadata.resourceVersion`` in `change`, raises ObjectChanged if the object has another version.
+        """
         ...
 
     async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
-        """Return the object as it was made. Raises ObjectExists."""
+        """Return the created object. Raises ObjectExists."""
         ...
 
     async def delete(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
-        """Delete the object with this `uid`; one that is gone already is fine. Raises ObjectChanged where another
-        object has its name by now."""
+        """Delete the object with this `uid`, if it exists. Raises ObjectChanged if another object has its name."""
         ...
 
     async def evict(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
-        """Ask the Eviction API to end a pod. Raises EvictionBlocked where a PodDisruptionBudget does not let
-        it go now, or where it has two, which the API cannot weigh; one that is gone already is fine."""
+        """Evict a pod by the Eviction API, if it exists. Raises EvictionBlocked if a PodDisruptionBudget blocks it, or
+        if the pod has two, which the API does not support.
+        """
         ...
 
     async def record(self, about: Object, reason: str, message: str, warning: bool = False) -> None:
-        """Leave a Kubernetes Event on an object. Never raises: what it says is in the history as well."""
+        """Create a Kubernetes Event for an object. Never raises, because the history has the same text."""
         ...
 
     async def check(self) -> None:
-        """Return if the API server answers."""
+        """Return if the API server answers, otherwise raise."""
         ...

@@ -1,7 +1,4 @@
-"""How tasks end that wait for what is behind a port.
-
-Who calls it: the engine, the adapters and wiring, when they stop.
-"""
+"""Cancellation of tasks that wait on a port."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ _CANCEL_AGAIN_SECONDS = 0.2
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and return once they have ended.
+    """Cancel tasks and wait until they end.
 
-    They are cancelled more than once, because redis-py awaits through `asyncio.wait_for`, which up to Python 3.11
-    forgets a cancellation that comes in the moment in which what it waits for ends.
+    Cancels repeatedly: redis-py uses `asyncio.wait_for`, which up to Python 3.11 loses a cancellation that coincides
+    with completion.
     """
     running = set(tasks)
     while running:

@@ -1,7 +1,7 @@
-"""The fence: what is asked right before each effect outside, so that of several servers only the leader acts.
+"""The fence: a check before each external effect, so that only the leader acts.
 
-A server can lose its leadership at any moment, and learns of it late. So each place that acts asks again, as late
-as it can: before an action, before each change in Kubernetes, before commands are sent and replies are taken.
+A server can lose leadership at any moment and learns of it late. Each place checks as late as possible: before an
+action, a Kubernetes change, sending commands and taking replies.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Fence: TypeAlias = Callable[[], object]
-"""Returns where this server may act. Elsewhere the process ends, or StoreUnavailable is raised."""
+"""Returns if this server may act. Otherwise it ends the process or raises StoreUnavailable."""
 
 
 def no_fence() -> None:
-    """The fence of a server that shares its store with no other: it may always act."""
+    """Do nothing: the fence of a server with a store of its own."""

@@ -1,4 +1,4 @@
-"""Findings in the run store, and where updates of them come from."""
+"""Stored findings and the source of their updates."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from trainmedic_logs.domain.known_finding import Episode, EpisodeKey, JobPlace, 
 from trainmedic_server.domain.alert import Alert
 
 TakeUpdates: TypeAlias = Callable[[Sequence[FindingUpdate]], Awaitable[None]]
-"""Returns once what the updates say is durable, in order. Raises StoreUnavailable; then the same come again."""
+"""Returns when the updates are durable, in order. Raises StoreUnavailable; the same updates are then delivered again.
+"""
 
 
 class FindingRecords(Protocol):
-    """The findings, within one transaction of the run store."""
+    """Findings within one transaction of the run store."""
 
     def with_ids(self, ids: Collection[str]) -> dict[str, KnownFinding]: ...
     def open_with(self, keys: Collection[str]) -> dict[str, KnownFinding]:
-        """Return the findings that are not over, by `KnownFinding.key`; of one key there is one at most."""
+        """Return open findings by `KnownFinding.key`. Each key has at most one."""
         ...
 
     def all_open(self) -> list[KnownFinding]:
-        """Return the findings that are not over, oldest first."""
+        """Return open findings, oldest first."""
         ...
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownFinding]:
-        """Return those whose alert is to be told by `moment`, in the order in which that became due."""
+        """Return findings whose alert is due by `moment`, earliest first."""
         ...
 
     def save(self, findings: Sequence[KnownFinding]) -> None:
-        """Insert or replace, by id. The unit raises Conflict where two of a key would be open."""
+        """Insert or replace, by ID. The transaction raises Conflict if a key would have two open findings."""
         ...
 
     def episodes(self, keys: Collection[EpisodeKey]) -> dict[EpisodeKey, Episode]: ...
     def save_episodes(self, episodes: Sequence[Episode], at: datetime) -> None: ...
     def going_on(self, ids: Collection[str]) -> set[str]:
-        """Return those of these findings that have an episode which is not over."""
+        """Return the findings with an open episode."""
         ...
 
     def excerpt_counts(self, ids: Collection[str]) -> dict[str, int]: ...
@@ -50,7 +51,7 @@ class FindingRecords(Protocol):
 
     def keep_job(self, kept: KeptJob) -> None: ...
     def release_job(self, job: str, attempt: int | None) -> bool:
-        """Return whether it was kept."""
+        """Return whether the job was retained."""
         ...
 
     def kept_jobs(self) -> list[KeptJob]: ...
@@ -62,57 +63,55 @@ class FindingRecords(Protocol):
 
 
 class FindingFilter(Struct, frozen=True):
-    """Which findings are meant; None means any. ``since`` asks for those with a line, or heard of, from then on."""
+    """Conditions on findings; None matches any. ``since`` matches those with a line or a report after it."""
 
     job: str | None = None
     node: str | None = None
-    """Its target is on the node, or one of its lines was read there."""
+    """Node of the target or of one of the lines."""
     rule: str | None = None
     role: Role | None = None
     since: datetime | None = None
     suspected: bool | None = None
     open: bool | None = None
     claimed_job: str | None = None
-    """The job that only a log file names: `KnownFinding.claimed_job`."""
+    """Job that only a log file names (`KnownFinding.claimed_job`)."""
 
 
 class FindingRecord(Struct, frozen=True):
-    """A finding with its excerpts, the earliest first."""
+    """A finding with its excerpts, earliest first."""
 
     finding: KnownFinding
     excerpts: tuple[KnownExcerpt, ...]
     is_kept: bool = False
-    """Whether somebody has locked what is known of its job."""
+    """Whether a user retained its job's data."""
 
 
 class FindingHistory(Protocol):
-    """Reads findings, and never waits for a writer."""
+    """Reads findings without waiting for writers."""
 
     async def findings_page(
         self, matching: FindingFilter, limit: int, cursor: str | None
     ) -> tuple[list[KnownFinding], str | None]:
-        """Return at most `limit` findings, the newest first, and the cursor of the next page or None.
-
-        Raises ValueError on a cursor that is not one.
+        """Return at most `limit` findings, newest first, and the next page's cursor or None. Raises ValueError on an
+        invalid cursor.
         """
         ...
 
     async def finding(self, finding_id: str) -> FindingRecord | None: ...
     async def findings_of_alerts(self, fingerprints: Collection[str]) -> list[KnownFinding]:
-        """Return the findings that raised these alerts, oldest first; at most 200."""
+        """Return the findings that raised these alerts, oldest first, at most 200."""
         ...
 
     async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
-        """Return the labels of the alerts with these fingerprints that findings have raised, each once."""
+        """Return the distinct labels of finding alerts with these fingerprints."""
         ...
 
     async def kept_jobs(self) -> list[KeptJob]: ...
 
 
 class AlertSender(Protocol):
-    """Whoever takes the alerts of findings: the Alertmanager, or the intake itself."""
+    """Receiver of finding alerts: Alertmanager or the intake."""
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        """Return once they are taken. Telling one again changes nothing. Raises TrainmedicError, and then they are to
-        be told again."""
+        """Send the alerts; return when they are accepted. Repeats are harmless. Raises TrainmedicError; retry then."""
         ...

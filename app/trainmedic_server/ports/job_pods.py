@@ -1,4 +1,4 @@
-"""The cluster's knowledge about the pods of jobs, as the diagnosis needs it."""
+"""Pods of jobs, for diagnosis."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Protocol
 from trainmedic_logs.domain.pod_fault import PodFault, PodReading
 
 IsOwn = Callable[[str, str, str], bool]
-"""Returns whether the pod of this namespace, name and node really belongs to the job, and does not only have its
-label."""
+"""Returns whether the pod (namespace, name, node) really belongs to the job and does not only have its label."""
 
 
 class JobPods(Protocol):
-    """Pods by the job in their labels. Anyone who may create pods in some namespace can set such a label."""
+    """Pods by the job in their labels. Anyone who may create pods can set such a label."""
 
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
-        """Return the faults in pods' statuses of the last two hours, by job."""
+        """Return faults in pod statuses of the last 2 hours, by job."""
         ...
 
     def namespaces_of(self, job: str) -> Collection[str]:
-        """Return the namespaces in which pods name the job."""
+        """Return the namespaces of pods that name the job."""
         ...
 
     async def reading(self, job: str, is_own: IsOwn) -> PodReading:
-        """Return the faults of a job's own pods, with those in their events. Never raises: `unread` states what cannot
-        be read."""
+        """Return the faults of a job's own pods, including those in Kubernetes Events. Never raises: `unread` states
+        what cannot be read.
+        """
         ...
 
 
 class NoPods(JobPods):
-    """No cluster, or no watch of its pods."""
+    """Without a cluster or without watching its pods."""
 
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
         return {}

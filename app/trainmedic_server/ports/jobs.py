@@ -1,4 +1,4 @@
-"""What is heard of jobs: their presences, and what they say without being asked."""
+"""Presences and notices of jobs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from trainmedic_server.ports.outside import Presence
 
 
 class ArrivedNotice(Struct, frozen=True):
-    """A genuine notice, and by which name its source knows it."""
+    """A verified notice and its ID at the source."""
 
     entry: bytes
     notice: Notice
 
 
 class JobSource(Protocol):
-    """Where what is heard of jobs comes from."""
+    """Source of presences and notices."""
 
     async def jobs(self) -> list[Presence]:
-        """Return everybody who says that he is a job. Raises BusUnavailable."""
+        """Return the presences of jobs, including untrusted ones. Raises BusUnavailable."""
         ...
 
     async def launchers(self) -> list[Presence]:
-        """Return everybody who says that he launches a job, by the job's name. Raises BusUnavailable."""
+        """Return the presences of launchers, by job name. Raises BusUnavailable."""
         ...
 
     def notices(self) -> Sequence[ArrivedNotice]:
-        """Return the notices that have come and were not discarded, oldest first."""
+        """Return the received notices that were not discarded, oldest first."""
         ...
 
     def discard_notices(self, entries: Collection[bytes]) -> None:
-        """Forget notices, because what they say is durable."""
+        """Forget notices whose content is durable."""
         ...

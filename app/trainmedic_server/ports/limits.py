@@ -1,4 +1,4 @@
-"""The settings that bound what the engine does; made by ``settings``, handed in by ``wiring``."""
+"""Engine limits from the settings."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from trainmedic_server.domain.modes import Mode
 
 
 class EngineLimits(Struct, frozen=True):
-    """How far the engine may go. The reasons for the defaults are in ``settings.server``."""
+    """Limits of the engine. ``settings.server`` explains the defaults."""
 
     mode: Mode = Mode.OBSERVE
-    """The server's mode; the stricter of this and the playbook's is used."""
+    """The server's mode. The stricter of this and the playbook's applies."""
     max_age: timedelta = timedelta(minutes=15)
-    """Alerts that are older are stale, and not acted on."""
+    """Older alerts are stale and start no run."""
     assume_resolved_after: timedelta = timedelta(hours=12)
-    """An alert that was not heard of for this long counts as resolved."""
+    """An alert without a report for this long counts as resolved."""
     breaker_window: timedelta = timedelta(minutes=10)
-    """How far back the breaker counts the nodes that were acted on."""
+    """Period over which the breaker counts nodes acted on."""
     breaker_share: float = 0.5
-    """Share of the known nodes, 0 to 1, that may be acted on within the window before the breaker opens."""
+    """Share of known nodes, 0 to 1, that runs may act on within the window."""
     breaker_min_nodes: int = 10
-    """The breaker never opens for fewer nodes."""
+    """Minimum number of nodes at which the breaker opens."""
     queue: int = 1000
-    """Deliveries that may wait for admission before more are refused."""
+    """Deliveries that may wait for admission."""
     external_url: str = ""
-    """Where people reach the server, without a slash at its end; it begins the links in messages. Empty for none."""
+    """Public URL of the server for links, without a trailing slash. Empty for none."""

@@ -1,4 +1,4 @@
-"""Where the lines of jobs are looked up: the agents of their nodes, or a store of logs."""
+"""Lookup of job log lines, from node agents or a log store."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from trainmedic_logs.domain.log_search import FoundLine, LogQuery
 
 
 class LogBatch(Struct, frozen=True):
-    """Lines that were found, and what their reader should know of the answer."""
+    """Lines with notes about them."""
 
     lines: Sequence[FoundLine] = field(default=())
     notes: Sequence[str] = field(default=())
-    """Sentences: who has not answered, what was left out."""
+    """Sentences about silent sources and omitted lines."""
 
 
 class LogSource(Protocol):
-    """Looks up lines."""
+    """Source of log lines."""
 
     def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncIterator[LogBatch]:
-        """Yield the lines that answer, oldest first, in batches, `most` of them altogether; where there are more, a
-        note says so. `nodes` are those on which the job is known to have run, or with `LogQuery.is_search` those that
-        may have files of it; a store needs none.
+        """Yield matching lines in batches, oldest first, at most `most`; a note reports more.
 
-        What a source cannot read is a note, where others can; LogsUnavailable where nothing can be read, NotFound
-        where `nodes` is empty and it needs them, LogQueryRefused where the query makes no sense to it.
+        `nodes` are those where the job ran or, with `LogQuery.is_search`, those that may have its files. A store
+        ignores them. Partial failures are notes. Raises LogsUnavailable if nothing can be read, NotFound if `nodes` is
+        required but empty, LogQueryRefused for an invalid query.
         """
         ...
 
     def follow(self, query: LogQuery, nodes: Collection[str]) -> AsyncIterator[LogBatch]:
-        """The same, and then what is new, without an end. A batch without lines is a sign of life. Lines of several
-        nodes that arrive late come late. A node that stops answering is a note, and one that answers again."""
+        """Like `search`, then yield new lines without end. An empty batch is a sign of life. A node that stops or
+        resumes answering is a note. Lines of different nodes may be out of order.
+        """
         ...

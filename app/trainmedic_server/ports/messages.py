@@ -1,4 +1,4 @@
-"""Messages to people: those that wait in the run store, and who tells that something is wrong with the playbooks."""
+"""Stored messages to people."""
 
 from __future__ import annotations
 
@@ -10,32 +10,30 @@ from trainmedic_server.domain.message import Message, MessageKind
 
 
 class StoredMessages(Protocol):
-    """The messages that wait and those that were sent, within one transaction of the run store."""
+    """Waiting and sent messages within one transaction of the run store."""
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Keep messages that are to be sent. One that is kept already, sent or not, stays as it is."""
+        """Insert messages to send. Known IDs stay unchanged."""
         ...
 
     def waiting(self, channel: str, limit: int) -> list[Message]:
-        """Return the channel's messages that were not sent yet, oldest first."""
+        """Return the channel's unsent messages, oldest first."""
         ...
 
     def count_waiting(self, channel: str) -> int: ...
     def oldest_waiting(self, channel: str, count: int) -> list[str]:
-        """Return the ids of so many of the channel's messages that were not sent, oldest first."""
+        """Return the IDs of the channel's `count` oldest unsent messages."""
         ...
 
     def note_sent(self, ids: Collection[str], at: datetime) -> None: ...
-    def drop(self, ids: Collection[str]) -> None:
-        """Forget these messages."""
-        ...
+    def drop(self, ids: Collection[str]) -> None: ...
 
     def kinds_told(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
-        """Return of which kinds messages about each run were sent, or, of its failure, wait to be sent."""
+        """Return the kinds of messages sent about each run. A waiting failure message counts too."""
         ...
 
     def channels_told(self, run_ids: Collection[str]) -> Mapping[str, set[str]]:
-        """Return the channels for which messages about each run were stored, sent or not."""
+        """Return the channels with messages about each run, sent or not."""
         ...
 
     def kept(self, ids: Collection[str]) -> Mapping[str, bool]:
@@ -43,10 +41,9 @@ class StoredMessages(Protocol):
         ...
 
     def forget_sent(self, kind: MessageKind) -> None:
-        """Forget what was sent of this kind, so that the same may be told again."""
+        """Forget sent messages of this kind, so that the same can be sent again."""
         ...
 
     def forget_before(self, moment: datetime) -> None:
-        """Forget what was sent before, and what came to be before and was never sent: its channel is not there any
-        more."""
+        """Forget messages sent before `moment`, and unsent ones created before it, whose channel no longer exists."""
         ...

@@ -1,4 +1,4 @@
-"""What was measured in the past: a time series database that answers PromQL."""
+"""Past measurements from a database that answers PromQL."""
 
 from __future__ import annotations
 
@@ -9,41 +9,40 @@ from typing import Protocol, TypeAlias
 from msgspec import Struct
 
 Points: TypeAlias = Sequence[tuple[float, float]]
-"""Seconds since 1970 and value, in order of time. A value may be NaN."""
+"""(Seconds since 1970, value) in time order. Values may be NaN."""
 
 MOST_POINTS = 11_000
-"""Of one series in one answer: Prometheus refuses more."""
+"""Prometheus's limit for one series in one answer."""
 
 
 class MetricSeries(Struct, frozen=True):
-    """One series of an answer."""
-
     labels: Mapping[str, str]
     points: Points
 
 
 class MetricHistory(Protocol):
-    """Answers questions about the past."""
+    """A queryable database of past measurements."""
 
     async def read(self, query: str, begin: datetime, end: datetime, every: timedelta) -> Sequence[MetricSeries]:
-        """Return what `query` was at `begin` and each `every` after it, up to `end`; a time without a value has no
-        point. Raises MetricsUnavailable, ValueError where these are more than `MOST_POINTS`."""
+        """Return `query` at `begin` and each `every` after it, up to `end`. Times without a value have no point. Raises
+        MetricsUnavailable; ValueError for more than `MOST_POINTS`.
+        """
         ...
 
 
 class AlertRule(Struct, frozen=True):
-    """A rule by which Prometheus raises alerts."""
+    """An alerting rule of Prometheus."""
 
     expression: str
     labels: Mapping[str, str]
-    """What it adds to its alerts; a value may be a template of Prometheus's."""
+    """Labels that it adds. Values may be Prometheus templates."""
 
 
 class AlertRules(Protocol):
-    """Knows by which rules alerts are raised."""
+    """The alerting rules of a Prometheus."""
 
     async def rules_of(self, alertname: str) -> Sequence[AlertRule]:
-        """Return the rules that raise alerts of this name. Raises MetricsUnavailable."""
+        """Return the rules for this alertname. Raises MetricsUnavailable."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The interfaces to external systems: clock, command bus (agents and jobs), notifications, HTTP, Alertmanager."""
+"""Interfaces to the clock, the command bus, notifications, HTTP and Alertmanager."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainmedic_server.domain.message import Severity
 
 
 class Clock(Protocol):
-    """The time of day, and waiting for a time."""
+    """Wall clock and timed waiting."""
 
     def now(self) -> datetime:
-        """Return the time of day, aware and in UTC."""
+        """Return the time (aware UTC)."""
         ...
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at that time, or at once where it has passed; no later because the clock was set back meanwhile."""
+        """Return at that time, or at once if it has passed. Setting the clock back does not delay it."""
         ...
 
 
@@ -30,20 +30,20 @@ UNSIGNED = "no signing key is set: whoever can write to Redis can command agents
 
 
 class ClockWatch(Protocol):
-    """What has been noticed about the machine's clock."""
+    """Observed steps of the machine's clock."""
 
     @property
     def ahead(self) -> float:
-        """By how many seconds the machine's clock is ahead of the time that is kept; 0 while it is followed."""
+        """Seconds by which the machine's clock is ahead of the time in use; 0 while it is followed."""
         ...
 
     def take_steps(self) -> Sequence[ClockStep]:
-        """Return what has been noticed since this was last asked."""
+        """Return the steps after the last call."""
         ...
 
 
 class NoClockWatch:
-    """Of a clock that nobody sets."""
+    """For a clock that no one sets."""
 
     ahead = 0.0
 
@@ -52,66 +52,66 @@ class NoClockWatch:
 
 
 class Presence(Struct, frozen=True):
-    """A job or an agent that is connected, or that somebody says is."""
+    """A connected job or agent, or an untrusted claim to be one."""
 
     name: str
     last_seen: datetime
     """When it last reported its presence (aware UTC)."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What it reported about itself, such as ``ranks`` and ``placement``, as far as that is believed."""
+    """Trusted data that it reported, such as ``ranks`` and ``placement``."""
     doubt: str | None = None
-    """Why what stands there now is not believed; None where it is. ``details`` are then of shortly before, or empty."""
+    """Reason why the current data is untrusted; None if trusted. ``details`` are then slightly older, or empty."""
     claims: Mapping[str, Any] = field(default_factory=dict)
-    """What stands there and is not believed: to be shown, and for nothing else."""
+    """Untrusted data, for display only."""
     uses_previous_key: bool = False
-    """Whether it is signed with a key that is only accepted still."""
+    """Whether it is signed with the previous key."""
 
 
 class CommandBus(Protocol):
-    """Carries commands out and replies in, each at least once."""
+    """Delivers commands and replies, each at least once."""
 
     @property
     def is_signed(self) -> bool:
-        """Whether a signing key is in use; `UNSIGNED` says what it means if none is."""
+        """Whether a signing key is set; see `UNSIGNED`."""
         ...
 
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """Send `command` and wait for the final reply of everyone who must answer.
+        """Send `command` and wait for the final replies of all expected receivers.
 
-        The stream follows from ``command.target``: a job's, else its node's. Who must answer is
-        what the receiver's presence says (``ranks``), else one reply is enough. Returns what came
-        by ``command.expires_at`` plus a second of grace, possibly nothing. While the bus is unavailable it
-        keeps trying until then; it never raises BusUnavailable. Sending a command id again is safe.
+        ``command.target`` selects the stream of a job or node. The receiver's presence states how many must reply
+        (``ranks``); otherwise one reply suffices. Returns the replies by ``command.expires_at`` plus 1 s of grace,
+        possibly none. Retries while the bus is unavailable; never raises BusUnavailable. Repeating a command ID is
+        safe.
 
-        ``unheard`` is called once if some seconds after the command was sent there is no reply, and no receiver of that
-        name is connected: True ends the wait.
+        ``unheard`` is called once if no reply came within some seconds and no such receiver is connected. If it returns
+        True, the wait ends.
         """
         ...
 
     def tell(self, command: Command) -> None:
-        """Send a message to which no reply is expected, unless it expires first. It may arrive twice."""
+        """Send a command without a reply. It may arrive twice, or expire unsent."""
         ...
 
     def acknowledge(self, command_id: str) -> None:
-        """Tell the bus that the outcome is durable, so its replies need not be delivered again after a restart."""
+        """Mark the command's outcome as durable. Its replies need no redelivery after a restart."""
         ...
 
     async def agents(self) -> list[Presence]:
-        """Return everybody who says that he is an agent. Raises BusUnavailable."""
+        """Return the presences of agents, including untrusted ones. Raises BusUnavailable."""
         ...
 
     async def jobs(self) -> list[Presence]:
-        """Return everybody who says that he is a job. Raises BusUnavailable."""
+        """Return the presences of jobs, including untrusted ones. Raises BusUnavailable."""
         ...
 
     async def launchers(self) -> list[Presence]:
-        """Return everybody who says that he launches a job, by the job's name. Raises BusUnavailable."""
+        """Return the presences of launchers, by job name. Raises BusUnavailable."""
         ...
 
     async def check(self) -> None:
-        """Return if the bus answers; else raise BusUnavailable."""
+        """Return if the bus answers; otherwise raise BusUnavailable."""
         ...
 
 
@@ -121,26 +121,24 @@ class Notifier(Protocol):
     async def notify(
         self, title: str, message: str, to: str | Sequence[str] | None, severity: Severity = Severity.INFO
     ) -> None:
-        """Send to the channel or channels named `to`, or to all, in the look that the severity has there.
+        """Send to the channels `to`, or to all. Ends within about a minute.
 
-        It ends within about a minute, whatever the services do. Raises TemporaryFailure where nobody has it, so that
-        another try does no harm, else PermanentFailure: also where a service may have it.
+        Raises TemporaryFailure if no service received it, so that a retry is safe. Raises PermanentFailure otherwise,
+        also if a service may have it.
         """
         ...
 
 
 class HttpReply(Struct, frozen=True):
-    """What an HTTP server answered."""
-
     status: int
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Lower-case names."""
     body: str
-    """As text, cut where it is too long."""
+    """Text, truncated if too long."""
 
 
 class HttpCaller(Protocol):
-    """Makes single HTTP calls. It follows no redirect, and cuts the reply's body at 64 KiB."""
+    """Makes single HTTP calls, without redirects. Truncates the reply's body at 64 KiB."""
 
     async def call(
         self,
@@ -151,30 +149,30 @@ class HttpCaller(Protocol):
         timeout: timedelta,
         bearer: str | None = None,
     ) -> HttpReply:
-        """Make the call. Raises TemporaryFailure where nothing was sent, OutcomeUnknown where a reply is missing.
+        """Make the call.
 
-        `bearer` is the name of the secret to send as a bearer token; PermanentFailure where there is
-        none of that name. Header names in the reply are in lower case, and a secret that the reply
-        repeats is blotted out.
+        `bearer` names the secret to send as a bearer token. Header names in the reply are lower-case, and secrets in it
+        are redacted. Raises TemporaryFailure if nothing was sent, OutcomeUnknown if the reply is missing,
+        PermanentFailure for an unknown secret.
         """
         ...
 
 
 class AlertSource(Protocol):
-    """Asks the Alertmanager's own API, where its URL is configured."""
+    """Alertmanager's API, if its URL is configured."""
 
     async def is_firing(self, identity: Identity) -> bool:
-        """Return whether the alert fires. Raises TemporaryFailure where it cannot tell."""
+        """Return whether the alert fires. Raises TemporaryFailure if unknown."""
         ...
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
-        """Create a silence, or find the one with exactly this comment; return its id."""
+        """Create a silence or find the one with this exact comment. Return its ID."""
         ...
 
     async def find_silence(self, comment: str) -> str | None:
-        """Return the id of the silence with exactly this comment that has not ended."""
+        """Return the ID of the unexpired silence with this exact comment."""
         ...
 
     async def expire_silence(self, silence_id: str) -> None:
-        """End the silence. One that has ended already is fine."""
+        """End the silence, if it has not ended."""
         ...

@@ -1,4 +1,4 @@
-"""Runs the tests that stand beside a playbook, for whoever looks at it on the server."""
+"""Runs the tests stored next to a playbook on the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainmedic_core.problems import FileProblem
 
 
 class PlayedTest(Struct, frozen=True):
-    """One test, which passed where there are no failures. ``seconds`` are of real time."""
+    """One test. It passed if ``failures`` is empty. ``seconds`` are real time."""
 
     name: str
     line: int | None
@@ -19,14 +19,14 @@ class PlayedTest(Struct, frozen=True):
 
 
 class PlayedTests(Struct, frozen=True):
-    """What came of the tests in one file."""
+    """Results of one test file."""
 
     file: str
     tests: tuple[PlayedTest, ...] = ()
     problems: tuple[FileProblem, ...] = ()
-    """Why no test was run: mistakes in the file, or in a playbook of it."""
+    """Errors in the file or in its playbook. No test was run then."""
     unfinished: str = ""
-    """Why there is no outcome; empty where there is one."""
+    """Why there is no result; empty if there is one."""
 
     @property
     def passed(self) -> bool:
@@ -35,16 +35,17 @@ class PlayedTests(Struct, frozen=True):
 
 
 class PlaybookTester(Protocol):
-    """Runs tests, bounded in time and without any effect outside."""
+    """Runs tests with a time limit and without external effects."""
 
     async def run_beside(self, source: str) -> PlayedTests:
-        """Run the tests beside the playbook file `source`. Raises NotFound where there are none, and
-        Conflict where as many as are allowed are being run."""
+        """Run the tests of the playbook file `source`. Raises NotFound if it has none, Conflict if too many are
+        running.
+        """
         ...
 
 
 class NoPlaybookTester:
-    """A tester that finds no tests, for a server in a process of tests."""
+    """A tester without tests."""
 
     async def run_beside(self, source: str) -> PlayedTests:
         return PlayedTests(source, unfinished="This server runs no tests.")

@@ -1,4 +1,4 @@
-"""A playbook that is checked and compiled, and those that are loaded."""
+"""Compiled playbooks and the catalog of loaded ones."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ class Match(Struct, frozen=True):
 
     matched: bool
     why: str = ""
-    """Why it does not react; empty where it does."""
+    """Why it does not react; empty if it does."""
     failed: bool = False
-    """Whether a condition could not be evaluated, which counts as not matching."""
+    """Whether a condition could not be evaluated. This counts as no match."""
     unproven: bool = False
-    """True if all conditions hold and only the proof that ``on.proof`` asks for is missing."""
+    """True if only the proof required by ``on.proof`` is missing."""
 
 
 class Shortlist(Struct, frozen=True):
-    """The playbooks that name an alert's alertname, divided by whether they can react to it."""
+    """Playbooks for an alertname, divided by whether they can match the alert."""
 
     playbooks: Sequence[CompiledPlaybook]
-    """Those that can, and are to be asked; in the order of their names."""
+    """Possible matches, sorted by name."""
     ruled_out: Iterable[CompiledPlaybook] = ()
-    """Those that certainly do not match, in the order of their names; read once, as far as they are needed."""
+    """Playbooks that cannot match, sorted by name. Can be iterated once."""
     count_ruled_out: int = 0
 
 
 class CompiledPlaybook(Protocol):
-    """A playbook that is checked and compiled. Immutable."""
+    """A checked and compiled playbook. Immutable."""
 
     @property
     def definition(self) -> Playbook: ...
@@ -58,12 +58,13 @@ class CompiledPlaybook(Protocol):
     def text(self) -> str: ...
     @property
     def source(self) -> str:
-        """The file it came from."""
+        """File path."""
         ...
 
     def match(self, alert: Alert) -> Match:
-        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``. All matchers
-        without a regular expression are checked before a matcher can fail to be evaluated."""
+        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``. Matchers without
+        a regular expression are checked first.
+        """
         ...
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
@@ -71,32 +72,31 @@ class CompiledPlaybook(Protocol):
         ...
 
     def effect_query(self, run: Run) -> str | None:
-        """Return what is asked to measure the run's effect; None where the alert's rule says it. Raises
-        ExpressionError."""
+        """Return the query that measures the run's effect; None to use the alert's rule. Raises ExpressionError."""
         ...
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
-        """Return whether the step is to run. Raises ExpressionError."""
+        """Return whether to run the step. Raises ExpressionError."""
         ...
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
-        """Return the action step's rendered and checked parameters. Raises ExpressionError."""
+        """Return the rendered and checked parameters of an action step. Raises ExpressionError."""
         ...
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
-        """Return what an approve step asks. Raises ExpressionError."""
+        """Return the question of an approve step. Raises ExpressionError."""
         ...
 
 
 class Catalog(Protocol):
-    """The playbooks that are loaded."""
+    """The loaded playbooks."""
 
     def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]:
-        """Return the playbooks that name this alertname, in the order of their names."""
+        """Return the playbooks for this alertname, sorted by name."""
         ...
 
     def shortlist(self, alert: Alert) -> Shortlist:
-        """Return the same, with those set apart that this alert's labels rule out without asking each."""
+        """Return the playbooks for this alert, with those set apart that its labels rule out."""
         ...
 
     def get(self, name: str) -> CompiledPlaybook | None: ...

@@ -1,4 +1,4 @@
-"""The state of things now, as ``GET /now`` and ``status`` need it: bounded questions to the run store."""
+"""Bounded queries of the current state, for ``GET /now`` and ``status``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trainmedic_server.domain.run import OperatorOrder
 
 
 class OpenCounts(Struct, frozen=True):
-    """How many runs are unfinished."""
+    """Numbers of unfinished runs."""
 
     by_status: Mapping[str, int]
-    """The open runs by status."""
+    """Open runs by status."""
     owing: int
-    """The closed runs that still owe an undo."""
+    """Closed runs with a pending undo."""
 
 
 class StoredAgentLives(Protocol):
-    """The records of agents, within one transaction of the run store."""
+    """Agent records within one transaction of the run store."""
 
     def all(self) -> list[AgentLife]: ...
     def save(self, lives: Sequence[AgentLife]) -> None:
@@ -35,25 +35,25 @@ class StoredAgentLives(Protocol):
 
 
 class Present(Protocol):
-    """Reads how things stand, and never waits for a writer. All raise StoreUnavailable."""
+    """Reads the current state without waiting for writers. All methods raise StoreUnavailable."""
 
     async def open_counts(self) -> OpenCounts: ...
     async def decided_since(self, since: datetime) -> dict[tuple[str, str], int]:
-        """Return how many runs and decisions not to start one there were since then, by decision and status."""
+        """Return the number of runs and decisions not to start after `since`, by (decision, status)."""
         ...
 
     async def alerts_of_runs(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-        """Return the alerts tied to each run that has any, in the order of tying."""
+        """Return the alerts linked to each run, in order of linking. Runs without alerts are omitted."""
         ...
 
     async def orders_of_runs(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-        """Return what people have told each run that was told anything, in the order of telling."""
+        """Return the operator commands to each run, in order. Runs without any are omitted."""
         ...
 
     async def runs_named(self, part: str, limit: int) -> list[str]:
-        """Return the ids of runs that begin or end with `part`, the newest first, at most `limit`."""
+        """Return up to `limit` IDs that begin or end with `part`, newest first."""
         ...
 
     async def lost(self, since: datetime) -> tuple[list[AgentLife], list[JobLife]]:
-        """Return the agents and the jobs that were lost after then and have not come back."""
+        """Return agents and jobs lost after `since` and not recovered."""
         ...

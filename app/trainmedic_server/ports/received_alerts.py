@@ -1,4 +1,4 @@
-"""Reading the alerts that were heard, with what playbooks made of them."""
+"""Reading of received alerts and the playbooks' reactions."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from trainmedic_server.domain.alert import AlertRecord, AlertStatus
 
 
 class ReceivedAlertFilter(Struct, frozen=True):
-    """Which alerts are meant; None means any. Heard of from `since` (inclusive) on and before `until`, where one
-    report within is enough."""
+    """Conditions on alerts; None matches any. At least one report must lie from `since` (inclusive) to `until`
+    (exclusive).
+    """
 
     alertname: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that it has, each with exactly this value."""
+    """Labels with exact values."""
     status: AlertStatus | None = None
     since: datetime | None = None
     until: datetime | None = None
     reacted: bool | None = None
-    """Whether a playbook reacted to it, whatever the guards said then (`AlertRecord.has_reaction`)."""
+    """Whether a playbook reacted, regardless of guards (`AlertRecord.has_reaction`)."""
 
 
 class ReceivedAlerts(Protocol):
-    """The alerts that were heard. Reading never waits for a writer."""
+    """Reads received alerts without waiting for writers."""
 
     async def alerts_page(
         self, matching: ReceivedAlertFilter, limit: int, cursor: str | None
     ) -> tuple[list[AlertRecord], str | None]:
-        """Return at most `limit` alerts, the one that was heard of first last, and the cursor of the next page or None.
+        """Return at most `limit` alerts, the latest received first, and the next page's cursor or None.
 
-        Alerts that arrive in between never shift a page. Raises ValueError on a cursor that is not one.
+        New alerts do not shift pages. Raises ValueError on an invalid cursor.
         """
         ...

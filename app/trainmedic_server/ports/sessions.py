@@ -1,4 +1,4 @@
-"""The sessions of the console, as a unit of work sees them."""
+"""Stored console sessions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from trainmedic_server.domain.session import Session
 
 
 class StoredSessions(Protocol):
-    """Sessions that have not been ended."""
+    """Sessions that were not ended."""
 
     def all(self) -> list[Session]:
-        """Return all, those that have run out among them, oldest first."""
+        """Return all sessions, expired ones included, oldest first."""
         ...
 
     def add(self, session: Session) -> None: ...
     def end(self, ids: Collection[str]) -> None:
-        """Forget the sessions of these ids; those that are unknown are passed over."""
+        """Delete the sessions of these IDs. Unknown IDs are skipped."""
         ...
 
     def end_before(self, moment: datetime) -> None:
-        """Forget the sessions that have run out by `moment`."""
+        """Delete sessions that expired by `moment`."""
         ...

@@ -1,4 +1,4 @@
-"""What the runs of each playbook came to, counted by the run store."""
+"""Counts of runs and effects by playbook."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from trainmedic_server.domain.run import Status
 
 
 class PlaybookTally(Struct):
-    """The runs of one playbook that were created in a time, and the decisions not to start one."""
+    """Counts for one playbook's runs created in a period, decisions not to start included."""
 
     statuses: Counter[Status] = field(default_factory=Counter)
     effects: Counter[EffectVerdict] = field(default_factory=Counter)
     timed_out: int = 0
-    """Started runs in which an attempt, a wait or a question timed out."""
+    """Started runs with a timed-out attempt, wait or question."""
     undone_by_hand: int = 0
-    """Started runs that a person has ordered to be taken back."""
+    """Started runs that a person ordered to revert."""
     repeated: int = 0
-    """Runs that were started within an hour after one of the same playbook on the same target had ended."""
+    """Runs started within 1 h of the end of one of the same playbook and target."""
     repair_seconds: Counter[float] = field(default_factory=Counter)
-    """From the admission to the end of each that succeeded, to two digits: how many there are of each length."""
+    """Durations of successful runs from admission, in seconds rounded to two digits, with their counts."""
     person_seconds: Counter[float] = field(default_factory=Counter)
-    """From the question to a person's answer, of each question that a person has answered, likewise."""
+    """Response times of people's answers, in the same form."""
 
     def add(self, other: PlaybookTally) -> None:
         self.statuses += other.statuses
@@ -44,14 +44,14 @@ class PlaybookTally(Struct):
 
 
 class TallySource(Protocol):
-    """Counts runs, and never waits for a writer."""
+    """Counts runs without waiting for writers."""
 
     async def tally(self, since: datetime, until: datetime) -> Mapping[str, PlaybookTally]:
-        """Return what the runs created from `since` to before `until` came to, by playbook. Raises
-        StoreUnavailable."""
+        """Return counts of runs created from `since` to before `until`, by playbook. Raises StoreUnavailable."""
         ...
 
     async def effects_between(self, since: datetime, until: datetime, limit: int) -> Mapping[str, EffectVerdict]:
-        """Return the verdicts on the runs that acted from `since` to before `until`, by run; the newest of more than
-        `limit`. Raises StoreUnavailable."""
+        """Return the effect verdicts of runs that acted from `since` to before `until`, by run; at most the newest
+        `limit`. Raises StoreUnavailable.
+        """
         ...

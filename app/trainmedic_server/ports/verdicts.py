@@ -1,4 +1,4 @@
-"""What was found out about why jobs failed: as the run store keeps it, and as reports need it."""
+"""Verdicts on job failures, in the run store and for reports."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 
 @dataclass(frozen=True, slots=True)
 class VerdictRecord:
-    """One failure of a job, or a time in which it was slow, and what is held to have caused it."""
+    """A failure or slow period of a job, and its attributed cause."""
 
     job: str
     at: datetime
     """When the job failed (aware UTC)."""
     cause: str
-    """The class of the cause, such as ``gpu`` or ``storage``; ``unknown`` is one."""
+    """Class such as ``gpu``, ``storage`` or ``unknown``."""
     confidence: str
     """``high``, ``medium`` or ``low``."""
     node: str | None = None
-    """Named with high confidence alone."""
+    """Set only with high confidence."""
     gpu: str | None = None
     summary: str = ""
     """One sentence for a person."""
@@ -30,54 +30,53 @@ class VerdictRecord:
     ranks: tuple[int, ...] = ()
     """Where it began, ascending."""
     is_slow: bool = False
-    """The job had not failed: it was slower than it could be."""
+    """The job was slow and did not fail."""
 
 
 class VerdictSource(Protocol):
-    """Where verdicts are kept."""
+    """Source of verdicts."""
 
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> Sequence[VerdictRecord]:
-        """Return those on failures from `since` to before `until`, of this job or of all, oldest first.
-
-        Raises StoreUnavailable.
+        """Return verdicts on failures from `since` to before `until`, oldest first; `job` None selects all jobs. Raises
+        StoreUnavailable.
         """
         ...
 
 
 class NoVerdicts:
-    """Of a server that diagnoses nothing."""
+    """For a server without diagnosis."""
 
     async def verdicts(self, since: datetime, until: datetime, job: str | None = None) -> Sequence[VerdictRecord]:
         return ()
 
 
 class StoredVerdicts(Protocol):
-    """The verdicts, within one transaction of the run store."""
+    """Verdicts within one transaction of the run store."""
 
     def of_job(self, job: str, limit: int) -> list[KnownVerdict]:
-        """Return the job's verdicts, the newest first."""
+        """Return the job's verdicts, newest first."""
         ...
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """Return the verdicts that name the node and began since then, the newest first; at most 100."""
+        """Return verdicts that name the node and began after `since`, newest first, at most 100."""
         ...
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownVerdict]:
-        """Return those whose alert is to be told by `moment`, in the order in which that became due."""
+        """Return verdicts whose alert is due by `moment`, earliest first."""
         ...
 
     def save(self, verdicts: Sequence[KnownVerdict]) -> None:
-        """Insert or replace, by id."""
+        """Insert or replace, by ID."""
         ...
 
 
 class VerdictHistory(VerdictSource, Protocol):
-    """Reads verdicts, and never waits for a writer."""
+    """Reads verdicts without waiting for writers."""
 
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
-        """Return the job's verdicts, the newest first."""
+        """Return the job's verdicts, newest first."""
         ...
 
     async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """Return the verdicts that name the node and began since then, the newest first; at most 100."""
+        """Return verdicts that name the node and began after `since`, newest first, at most 100."""
         ...
