@@ -1,9 +1,19 @@
-"""The engine: what happens between an alert and a finished, undone, recorded repair.
+"""The engine: from an alert to a finished, reverted and recorded repair. The rest of the program uses ``service``.
 
-Deciding is pure: ``admission`` and ``guards`` (does a run start?), ``plan`` with ``step_sequence``, ``steps`` and
-``undoing`` (what does it do next?), ``scope`` (the names in its expressions), ``plan_values`` (what these take and
-return), ``set_again`` (may an expired effect come back?). Acting: ``intake`` (deliveries), ``recorder`` (commits),
-``workers`` (all runs), ``driver`` (one run and its attempts), ``locks`` (targets), ``leases`` and ``lease_recovery``
-(effects that must be renewed), ``batching`` (requests), ``silent_alerts`` (alerts without reports), ``topology_watch``
-(where jobs run). ``service`` is what the rest of the program sees.
+Decisions are pure:
+
+- ``admission``, ``guards``: whether a run starts
+- ``plan``, ``step_sequence``, ``steps``, ``undoing``: next step of a run
+- ``scope``, ``plan_values``: their inputs and outputs
+- ``lease_reapply``: whether an expired effect may be reapplied
+
+Actors:
+
+- ``intake``: deliveries
+- ``recorder``: commits
+- ``workers``, ``driver``: all runs, one run
+- ``locks``: targets
+- ``leases``, ``lease_recovery``: effects that need renewal
+- ``silent_alerts``: alerts without reports
+- ``topology_watch``: locations of jobs
 """

@@ -1,7 +1,4 @@
-"""Who is missing for so long that it counts, as far as the server was there to hear of them.
-
-Who calls it: ``agent_watch`` and ``job_watch``, at each look.
-"""
+"""Detection of missing presences. A server stall restarts the count."""
 
 from __future__ import annotations
 
@@ -11,9 +8,11 @@ from datetime import timedelta
 
 
 class AbsenceDetection:
-    """Whoever is missing for `counts_after` at a stretch is gone, unless there were more than `latest_look` between two
-    looks: then the server was held up and could hear nobody, and all begin anew. ``elapsed`` counts seconds and cannot
-    be set."""
+    """Reports names missing for `counts_after` without interruption.
+
+    More than `latest_look` between two checks means that the server was stalled, and all counts restart. ``elapsed`` is
+    a monotonic clock in seconds.
+    """
 
     def __init__(
         self, counts_after: timedelta, latest_look: timedelta, elapsed: Callable[[], float] | None = None
@@ -25,12 +24,12 @@ class AbsenceDetection:
         self._looked_at: float | None = None
 
     def forget(self) -> None:
-        """Let the time of whoever is missing begin anew, because Redis did not answer."""
+        """Restart all counts, because Redis did not answer."""
         self._since.clear()
         self._looked_at = None
 
     def note(self, absent: Collection[str]) -> list[str]:
-        """Note who is absent at this look; return those who are gone."""
+        """Record who is absent now and return those missing long enough."""
         now, before = self._elapsed(), self._looked_at
         self._looked_at = now
         if before is None or now - before > self._latest_look:

@@ -1,9 +1,7 @@
-"""Decisions on alerts: which are new, repeated or resolved, and for which a playbook starts a run, joins one, or
-does neither, each with its reason. Pure, given the `AdmissionFacts` that were read for them.
+"""Decisions on alerts: new, repeated or resolved, and whether a playbook starts a run, joins one, or neither. Pure.
 
-`Admitter` takes the deliveries of one transaction one after the other; every decision sees those before it, as if
-each delivery had been committed alone. Who calls it: ``intake`` and ``by_hand``. Not here: whether guards let a run
-start (``guards``).
+Deliveries of one transaction are decided in order, as if each were committed alone. ``guards`` decides whether a run
+may start.
 """
 
 from __future__ import annotations
@@ -36,35 +34,35 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 _REJECTED_IN_HISTORY = 20
-"""Most malformed alerts of one delivery that the history lists."""
+"""Malformed alerts of a delivery that the history lists."""
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
-"""What a run that starts now does first; None where its driver has to plan that."""
+"""Returns a starting run's first plan; None to leave it to the driver."""
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
 
 
 class AdmissionFacts(Struct):
-    """What the store has about these deliveries. Each decision changes it for the next."""
+    """Stored data on the deliveries. Each decision updates it for the next."""
 
     records: dict[Identity, AlertRecord]
-    """The alerts of the deliveries that are known."""
+    """Known alerts."""
     firing: dict[str, dict[Identity, AlertRecord]]
-    """By fingerprint: the beginnings that fire, for fingerprints that resolve in these deliveries."""
+    """Firing alerts by fingerprint, for fingerprints that resolve in these deliveries."""
     linked: dict[Identity, list[LinkedRun]]
-    """The runs that each alert led to, oldest first."""
+    """Runs of each alert, oldest first."""
     open_runs: dict[Key, str]
-    """The id of the open run, where there is one."""
+    """Run IDs."""
     guards: dict[Key, GuardFacts]
     controls: Controls
     nodes_acted_on: set[str]
     """Within the breaker's window."""
     known_nodes: set[str]
-    """All that the store and the topology have, with those that these deliveries name."""
+    """From the store, the topology and these deliveries."""
     topology: Topology = field(default_factory=Topology)
-    """By which pauses of nodes and jobs find whom they are about."""
+    """Resolves pauses of nodes and jobs."""
 
 
 class Admitter:
-    """Decides on deliveries, one after the other. `changes` are the `AdmissionChanges` of all of them."""
+    """Decides on deliveries in order and collects the changes."""
 
     def __init__(
         self, facts: AdmissionFacts, limits: EngineLimits, new_id: Callable[[], str], now: datetime, ago: Ago
@@ -88,8 +86,9 @@ class Admitter:
         self._touched: set[str] = set()
 
     def changes(self, first_plan: FirstPlan | None = None) -> AdmissionChanges:
-        """Return what has been decided, with the first plans of the runs that start. A run of which something more was
-        heard in the same transaction is left to its driver."""
+        """Return all changes, with first plans of starting runs. Runs that changed again in the same transaction are
+        left to their drivers.
+        """
         runs, to_drive, events = dict(self._runs), dict(self._to_drive), list(self._events)
         for run_id, started in self._to_drive.items():
             first = first_plan(started, self._now) if first_plan is not None and run_id not in self._touched else None
@@ -109,15 +108,14 @@ class Admitter:
         )
 
     def take_touched(self) -> set[str]:
-        """Return the ids of the runs that something was heard of since the last call, and forget them: for a delivery
-        that is only explained."""
+        """Return and forget the IDs of touched runs, for deliveries that are only explained."""
         touched, self._touched = self._touched, set()
         return touched
 
     def start(self, record: AlertRecord, candidate: Candidate, order: ByHand) -> Run:
-        """Start a run because a person wants it, by the same guards; return it, or the record of why it did not start.
+        """Start a run manually, subject to the same guards. Return it, or the record of why it did not start.
 
-        Its alert may be of any age. Raises Conflict where one of the playbook is open on the target.
+        The alert may be of any age. Raises Conflict if a run of the playbook is open on the target.
         """
         outcome = self._guard(replace(record.alert, starts_at=self._now), candidate)
         if outcome.decision is Decision.JOINED:
@@ -129,7 +127,7 @@ class Admitter:
         if known is None:
             reaction = Reaction(run.playbook, run.decision, outcome.why, run.id)
             self._keep(replace(record, reactions=(reaction,)))
-        elif known.alert != record.alert:  # The alert map has accepted it since it was received.
+        elif known.alert != record.alert:  # the alert map has accepted it since it was received
             self._keep(replace(known, alert=record.alert))
         self._by_hand = None
         return run
@@ -163,10 +161,9 @@ class Admitter:
         )
 
     def _resolved(self, alert: Alert, matched: MatchedAlert) -> bool:
-        """Record an alert that has resolved; return True if that was known.
+        """Record a resolved alert; return True if it was known.
 
-        Only one beginning of an alert can fire at a time, so the older ones of the same fingerprint,
-        whose own resolved was lost, have resolved with it.
+        An alert has one firing start time at a time. Older ones whose end was lost resolve with it.
         """
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved:
@@ -184,8 +181,7 @@ class Admitter:
                 self._resolve(older, "superseded")
 
     def _rejected(self, rejected: RejectedAlert) -> None:
-        """Apply the part of a malformed report that needs only its identity: a known alert has ended, or still
-        fires."""
+        """Apply what a malformed report shows by its identity: a known alert ended or still fires."""
         if rejected.identity is None:
             return
         earlier = self._facts.records.get(rejected.identity)
@@ -207,7 +203,7 @@ class Admitter:
                 self._touched.add(run.run_id)
 
     def _firing(self, alert: Alert, matched: MatchedAlert) -> tuple[bool, list[PlaybookDecision]]:
-        """Record an alert that fires; return whether it was known, and each playbook's decision."""
+        """Record a firing alert; return whether it was known, and each playbook's decision."""
         earlier = self._facts.records.get(alert.identity)
         if earlier is not None and earlier.is_resolved and earlier.resolved_because != "assumed":
             ended = replace(earlier, last_heard_at=self._now, count=earlier.count + 1)
@@ -218,10 +214,10 @@ class Admitter:
         if earlier is not None and any(run.status not in (Status.NOT_STARTED, Status.OBSERVED) for run in linked):
             mapped, alert = alert, _as_mapped_before(alert, earlier.alert)
             if alert is not mapped:
-                matched = MatchedAlert()  # From an earlier map. Its run has started, and stays the only one.
+                matched = MatchedAlert()  # mapped by an earlier map: its run stays the only one
         record = AlertRecord(alert, self._now, self._now)
         if earlier is not None:
-            # If it has resolved, that was only assumed, and is refuted by this report.
+            # An assumed end is refuted by this report.
             heard = replace(earlier, alert=alert, last_heard_at=self._now, count=earlier.count + 1)
             record = replace(heard, resolved_at=None, resolved_because=None)
         for run in linked:
@@ -231,7 +227,7 @@ class Admitter:
         return earlier is not None, decisions
 
     def _overtaken(self, record: AlertRecord, candidate: Candidate) -> PlaybookDecision:
-        """An alert was reported as firing after it was reported as resolved: do nothing, and record that once."""
+        """Handle a firing report after its resolution: do nothing, and record that once."""
         name, target_key = candidate.key
         before = [run for run in self._facts.linked.get(record.identity, ()) if run.playbook == name]
         if before:
@@ -243,7 +239,7 @@ class Admitter:
         name, target_key = candidate.key
         before = [run for run in linked if run.playbook == name]
         is_found = isinstance(candidate.target, Target)
-        passing = PASSING | _UNFOUND if is_found else PASSING  # A target that was unknown at first may be known now.
+        passing = PASSING | _UNFOUND if is_found else PASSING  # a target unknown at first may be known now
         if any(run.decision not in passing for run in before):
             last = next(run for run in reversed(before) if run.decision not in passing)
             return PlaybookDecision(last.run_id, name, last.target_key, Decision.DUPLICATE)
@@ -288,11 +284,11 @@ class Admitter:
         return outcome
 
     def mode_of(self, playbook: CompiledPlaybook) -> Mode:
-        """How far the playbook's runs may go now."""
+        """Return the playbook's effective mode."""
         return self._mode(playbook)[0]
 
     def _mode(self, playbook: CompiledPlaybook) -> tuple[Mode, str]:
-        """How far the playbook's runs may go, and who has said so for a while. The same during one admission."""
+        """Return the mode and the reason if an operator restricted it. Constant during an admission."""
         version = playbook.definition.playbook, playbook.version
         if version not in self._modes:
             mode = Mode.stricter(playbook.definition.mode, self._limits.mode)
@@ -301,7 +297,7 @@ class Admitter:
         return self._modes[version]
 
     def _guard_facts(self, key: Key) -> GuardFacts:
-        """What the store knows, with what was decided in this transaction added."""
+        """Return stored counts plus the decisions of this transaction."""
         facts = self._facts.guards.get(key, GuardFacts())
         started, opened = self._started[key[0]], self._opened[key[0]]
         if not started and not opened:
@@ -368,7 +364,7 @@ class Admitter:
         )
 
     def _count(self, candidate: Candidate, run: Run) -> None:
-        """Make the new run visible to the decisions after this one."""
+        """Make the new run visible to later decisions."""
         name, _ = candidate.key
         self._started[name] += 1
         if run.is_open:
@@ -403,7 +399,7 @@ class Admitter:
 
 
 def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
-    """Return an event for each malformed alert. Of very many, one more event counts the excluded ones."""
+    """Yield an event for each malformed alert, up to a limit, and one for the rest."""
     for rejected in delivery.rejected[:_REJECTED_IN_HISTORY]:
         fingerprint = rejected.identity.fingerprint if rejected.identity is not None else None
         content = kinds.AlertRejected(
@@ -420,15 +416,15 @@ def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
 
 
 def _as_mapped_before(alert: Alert, earlier: Alert) -> Alert:
-    """Return the alert with its earlier mapped labels. Once a run works on it, or it has ended, a changed map does not
-    make another alert of it."""
+    """Return the alert with its earlier mapped labels. A changed map must not turn a handled or ended alert into
+    another one.
+    """
     if alert.labels == earlier.labels or (alert.original is None and earlier.original is None):
         return alert
     return replace(alert, labels=earlier.labels, original=earlier.original)
 
 
 def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], matched: MatchedAlert) -> AlertRecord:
-    """Return the record with what the playbooks made of the report that it has taken in."""
     if not (decisions or matched.misses):
         return record
     made = [Reaction(made.playbook, made.decision, made.why, made.run_id) for made in decisions]
@@ -437,7 +433,7 @@ def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], 
 
 
 def counted_since(playbooks: Iterable[CompiledPlaybook], ago: Ago) -> Mapping[str, datetime]:
-    """From when on the runs of each playbook count against its rate limit."""
+    """Return when each playbook's rate limit window begins."""
     return {
         playbook.definition.name: ago(playbook.definition.guards.max_runs.per)
         for playbook in playbooks

@@ -1,8 +1,4 @@
-"""What an admission has decided, to be written in one transaction; and who starts a run by hand.
-
-Who calls it: ``admission`` makes it, whole, ``intake`` and ``by_hand`` write it, ``service`` does what is to be done
-then.
-"""
+"""Changes decided by an admission, written in one transaction."""
 
 from __future__ import annotations
 
@@ -24,13 +20,12 @@ class StartedRun(Struct, frozen=True):
     run: Run
     playbook: CompiledPlaybook
     alert: AlertRecord
-    """The one that it was started for."""
     then: Instruction | None = None
-    """What to do first, where that is on record with the run's admission."""
+    """First instruction, if persisted with the admission."""
 
 
 class AdmissionChanges(Struct, frozen=True):
-    """What is to be written, and, in the last two fields, what is to be done once it is durable."""
+    """Changes to write. ``started`` and ``touched`` are handled once these are durable."""
 
     records: Mapping[Identity, AlertRecord]
     runs: Sequence[Run]
@@ -38,13 +33,13 @@ class AdmissionChanges(Struct, frozen=True):
     events: Sequence[Event]
     nodes: Set[str]
     controls: Controls | None
-    """None if they stay."""
+    """None if unchanged."""
     started: Sequence[StartedRun]
     touched: Set[str]
-    """The ids of runs whose drivers have to read what has changed."""
+    """IDs of runs whose drivers must reload."""
 
     def write(self, tx: Transaction, now: datetime) -> None:
-        """Write all but the playbooks' texts."""
+        """Write everything except playbook texts."""
         tx.save_alerts(list(self.records.values()))
         tx.add_runs(self.runs)
         tx.link(self.links)
@@ -56,11 +51,11 @@ class AdmissionChanges(Struct, frozen=True):
 
 
 class ByHand(Struct, frozen=True):
-    """Who starts a run, and what else is to be on record of that."""
+    """A person's request to start a run."""
 
     actor: str
     note: str = ""
     repeats: str | None = None
-    """The id of the run that it repeats."""
+    """ID of the run to repeat."""
     key: str | None = None
-    """How the client names its request."""
+    """Idempotency key."""

@@ -1,4 +1,4 @@
-"""Reads what the decisions on some deliveries need to know. Who calls it: ``intake``, and ``explaining``."""
+"""Reading of the data needed for admission."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(
     ago: Ago,
     topology: Topology,
 ) -> AdmissionFacts:
-    """Read everything that the decisions on these deliveries need, in a fixed number of queries."""
+    """Read the data for these deliveries in a fixed number of queries."""
     alerts = [alert for entry in prepared for alert in entry.delivery.alerts]
     candidates = [candidate for entry in prepared for candidate in entry.candidates]
     keys = {candidate.key for candidate in candidates if isinstance(candidate.target, Target)}

@@ -1,13 +1,12 @@
-"""Rules for what a run may still do after its alert has resolved. Pure.
+"""What a run may still do after its alert has resolved. Pure.
 
-A step that changes something begins only while an alert of the run fires. Exempt are:
+A changing step starts only while an alert of the run fires. Exceptions:
 
-- steps after the run's own ``wait_for: resolved`` (`is_behind_wait`);
-- steps that only revert (``Action.gives_back``);
-- all steps of a run whose own step may have ended the alert without a repair (`may_be_silenced`).
+- steps after the run's own ``wait_for: resolved`` (`is_behind_wait`)
+- steps that only revert (``Action.gives_back``)
+- runs whose own step may have silenced the alert (`may_be_silenced`)
 
-Callers: ``steps`` before a step begins and when an attempt ends, ``asking``, and ``driver`` while an attempt runs. Not
-here: undos, which are due when the alert resolves (``undoing``).
+Undos are handled in ``undoing``.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from trainmedic_server.engine.step_sequence import step_definition, tolerates_ti
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 NOT_BEGUN = "the alert resolved before it began"
-"""Message of a step that is skipped because the alert resolved."""
+"""Message of skipped steps."""
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
-    """Return whether the step changes something and must not begin, because every alert of the run has resolved."""
+    """Return whether the step changes something and must not start, because all alerts of the run resolved."""
     if not draft.outside.resolved or state.action is None:
         return False
     action = draft.context.actions.action_class(state.action)
@@ -36,10 +35,9 @@ def is_unwanted(draft: RunDraft, state: StepState) -> bool:
 
 
 def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bool:
-    """Return whether the step is meant for after the resolution: a ``wait_for: resolved`` before it has succeeded.
+    """Return whether the step is meant for the time after resolution: a ``wait_for: resolved`` before it succeeded.
 
-    A wait with ``on_timeout: continue`` only gives a repair time to work. Steps after it count as meant for after the
-    resolution only if no other wait follows them.
+    A wait with ``on_timeout: continue`` only gives a repair time. Steps after it count only if no other wait follows.
     """
     before = [wait for wait in _waits(run) if _place(run, wait) < _place(run, state)]
     ended = [wait for wait in before if wait.status is StepStatus.SUCCEEDED]
@@ -49,14 +47,13 @@ def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bo
 
 
 def next_wait(run: Run, state: StepState) -> StepState | None:
-    """Return the next ``wait_for: resolved`` of the run after the step. None if there is none."""
+    """Return the run's next ``wait_for: resolved`` after the step, or None."""
     later = (wait for wait in _waits(run) if _place(run, wait) > _place(run, state))
     return next((wait for wait in later if _follows(wait, state)), None)
 
 
 def may_be_silenced(draft: RunDraft) -> bool:
-    """Return whether a step of the run, begun before the last alert resolved, may have ended the alert without a
-    repair. Such a step stops or restarts what reports (``Action.silences``)."""
+    """Return whether a step may have ended the alert without a repair, by stopping its source (``Action.silences``)."""
     target = draft.run.target
     resolved_at = max(
         (record.resolved_at for record in decisive(draft.outside.alerts) if record.resolved_at), default=None
@@ -67,7 +64,7 @@ def may_be_silenced(draft: RunDraft) -> bool:
         action = draft.context.actions.action_class(state.action or "")
         if target.kind not in getattr(action, "silences", ()):
             continue
-        # Also of a step that is to be tried again: its first attempt may be the one that silenced.
+        # Includes steps to be retried: the first attempt may have silenced the alert.
         carried_out = [attempt for attempt in state.attempts if attempt.status in ("applied", "unknown")]
         if carried_out and state.attempts[0].started_at <= resolved_at:
             return True
@@ -75,10 +72,10 @@ def may_be_silenced(draft: RunDraft) -> bool:
 
 
 def skip_to_wait(draft: RunDraft, first: StepState) -> None:
-    """Skip the pending steps from `first` up to the run's next ``wait_for: resolved``, or all if there is none.
-    Messages and readings among them were written for the step that is not carried out.
+    """Skip the pending steps from `first` to the next ``wait_for: resolved``, or all.
 
-    In ``on_failure`` only `first` is skipped, because the steps after it notify people of the failure.
+    They include messages about the skipped step. In ``on_failure`` only `first` is skipped, because later steps report
+    the failure.
     """
     wait = next_wait(draft.run, first)
     end = len(draft.run.steps) if wait is None else _place(draft.run, wait)
@@ -90,15 +87,14 @@ def skip_to_wait(draft: RunDraft, first: StepState) -> None:
 
 
 def left_out(run: Run) -> Iterator[StepState]:
-    """Yield the steps that did not begin, or were stopped, because the alert resolved."""
+    """Yield steps skipped or stopped because the alert resolved."""
     for state in run.steps:
         if state.message == NOT_BEGUN or (state.kind == "action" and state.status is StepStatus.CANCELLED):
             yield state
 
 
 def resolution_ends_question(draft: RunDraft, state: StepState) -> bool:
-    """Return whether the question of this step is moot: every alert has resolved, and the step does not follow the
-    run's wait for that."""
+    """Return whether the question is moot: all alerts resolved, and the step does not follow the run's wait for it."""
     if not draft.outside.resolved or may_be_silenced(draft):
         return False
     return not is_behind_wait(draft.run, draft.playbook, state)
@@ -113,5 +109,5 @@ def _place(run: Run, state: StepState) -> int:
 
 
 def _follows(later: StepState, state: StepState) -> bool:
-    """Return whether a run that continues from `state` reaches `later`: ``on_success`` follows ``steps``."""
+    """Return whether `later` is reached from `state`: ``on_success`` follows ``steps``."""
     return later.phase == state.phase or (later.phase == "on_success" and state.phase != "on_failure")

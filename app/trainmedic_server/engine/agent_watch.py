@@ -1,11 +1,7 @@
-"""Which agents are lost: those that were there and are not heard of any more, since when, over a restart too.
+"""Detection of lost agents, across restarts.
 
-Every few seconds the presences are read. What Redis did not answer meanwhile counts for nothing. The records are kept
-in the run store, so that a restart of the server forgets no agent: one that went away meanwhile is lost since it was
-last put on record as heard of.
-
-Who calls it: ``wiring`` runs `watch` beside the engine. Not here: the rules (`domain.agent_life`), nor jobs
-(``job_watch``).
+Records are in the run store. An agent lost while the server was down counts as lost since its last recorded report.
+Redis outages do not count.
 """
 
 from __future__ import annotations
@@ -28,22 +24,24 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=10)
 _LATEST_LOOK = timedelta(seconds=30)
-"""Where a look comes later than this after the last one, the server was held up, and hears of agents only now."""
+"""A later check means that the server was stalled."""
 
 log = telemetry.logger(__name__)
 
 
 class AgentSource(Protocol):
-    """Where presences of agents come from."""
+    """Source of agents' presences."""
 
     async def agents(self) -> list[Presence]:
-        """Return everybody who says that he is an agent. Raises BusUnavailable."""
+        """Return the presences of agents, including untrusted ones. Raises BusUnavailable."""
         ...
 
 
 class AgentWatch:
-    """``ago`` returns the moment since which so much time has passed in which a server was at work; ``elapsed`` counts
-    seconds and cannot be set; for ``retention`` an agent that is gone is remembered, and its node is a known one."""
+    """Watches agents. Lost agents and their nodes stay known for ``retention``.
+
+    ``ago`` returns a past time excluding downtimes; ``elapsed`` is a monotonic clock in seconds.
+    """
 
     def __init__(
         self,
@@ -65,18 +63,18 @@ class AgentWatch:
         self._lives: dict[str, AgentLife] | None = None
         self._names = NodeNames()
         self._heard: dict[str, datetime] = {}
-        """When each was heard of last, as far as this server knows."""
+        """Last report of each, as known to this process."""
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         await loops.repeat(self.look, LOOK_EVERY, "agents", self._metrics)
 
     def names(self) -> NodeNames:
-        """Return the nodes whose agents are connected, or were within the retention."""
+        """Return nodes with an agent within the retention."""
         return self._names
 
     async def load(self) -> None:
-        """Read the persisted agents, once. Raises StoreUnavailable."""
+        """Read the persisted agents once. Raises StoreUnavailable."""
         await self._loaded()
 
     async def _loaded(self) -> dict[str, AgentLife]:
@@ -90,7 +88,7 @@ class AgentWatch:
             self._names = NodeNames(frozenset(self._lives))
 
     async def look(self) -> None:
-        """Check the agents once. Raises BusUnavailable, StoreUnavailable."""
+        """Check once. Raises BusUnavailable, StoreUnavailable."""
         lives, now = await self._loaded(), self._clock.now()
         try:
             agents = await self._source.agents()

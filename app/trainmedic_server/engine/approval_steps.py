@@ -1,7 +1,6 @@
-"""How a step that asks people proceeds: what it asks, who has answered, and what follows if nobody does. Pure.
+"""Progress of approve steps: question, answers, timeouts. Pure.
 
-Who calls it: ``steps``. Not here: who may answer (``answers`` refuses the others), and telling people that they are
-asked.
+``answers`` refuses answers of people who may not give them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trainmedic_server.engine.plan_values import RunDraft, Wait
 
 
 def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait | None:
-    """Ask, or go on waiting for an answer; None once the step is final."""
+    """Ask, or continue waiting; None once the step is final."""
     if state.status is StepStatus.PENDING:
         asked = _ask(draft, state, definition)
         if asked is None:
@@ -49,15 +48,14 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
 
 
 def is_rejected(draft: RunDraft) -> bool:
-    """Return whether a person has rejected the run's question. `proceed` then ends the question."""
+    """Return whether a person rejected the run's question."""
     asked = approval.waiting_step(draft.run)
     answers = approval.answers(asked, draft.outside.orders) if asked is not None else ()
     return any(order.kind is OrderKind.REJECT for order in answers)
 
 
 def _end_moot(draft: RunDraft, state: StepState) -> None:
-    """End a question about a repair whose alert has resolved. A run that has changed something continues with its next
-    ``wait_for: resolved`` and the steps after it. Any other run ends."""
+    """End a question whose alert resolved. A run that acted continues at its next ``wait_for: resolved``."""
     goes_on = draft.run.acted_at is not None and after_resolve.next_wait(draft.run, state) is not None
     status = StepStatus.SKIPPED if goes_on else StepStatus.CANCELLED
     draft.end(state, status, error="the alert resolved before anybody approved", retry_at=None)
@@ -67,13 +65,14 @@ def _end_moot(draft: RunDraft, state: StepState) -> None:
 
 
 def _deadline(draft: RunDraft, state: StepState) -> datetime | None:
-    """When the question ends. What is on record stays without the time that does not count, which would be added to it
-    again."""
+    """Return the effective deadline. The persisted one excludes time that does not count, so that it is not added
+    twice.
+    """
     return draft.timely(state, is_question=True).deadline
 
 
 def _ask(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Ask, with what would be done as it is known now; None where the question cannot be rendered."""
+    """Ask with a current preview; None if the question cannot be rendered."""
     question, names = definition.question, draft.scope()
     try:
         message = draft.playbook.message(state.phase, state.index, names)
@@ -110,7 +109,7 @@ def _default_question(run: Run, summary: str) -> str:
 
 
 def _is_answered(draft: RunDraft, state: StepState) -> bool:
-    """Apply the answers so far; return whether the step is final by them."""
+    """Apply the answers; return whether the step is final."""
     answers = approval.answers(state, draft.outside.orders)
     rejected = next((order for order in answers if order.kind is OrderKind.REJECT), None)
     if rejected is not None:
@@ -131,7 +130,7 @@ def _is_answered(draft: RunDraft, state: StepState) -> bool:
 
 
 def _lapse(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Nobody has answered in time: hand the question on, or ask again later; None where the step is final."""
+    """Handle a timeout: escalate, or ask again later; None if the step is final."""
     terms, question = Terms.of(state), definition.question
     if definition.on_timeout == "escalate" and question.escalate is not None and not terms.escalated:
         second = question.escalate
@@ -168,12 +167,12 @@ _LAPSED = {
 
 
 def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> StepState | None:
-    """Remind, or ask again, where that is due."""
+    """Remind or ask again, if due."""
     lapsed, question = Terms.of(state).lapsed, definition.question
     every = question.ask_again if lapsed else question.remind
     if every is None or state.retry_at is None:
         return state
-    if state.retry_at > draft.now + every:  # from before the clock was set back
+    if state.retry_at > draft.now + every:  # the clock was set back
         return draft.put(replace(state, retry_at=draft.now + every))
     if draft.now < state.retry_at:
         return state
@@ -186,5 +185,4 @@ def _on_time(draft: RunDraft, state: StepState, definition: ApproveStep) -> Step
 def _told(
     kind: type[kinds.QuestionEvent], step: str, message: str | None, deadline: datetime | None, terms: Terms
 ) -> kinds.QuestionEvent:
-    """What an event of a question says."""
     return kind(step, message, deadline, terms.asked, terms.by, terms.count, terms.to, len(terms.nodes), terms.gpus)

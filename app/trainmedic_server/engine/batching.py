@@ -1,9 +1,6 @@
-"""Batching: requests that arrive at the same time are handled together.
+"""Batching of concurrent requests, such as deliveries in one transaction or commits of many runs.
 
-So concurrent deliveries share one transaction, and the commits of thousands of runs one `executemany`. The next batch
-gathers while others are being handled, so a lone caller never waits for further requests.
-
-Who calls it: ``intake`` and ``recorder``.
+The next batch collects while others are handled, so a lone caller never waits for more requests.
 """
 
 from __future__ import annotations
@@ -19,11 +16,11 @@ from trainmedic_server.ports.ending import end_tasks
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 Watch: TypeAlias = Callable[[int, float, float], None]
-"""Of a batch: how many were in it, how long the oldest had waited, and how long it took to handle them, in seconds."""
+"""Called with a batch's size, the seconds its oldest entry waited, and the seconds of handling."""
 
 
 class _Waiting(NamedTuple, Generic[Asked, Answer]):
-    """One that asked, and since when by the event loop's clock."""
+    """A waiting request; ``since`` is event-loop time."""
 
     entry: Asked
     answer: asyncio.Future[Answer]
@@ -31,12 +28,11 @@ class _Waiting(NamedTuple, Generic[Asked, Answer]):
 
 
 class Batcher(Generic[Asked, Answer]):
-    """Hands what `ask` is given to `handle` in batches, in order, at most `at_once` batches at a time.
+    """Passes entries to `handle` in ordered batches, at most `at_once` at a time.
 
-    `handle` returns one answer for each entry. If it raises it has kept nothing of the batch: then
-    each entry is handled alone, so that only those that cannot be handled fail; in an outage of the
-    store every caller of the batch gets the error at once. `limit` bounds how many may wait (then
-    `ask` raises Saturated), `most` the weight of a batch of more than one. `watch` is told of each batch.
+    `handle` returns one answer per entry. If it raises, nothing was stored and entries are handled singly, except in a
+    store outage, which fails the whole batch. `limit` bounds waiting entries, `most` the weight of a batch with several
+    entries.
     """
 
     def __init__(
@@ -64,7 +60,7 @@ class Batcher(Generic[Asked, Answer]):
         return len(self._waiting)
 
     async def ask(self, entry: Asked) -> Answer:
-        """The answer for `entry`. Raises Saturated, or whatever `handle` raised for its batch."""
+        """Return the answer for `entry`. Raises Saturated, or what `handle` raised."""
         if self._limit is not None and len(self._waiting) >= self._limit:
             raise errors.Saturated(f"{len(self._waiting)} {self._entries} are waiting already")
         loop = asyncio.get_running_loop()
@@ -79,7 +75,7 @@ class Batcher(Generic[Asked, Answer]):
 
     async def _run(self) -> None:
         try:
-            # One round of the event loop lets callers of the same moment join the first batch.
+            # One event-loop round lets simultaneous callers join the first batch.
             await asyncio.sleep(0)
             time = asyncio.get_running_loop().time
             while self._waiting:
@@ -96,7 +92,7 @@ class Batcher(Generic[Asked, Answer]):
             for waiting in batch:
                 waiting.answer.cancel()
             raise
-        except Exception as error:  # goes to the callers, each of whom decides about it
+        except Exception as error:  # passed to the callers, who decide
             if len(batch) > 1 and not isinstance(error, errors.StoreUnavailable):
                 for waiting in batch:
                     await self._answer([waiting])
@@ -120,7 +116,7 @@ class Batcher(Generic[Asked, Answer]):
         return batch
 
     async def stop(self) -> None:
-        """Cancel the batches that are being handled, and the callers that wait."""
+        """Cancel current batches and waiting callers."""
         await end_tasks(self._tasks)
         while self._waiting:
             self._waiting.popleft().answer.cancel()

@@ -1,15 +1,8 @@
-"""The breaker: counts and persists the nodes that runs are about to touch, and blocks a run that would touch too many.
+"""The breaker: blocks runs that would touch too many nodes.
 
-A run counts with its target's node as soon as it is admitted (``admission``). Further nodes, such as those of a job,
-are known only once an attempt has its parameters. They are counted here, for all nodes of the attempt together: either
-it may touch all of them, or none. A node that the run has touched before is counted again, but never blocks the run, so
-that it can finish its work there.
-
-When a person closes the breaker, the count begins again: only nodes that are touched after the closing count. A run
-that was admitted before it counts from its next attempt.
-
-Caller: ``driver`` before each attempt that changes something; never before an undo. ``lease_recovery`` persists what it
-touches again. Not here: how many nodes are too many (`guards.trips_breaker`).
+A run's target node counts at admission. Other nodes, such as a job's, are counted before each attempt, all or none.
+Nodes touched before by the run never block it. After a person closes the breaker, only later acts count. Undos are not
+counted. `guards.trips_breaker` has the limits.
 """
 
 from __future__ import annotations
@@ -35,8 +28,7 @@ log = telemetry.logger(__name__)
 
 
 class Breaker:
-    """Counts the nodes that runs touch. `on_opened` is called with the switches once it is on record that they have
-    changed."""
+    """Counts touched nodes. `on_opened` is called after the change is durable."""
 
     def __init__(
         self,
@@ -57,9 +49,9 @@ class Breaker:
         self._on_opened = on_opened
 
     async def why_barred(self, run: Run, nodes: Set[str], *, has_acted: bool) -> str | None:
-        """Put on record that the run touches these nodes now, and return None; or why it must touch none of them.
+        """Record that the run touches these nodes and return None, or return why it must not.
 
-        `has_acted`: whether it has changed something before, so that it has touched its target's node.
+        `has_acted`: it has changed its target's node before.
         """
         if not nodes:
             return None
@@ -78,10 +70,7 @@ class Breaker:
     def _count(
         self, tx: Transaction, run: Run, nodes: Set[str], own: Set[str], known_nodes: Set[str]
     ) -> tuple[str | None, Controls | None]:
-        """Why the run is barred from these nodes, and the switches if that has changed them.
-
-        `own` are nodes that it has touched before.
-        """
+        """Return the reason for blocking and the changed switches. `own` are nodes touched before."""
         now, controls = self._clock.now(), tx.controls()
         new = nodes - tx.touched_nodes(run.id) - own
         if new and controls.breaker_open:
@@ -99,5 +88,4 @@ class Breaker:
         return None, None
 
     def _counts_from(self, controls: Controls) -> datetime:
-        """Return the moment after which acts count."""
         return controls.breaker_counts_from(self._timeline.by_clock()(self._limits.breaker_window))

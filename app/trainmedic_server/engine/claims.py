@@ -1,11 +1,7 @@
-"""Claims of runs and attempts, by their actions. Pure.
+"""Claims of runs and attempts, from their actions. Pure.
 
-A run locks its target. A run on a node whose changing steps only clean disks locks the disks of the node. So a full
-disk does not wait for a hot GPU, nor the GPU for the disk. A run on a node or GPU that changes nothing locks nothing,
-so that a message does not wait for a repair. The class of an action declares what it changes
-(`ports.actions.DiskAction`). An unknown action counts as one that changes anything.
-
-Callers: all that request something from ``locks``. Not here: granting the claims.
+A run locks its target. A run that only cleans disks locks the node's disks, so that a full disk does not wait for a hot
+GPU. A run without changes on a node or GPU locks nothing. Unknown actions count as changing.
 """
 
 from __future__ import annotations
@@ -22,20 +18,20 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 def of_run(run: Run, actions: Actions) -> Claim:
-    """Return what the run locks. It depends on persisted data alone, so it is the same after a restart."""
+    """Return the run's claim, from persisted data only, so that a restart does not change it."""
     assert run.target is not None
     return _claim(run.target, (step.action for step in run.steps if step.action), actions)
 
 
 def of_playbook(playbook: CompiledPlaybook, target: Target, actions: Actions) -> Claim:
-    """Return what a run of the playbook on this target would lock."""
+    """Return the claim of a future run."""
     definition = playbook.definition
     steps = chain(definition.steps, definition.on_success, definition.on_failure)
     return _claim(target, (step.action for step in steps if isinstance(step, ActionStep)), actions)
 
 
 def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
-    """Return what an attempt of an action on these targets works on."""
+    """Return the claims of an attempt on these targets."""
     if not _is_of_disks(action_class):
         return [Claim(target) for target in targets]
     return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]
@@ -43,7 +39,7 @@ def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> 
 
 def _claim(target: Target, names: Iterable[str], actions: Actions) -> Claim:
     if target.node is None or target.kind not in (TargetKind.NODE, TargetKind.GPU):
-        return Claim(target)  # On a job, even a checkpoint could come between the steps of another run.
+        return Claim(target)  # even a checkpoint of a job could disturb another run's steps
     classes = [actions.action_class(name) for name in names]
     changing = [each for each in classes if each is None or each.harmful]
     if not changing:

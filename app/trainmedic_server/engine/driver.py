@@ -1,12 +1,8 @@
-"""Driving one run: plan, commit, act, commit, and again, until nothing is due.
+"""Execution of one run: plan, commit, act, commit, repeated until nothing is due. ``plan`` decides what is next.
 
-One driver owns a run while it is open or owes an undo; nothing else changes it then (``workers`` closes a run after a
-restart before it makes a driver). What comes from outside (an alert
-that joined or resolved, an operator's order, pause) is written beside the run by whoever brings it; then the driver
-is touched, and reads it before it plans again. So there are no locks around runs, and no lost updates.
-
-An attempt is made here too: its call, its targets, and every way it can end. Who calls it: ``workers``. Not here: what
-a run does next (``plan``).
+Only its driver changes a run that is open or owes an undo. External changes (alerts, operator commands, pauses) are
+stored next to the run and the driver is touched, which makes it reload before planning. So runs need no locks and lose
+no updates.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ from trainmedic_server.ports.actions import ON_RECORD, Actions, Call, Clearance,
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 GRACE = timedelta(seconds=5)
-"""How long after its deadline an action may still report before it is cut off."""
+"""Time after its deadline for an action to report before it is cancelled."""
 
 EndedAttempt = tuple[PerformAttempt, AttemptOutcome]
 Work = Callable[[Call], Awaitable[Mapping[str, Any]]]
@@ -57,7 +53,7 @@ log = telemetry.logger(__name__)
 
 
 class Driver:
-    """Owns one run. `drive` returns when the run is closed and nothing is due."""
+    """Owns one run."""
 
     def __init__(
         self,
@@ -68,41 +64,40 @@ class Driver:
         received_at: datetime | None,
         then: Instruction | None = None,
     ) -> None:
-        """`then` is what the run does first, where that is on record with its admission."""
+        """`then` is the first instruction, if persisted with the admission."""
         self.run = run
         self._outside = outside
         self._services = services
         self._context = services.planning_context(playbook)
         self._received_at = received_at
         self._then = then
-        """What is on record to be done next, and not begun. None while that is planned, and while an attempt is in
-        flight."""
+        """Persisted next instruction that has not started. None while planning and during an attempt."""
         self._touches: set[str] = set()
-        """The nodes that its attempts were found to touch."""
+        """Nodes touched by its attempts."""
         self._in_flight: OutsideState | None = None
-        """External state for the attempt in flight, as of the last touch."""
+        """External state for the current attempt, as of the last touch."""
         self._times_touched = 0
         self._touched = asyncio.Event()
         self._planned = asyncio.Event()
 
     def touch(self) -> None:
-        """Have the driver read what has changed outside before it plans again."""
+        """Make the driver reload external changes before it plans again."""
         self._touched.set()
         self._planned.clear()
         self._in_flight, self._times_touched = None, self._times_touched + 1
 
     @property
     def snapshot(self) -> RunSnapshot:
-        """The run, with the alerts and orders that the driver has read."""
+        """The run with the alerts and commands that the driver has read."""
         return RunSnapshot(self.run, tuple(self._outside.alerts), tuple(self._outside.orders))
 
     @property
     def is_touched(self) -> bool:
-        """Whether something has changed outside that the driver has not read yet."""
+        """True if there are unread external changes."""
         return self._touched.is_set()
 
     async def reload(self) -> None:
-        """Take the run as the store has it, because after an error the one in memory may be ahead of it."""
+        """Reload the run from the store, because memory may be ahead of it after an error."""
         self._then = None
         snapshot = await self._services.recorder.snapshot(self.run.id)
         if snapshot is not None:
@@ -110,7 +105,7 @@ class Driver:
             self._outside = OutsideState(snapshot.alerts, snapshot.orders)
 
     async def take_back_unbegun(self) -> None:
-        """Take the attempt off the record that was not begun, as the server stops: the next one could not know that."""
+        """Take back a persisted attempt that has not started, because the next server could not know that."""
         act = self._then
         if isinstance(act, PerformAttempt) and not act.undo and not act.resumed:
             draft = self._draft()
@@ -118,11 +113,11 @@ class Driver:
             await self._commit(draft.plan(Idle()))
 
     async def planned(self) -> None:
-        """Return once the driver has planned with everything that it was touched for."""
+        """Return once all touches are included in a plan."""
         await self._planned.wait()
 
     async def drive(self) -> None:
-        structlog.contextvars.bind_contextvars(run_id=self.run.id, playbook=self.run.playbook)  # its task's alone
+        structlog.contextvars.bind_contextvars(run_id=self.run.id, playbook=self.run.playbook)  # only of its own task
         try:
             if not self.run.is_open or await self._take_target():
                 await self._carry_through()
@@ -137,14 +132,13 @@ class Driver:
             await self._plan_next(await self._carry_out())
 
     async def _plan_next(self, ended: EndedAttempt | None) -> None:
-        """Plan what to do next, by the outcome of the attempt that has ended and all that came from outside, and put it
-        on record."""
+        """Plan and persist the next instruction."""
         self._then = None
         while self._then is None:
             await self._read_outside()
             draft = self._draft()
             next_plan = plan.advance(draft) if ended is None else plan.conclude_and_advance(draft, *ended)
-            if await self._commit(next_plan):  # else plan again, with the alert that has joined meanwhile
+            if await self._commit(next_plan):  # otherwise plan again with the alert that joined
                 self._then = next_plan.then
 
     async def _carry_out(self) -> EndedAttempt | None:
@@ -160,7 +154,7 @@ class Driver:
         return RunDraft(self.run, self._outside, self._context, self._now())
 
     async def _take_target(self) -> bool:
-        """Lock the target, waiting in the queue if need be; False where the run was closed instead."""
+        """Lock the target, waiting if necessary; False if the run was closed instead."""
         claim = claims.of_run(self.run, self._services.actions)
         if self._services.locks.try_acquire(self.run.id, claim):
             return True
@@ -171,7 +165,7 @@ class Driver:
         while True:
             await self._read_outside()
             if self._outside.last(OrderKind.CANCEL, OrderKind.UNDO):
-                return True  # planning closes it, and closing needs no target
+                return True  # planning closes it, which needs no target
             refused = self._refused_in_queue()
             if refused is not None:
                 if await self._commit(plan.cancel_or_not_start(self._draft(), *refused)):
@@ -179,14 +173,14 @@ class Driver:
                 continue
             if granted.done():
                 return True
-            # It is stale once it is older than the maximum age, not as old: hence the millisecond.
+            # Stale means older than the maximum age, hence the millisecond.
             newest = plan.newest_beginning(self.run, self._outside)
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
-        """Why the run, which waits for its target, must not act any more; None where it may."""
+        """Return why the waiting run must no longer act, or None."""
         if plan.has_begun(self.run):
-            return None  # it had acted before a restart, and goes on
+            return None  # it acted before a restart and continues
         if self._outside.breaker is not None:
             reason = f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}"
             return reason, Decision.BREAKER_OPEN
@@ -198,7 +192,7 @@ class Driver:
         return busy, Decision.TARGET_BUSY
 
     async def _perform(self, act: PerformAttempt) -> AttemptOutcome:
-        """Make the attempt that is on record, unless something keeps it from being made, and return how it ended."""
+        """Make the persisted attempt, unless it is blocked, and return its outcome."""
         state = self.run.step(act.key)
         name = (state.undo.action if act.undo and state.undo else state.action) or ""
         claim = f"{self.run.id}/undo" if act.undo else self.run.id
@@ -223,7 +217,7 @@ class Driver:
                 metrics.alert_to_action_seconds.observe((began - self._received_at).total_seconds())
                 self._received_at = None
             self._services.fence()
-            self._then = None  # begun
+            self._then = None
             outcome = await _outcome_of(name, call, lambda call: actions.get(name).perform(call), began, metrics)
         metrics.step_seconds.labels(name, outcome.status).observe((self._now() - began).total_seconds())
         number = _attempts_of(state, act)[-1].number
@@ -231,7 +225,7 @@ class Driver:
         return outcome
 
     async def _refused(self, act: PerformAttempt, targets: Sequence[Target], waited: bool) -> AttemptOutcome | None:
-        """The outcome of an attempt that must not be made; None where it may, and what it touches is on record."""
+        """Return the outcome of a blocked attempt. None if it may start; its touched nodes are then recorded."""
         actions = self._services.actions
         try:
             touched = _nodes_touched(self.run, act, actions, targets)
@@ -245,22 +239,22 @@ class Driver:
         if barred is not None:
             return _barred_outcome(act, barred)
         if waited:
-            # The time in which another attempt was in flight on the same target is not taken from this one.
+            # Waiting for another attempt on the target does not count against the timeout.
             later = _with_full_timeout(self.run, act, self._now())
             await self._commit(RunPlan(later, (), act))
         return None
 
     async def _is_called_off(self, act: PerformAttempt, waited: bool = False) -> bool:
-        """Whether what has come since it was put on record keeps the attempt from being made; an undo nothing does."""
+        """Return whether later events cancel the attempt before start. Undos are never cancelled."""
         if act.undo or not (waited or self._touched.is_set() or self._pause() is not None):
             return False
         await self._read_outside(most=10)
         return plan.is_called_off(self._draft(), act)
 
     async def _locate(self, act: PerformAttempt, name: str) -> AttemptOutcome | None:
-        """Record where the action works, if it finds that out itself; return the outcome of the attempt if it cannot.
+        """Record the destinations of an action that determines them; return the outcome if it cannot.
 
-        An undo works where its action did, which is recorded already.
+        An undo uses the recorded ones.
         """
         action = _multi_node_action(self._services.actions, name) if not act.undo else None
         if action is None:
@@ -292,8 +286,7 @@ class Driver:
         return _call_of(self.run, act, self._services.actions, alert, self._now(), report_wait, clearance)
 
     async def _clearance(self, state: StepState) -> Clearance:
-        """Return what has happened since the attempt of this step began. The driver stays touched, because the plan
-        after the attempt has to read the change too."""
+        """Return whether the attempt may continue. The driver stays touched: the next plan must read the change too."""
         outside = await self._outside_in_flight()
         if outside.last(OrderKind.CANCEL, OrderKind.UNDO):
             return "stop"
@@ -303,8 +296,7 @@ class Driver:
         return "hold" if self._pause() is not None else "go_on"
 
     async def _outside_in_flight(self) -> OutsideState:
-        """Return the external state as of the last touch. It is read once for each touch, however often an attempt
-        asks."""
+        """Return the external state as of the last touch, read once per touch."""
         while self._touched.is_set() and self._in_flight is None:
             touches = self._times_touched
             snapshot = await self._services.recorder.snapshot(self.run.id)
@@ -315,16 +307,18 @@ class Driver:
         return self._in_flight or self._outside
 
     async def _report_wait(self, state: StepState, reason: str) -> None:
-        """Record what an attempt waits for, so that people can see why nothing happens."""
+        """Record what an attempt waits for."""
         run = replace(self.run, message=reason) if self.run.is_open else self.run
         await self._commit(RunPlan(run, (self._event(kinds.AttemptWaits(state.id, reason)),), Wait()))
 
     async def _commit(self, planned: RunPlan) -> bool:
-        """Make a plan durable; then notify the actions whose outcomes are in it, and count a run that closed.
+        """Make a plan durable, then notify actions of durable outcomes and count a closed run.
 
-        Returns False, with nothing stored, in two cases. An alert that the plan had not seen has joined, and the plan
-        closes the run or begins its undo: the reply to that alert said that this run handles it. A rejection that the
-        plan had not seen was accepted, and the run waits for an answer: the question ends by that, and by nothing else.
+        Returns False without storing anything in two cases:
+
+        - An alert joined that the plan has not seen, and the plan closes the run or starts its undo. That alert's reply
+          stated that this run handles it.
+        - A rejection was accepted that the plan has not seen. It must end the pending question.
         """
         before, after = self.run, planned.run
         closes = before.is_open and not after.is_open
@@ -351,8 +345,8 @@ class Driver:
         return True
 
     async def _read_outside(self, most: int = 1) -> None:
-        while self._touched.is_set() and (most := most - 1) >= 0:  # in an alert storm something comes with every read
-            # Cleared before the store is read, so that a change which comes while it is read is read next time.
+        while self._touched.is_set() and (most := most - 1) >= 0:  # in an alert storm, each read finds new changes
+            # Clear first, so that a change during the read is read next time.
             self._touched.clear()
             self._in_flight = None
             snapshot = await self._services.recorder.snapshot(self.run.id)
@@ -361,7 +355,7 @@ class Driver:
         self._outside = self._outside.under(self._services.controls(), self._pause())
 
     async def _rest(self, until: datetime | None, *others: asyncio.Future[None]) -> None:
-        """Wait until touched, until the moment has come, or until one of `others` is done."""
+        """Wait until touched, `until`, or one of `others` is done."""
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._touched.wait()), *others}
         if until is not None:
             waits.add(asyncio.ensure_future(self._services.clock.sleep_until(until)))
@@ -390,7 +384,7 @@ class Driver:
 
 
 def _attempts_of(state: StepState, act: PerformAttempt) -> tuple[Attempt, ...]:
-    """The attempts of the step, or of its undo, that are on record; the last is the one to be made."""
+    """Return the persisted attempts of the step or its undo. The last is to be made."""
     return state.undo_attempts if act.undo else state.attempts
 
 
@@ -403,8 +397,9 @@ def _call_of(
     report_wait: Callable[[str], Awaitable[None]],
     clearance: Callable[[], Awaitable[Clearance]],
 ) -> Call:
-    """The call for the attempt. One whose time is over before it is begun, because a commit took so long, has its whole
-    time from `now`. Raises ConfigurationError or ValueError where none can be made."""
+    """Return the call for the attempt. If its time ran out before the start, it gets its full time from `now`. Raises
+    ConfigurationError or ValueError.
+    """
     state = run.step(act.key)
     undo = state.undo if act.undo else None
     name = undo.action if undo else state.action or ""
@@ -428,7 +423,7 @@ def _call_of(
         undo_of=undo.undo_of if undo else None,
         undoes_applied=undo is not None and _was_applied(state, undo.undo_of),
         report_wait=report_wait,
-        clearance=clearance if undo is None else None,  # neither pause nor cancelling stops an undo
+        clearance=clearance if undo is None else None,  # neither pauses nor cancelling stop an undo
     )
 
 
@@ -438,22 +433,20 @@ def _was_applied(state: StepState, command_id: str) -> bool:
 
 @functools.cache
 def _has_methods_of(action_class: Hashable, protocol: type) -> bool:
-    """Kept by class: each attempt asks several times, and Python 3.11 takes tens of microseconds to compare them."""
+    """Cached by class, because Python 3.11 takes tens of microseconds per check."""
     return isinstance(action_class, protocol)
 
 
 def _multi_node_action(actions: Actions, name: str) -> MultiNodeAction | None:
-    """The action of this name, if it finds out itself on which nodes it works."""
     try:
         action = actions.get(name)
     except errors.PermanentFailure:
-        return None  # the attempt fails with the reason
+        return None  # the attempt fails with this reason
     return cast("MultiNodeAction", action) if _has_methods_of(type(action), MultiNodeAction) else None
 
 
 def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Target]:
-    """The targets that the attempt works on. One that only reads disturbs nothing on a job's nodes, so these are
-    not among its targets."""
+    """Return the attempt's targets. Reading actions do not disturb a job's nodes, so these are excluded."""
     assert run.target is not None
     state = run.step(act.key)
     undo = state.undo if act.undo else None
@@ -463,13 +456,14 @@ def _targets_of(run: Run, act: PerformAttempt, actions: Actions) -> Sequence[Tar
     try:
         params = action_class.Params.model_validate(undo.params if undo else state.params, context=ON_RECORD)
     except ValueError:
-        return (run.target,)  # the attempt will not be made
+        return (run.target,)  # no attempt will be made
     return (run.target, *cast("type[MultiNodeAction]", action_class).places(params))
 
 
 def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Sequence[Target]) -> set[str]:
-    """The nodes on which the attempt on these targets may change something, which the breaker counts; none for one that
-    only reads, and for an undo, which nothing holds back. Raises ConfigurationError where the action cannot say."""
+    """Return the nodes that the breaker counts. None for reading actions and undos. Raises ConfigurationError if the
+    action fails to state them.
+    """
     state = run.step(act.key)
     action_class = actions.action_class(state.action or "")
     if act.undo or action_class is None or not action_class.harmful:
@@ -480,7 +474,7 @@ def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Seq
         try:
             params = action_class.Params.model_validate(state.params, context=ON_RECORD)
             nodes |= set(cast("type[NodeTouchingAction]", action_class).touches(params, run.target))
-        except Exception as error:  # it may be another package's, and what it touches must be known
+        except Exception as error:  # third-party code, whose nodes must be known
             raise errors.ConfigurationError(
                 f"action {state.action} does not say which nodes it touches: {type(error).__name__}: {error}"
             ) from error
@@ -488,12 +482,11 @@ def _nodes_touched(run: Run, act: PerformAttempt, actions: Actions, targets: Seq
 
 
 def _barred_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
-    """The outcome of an attempt that the breaker keeps from being made."""
     return replace(_unmakeable_outcome(act, reason), barred_by=Decision.BREAKER_OPEN)
 
 
 def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
-    """The run with the attempt's deadline reset to its full timeout from `now`."""
+    """Return the run with the attempt's deadline reset to its full timeout from `now`."""
     state = run.step(act.key)
     *earlier, last = _attempts_of(state, act)
     moved = (*earlier, replace(last, deadline=now + (last.deadline - last.started_at)))
@@ -503,15 +496,17 @@ def _with_full_timeout(run: Run, act: PerformAttempt, now: datetime) -> Run:
 
 
 def _unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
-    """The outcome of an attempt that this server cannot make. An undo is tried again, because another version of the
-    server may be able to make it; the outcome of an attempt that a killed server may have made is unknown."""
+    """Return the outcome of an attempt that this server cannot make.
+
+    Undos are retried, perhaps by another release. If a killed server may have made the attempt, the outcome is unknown.
+    """
     if act.undo:
         return AttemptOutcome("failed", error=reason)
     return AttemptOutcome("unknown" if act.resumed else "rejected", error=reason)
 
 
 def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
-    """The action and the command id of each attempt that was in flight in `before` and has ended in `after`."""
+    """Yield (action, command ID) of attempts that ended between the two states."""
     for old, new in zip(before.steps, after.steps, strict=True):
         if old is new:
             continue
@@ -527,7 +522,7 @@ def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
 
 
 async def _outcome_of(name: str, call: Call, work: Work, now: datetime, metrics: telemetry.Metrics) -> AttemptOutcome:
-    """How the call ends: every way it can end is made an `AttemptOutcome`."""
+    """Run the call and map every ending to an `AttemptOutcome`."""
     limit = max((call.deadline - now + GRACE).total_seconds(), 0.0)
     try:
         async with asyncio.timeout(limit):

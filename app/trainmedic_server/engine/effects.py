@@ -1,10 +1,7 @@
-"""Measures what became of an alert's metric when a run had acted: it records what is due, and measures it later.
+"""Measurement of an alert's metric after a run has acted.
 
-`EffectRecorder` listens to the events: the first act of a run makes an effect that is due ten minutes later. It is in
-the run store, so a restart or an outage of Prometheus loses none; Prometheus remembers the past, and is asked for all
-of it at one go. Nothing here is between a run and its acts.
-
-Who calls it: ``wiring`` runs both. Not here: what the verdict rests on (``domain.effect``).
+`EffectRecorder` stores an effect at a run's first act, due 10 minutes later. `EffectMeasuring` then queries Prometheus
+for the whole period. Restarts and outages lose none, and no run waits for it. ``domain.effect`` has the verdict.
 """
 
 from __future__ import annotations
@@ -29,22 +26,22 @@ from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 ACTED = names(StepStarted, StepResumed)
-"""The events by which it is known that a run may have acted for the first time."""
+"""Events of a possible first act."""
 SETTLES = timedelta(seconds=30)
-"""After the last moment that is asked for: the scrape must have come in."""
+"""Delay after the measured period, so that the last scrape is included."""
 GIVE_UP_AFTER = timedelta(days=1)
-"""Since the act: a Prometheus that is away for longer than that has no verdict waiting for it."""
+"""Maximum time after the act to wait for Prometheus."""
 _AGAIN = timedelta(minutes=1)
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 20
 _MOST_BRANCHES = 4
-"""Of a rule that are tried, each with a question."""
+"""Rule branches that are tried, one query each."""
 
 log = telemetry.logger(__name__)
 
 
 class EffectRecorder:
-    """Records which effects are due; implements `event_teller.EventListener`."""
+    """Records due effects; implements `event_dispatch.EventListener`."""
 
     name = "effects"
     kinds = ACTED
@@ -59,7 +56,7 @@ class EffectRecorder:
         runs, known = await self._store.transact(lambda tx: (tx.runs(run_ids), tx.effects.of_runs(run_ids)))
         new = [
             await self._due(run, run.acted_at)
-            for run in runs  # that its first act was called off, and another one came later, is rare
+            for run in runs  # rare: the first act was cancelled, and another one followed
             if run.acted_at is not None and (run.id not in known or known[run.id].acted_at != run.acted_at)
         ]
         if new:
@@ -78,7 +75,7 @@ class EffectRecorder:
         return replace(effect, origin="playbook", query=query, better=measured.better)
 
     async def _playbook_of(self, run: Run) -> CompiledPlaybook | None:
-        """The version that the run works with; None where there is none any more."""
+        """Return the run's version of its playbook, if it still exists."""
         loaded = self._catalog.get(run.playbook)
         if loaded is not None and loaded.version == run.version:
             return loaded
@@ -90,7 +87,7 @@ class EffectRecorder:
 
 
 class EffectMeasuring:
-    """Measures what is due, by asking Prometheus."""
+    """Measures due effects with Prometheus."""
 
     def __init__(self, store: RunStore, prometheus: MetricsAndRules, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._store = store
@@ -99,11 +96,11 @@ class EffectMeasuring:
         self._metrics = metrics
 
     async def run(self) -> None:
-        """Measure what is due, until cancelled."""
+        """Measure until cancelled."""
         await loops.repeat(self.measure, _LOOK_EVERY, "effects", self._metrics)
 
     async def measure(self) -> int:
-        """Measure what is due once, up to a bound; return how many those were. Raises StoreUnavailable."""
+        """Measure a limited number of due effects and return it. Raises StoreUnavailable."""
         due = await self._store.transact(self._due)
         is_away: str | None = None
         done: list[Effect] = []
@@ -115,7 +112,7 @@ class EffectMeasuring:
             except errors.MetricsUnavailable as error:
                 is_away = str(error)
                 done.append(self._later(effect, is_away))
-            except Exception as error:  # a bug at one must not keep those after it from being measured
+            except Exception as error:  # a bug with one effect must not block the others
                 self._metrics.loop_errors.labels("effects").inc()
                 log.exception("an effect could not be measured", run_id=effect.run_id)
                 done.append(effect.not_measured(f"measuring it failed: {type(error).__name__}"))
@@ -138,7 +135,7 @@ class EffectMeasuring:
         return replace(effect, due_at=now + _AGAIN, reason=reason)
 
     async def _measured(self, effect: Effect, run: Run) -> Effect:
-        """The effect with its verdict. Raises MetricsUnavailable."""
+        """Return the effect with its verdict. Raises MetricsUnavailable."""
         if run.acted_at is None:
             return effect.not_measured("the act was called off")
         if effect.query is not None:
@@ -170,13 +167,13 @@ class EffectMeasuring:
 
 
 def _is_of(rule: AlertRule, run: Run) -> bool:
-    """Whether the alert has what the rule adds to its alerts, as far as that is no template."""
+    """Return whether the alert has the rule's static labels."""
     fixed = {name: value for name, value in rule.labels.items() if "{{" not in value}
     return all(run.sent_labels.get(name) == value for name, value in fixed.items())
 
 
 def _of_series(effect: Effect, series: Sequence[MetricSeries], comparison: promql.Comparison | None) -> Effect | None:
-    """The effect by the one series that there is; None where there is none."""
+    """Return the effect from the only series; None without a series."""
     if len(series) > 1:
         return effect.not_measured(f"the query gives {len(series)} series where one is needed")
     return effects.measured(effect, series[0].points, comparison) if series else None

@@ -1,4 +1,4 @@
-"""What the parts of the engine have in common. Made by ``service``, which hands it to each of them."""
+"""Shared services of the engine's parts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ log = telemetry.logger(__name__)
 
 
 async def nothing_to_renew() -> None:
-    """Do nothing: what is known of nodes and jobs does not change, as in a simulation."""
+    """Do nothing, for a fixed topology as in simulations."""
 
 
 class EngineServices(Struct, frozen=True):
-    """What the parts of the engine work with. One for each engine."""
+    """Services of one engine."""
 
     store: RunStore
     catalog: Catalog
@@ -47,13 +47,13 @@ class EngineServices(Struct, frozen=True):
     controls: Callable[[], Controls]
     """Returns the current switches."""
     breaker: Breaker
-    """Asked before each attempt that changes something."""
+    """Checked before each changing attempt."""
     fence: Fence
     """Called right before each attempt."""
     topology: Callable[[], Topology] = Topology
-    """Returns what is known of nodes, jobs and GPUs."""
+    """Returns the known nodes, jobs and GPUs."""
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
-    """Reads it again where a target is not known; waits briefly, and never raises."""
+    """Reloads it if a target is unknown. Waits briefly and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
     """Returns the active alert map."""
 
@@ -71,7 +71,7 @@ class EngineServices(Struct, frozen=True):
         )
 
     def pause_of(self, run: Run, nodes: Set[str] = frozenset()) -> OperatorPause | None:
-        """The pause that holds the run now, which touches `nodes` beside its target's; None where none does."""
+        """Return the pause that holds a run touching `nodes` and its target, or None."""
         controls = self.controls()
         if not controls.pauses:
             return None
@@ -79,7 +79,7 @@ class EngineServices(Struct, frozen=True):
         return pausing.holding(controls, run.playbook, run.target, run.every_label, now, topology, nodes)
 
     def count_closed(self, run: Run) -> None:
-        """Count and log that a run has closed."""
+        """Count and log a closed run."""
         self.metrics.open_runs.dec()
         self.metrics.runs.labels(run.playbook, str(run.status)).inc()
         log.info("run closed", status=str(run.status), decision=str(run.decision), message=run.message)

@@ -1,10 +1,7 @@
-"""Hands the events of the history, in order, to somebody who does something with each: at least once, over restarts.
+"""Ordered, at-least-once delivery of history events to listeners.
 
-Up to where a listener has come stands in the run store, and moves on when it has taken the events. So an outage of
-whoever it tells, or a kill of the server, loses nothing, and holds up no run: each listener has a loop of its own that
-reads what is committed. A listener that has never listened begins with what happens from then on.
-
-Who calls it: ``wiring`` runs one for each listener.
+The run store advances each listener's position after the listener has taken the events. Each listener has its own loop.
+So outages and kills lose nothing and block no run. New listeners start at the present.
 """
 
 from __future__ import annotations
@@ -26,37 +23,37 @@ _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
 
 
 class EventListener(Protocol):
-    """Does something with each event."""
+    """Receiver of events."""
 
     @property
     def name(self) -> str:
-        """By which its position is kept."""
+        """Key of its stored position."""
         ...
 
     @property
     def kinds(self) -> Collection[str]:
-        """Of which kinds the events are that it is handed; of all where this is empty."""
+        """Event kinds it receives; empty for all."""
         ...
 
     @property
     def at_once(self) -> int:
-        """How many events it is handed at one time, at most: so many are taken twice after a kill."""
+        """Maximum events per call, which are repeated after a kill."""
         ...
 
     async def take(self, events: Sequence[Event]) -> None:
-        """Take events, in order, each of which may be taken again. Raises TrainmedicError: they are handed again."""
+        """Take events in order. Any may be repeated. Raises TrainmedicError to get them again."""
         ...
 
 
 class EventSource(Protocol):
-    """Reads the events; `ports.store.History` does."""
+    """Reader of events, such as `ports.store.History`."""
 
     async def events_after(self, seq: int, limit: int, kinds: Collection[str] = ()) -> list[Event]: ...
     async def last_seq(self) -> int: ...
 
 
 class EventDispatcher:
-    """Hands events to one listener."""
+    """Delivers events to one listener."""
 
     def __init__(
         self,
@@ -74,12 +71,12 @@ class EventDispatcher:
         self._position: int | None = None
 
     async def run(self) -> None:
-        """Hand on what is new, until cancelled."""
+        """Deliver new events until cancelled."""
         retries = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         await loops.repeat(self.tell, _LOOK_EVERY, self._listener.name, self._metrics, retries=retries, rest=self._rest)
 
     async def tell(self) -> int:
-        """Hand on the next events once; return how many those were. Raises TrainmedicError."""
+        """Deliver the next events and return their number. Raises TrainmedicError."""
         before, newest = await self.begin(), await self._source.last_seq()
         if newest <= before:
             return 0
@@ -92,15 +89,16 @@ class EventDispatcher:
                 self._metrics.event_errors.labels(listener.name).inc()
                 raise
         last = events[-1].seq if events else None
-        # Of other kinds there may have been more, up to the newest event that was there before these were read.
+        # Events of other kinds may follow, up to the newest at the start.
         taken = last if last is not None and len(events) == listener.at_once else max(newest, last or 0)
         await self._store.transact(lambda tx: tx.event_positions.save_position(listener.name, taken))
         self._position = taken
         return len(events)
 
     async def begin(self) -> int:
-        """Find the position from which on there is to tell, if it is not known yet, and return it: what comes after the
-        first call is told, whatever happens. Raises StoreUnavailable."""
+        """Load or create the listener's position and return it. Events after the first call are delivered in any case.
+        Raises StoreUnavailable.
+        """
         if self._position is None:
             newest = await self._source.last_seq()
             self._position = await self._store.transact(lambda tx: self._kept_or(newest, tx))
@@ -109,7 +107,7 @@ class EventDispatcher:
     def _kept_or(self, newest: int, tx: Transaction) -> int:
         name = self._listener.name
         kept = tx.event_positions.position(name)
-        # One beyond the newest event dates from before the store was replaced.
+        # A position after the newest event stems from a replaced store.
         if kept is None or kept > newest:
             tx.event_positions.save_position(name, newest)
             return newest

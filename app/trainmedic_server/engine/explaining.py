@@ -1,7 +1,4 @@
-"""What the server would do about alerts now, by all that it knows: earlier runs, switches, guards, locks, targets.
-
-It changes nothing. Who calls it: ``service``. Not here: the explanation itself (``explanation``).
-"""
+"""Explanations of alerts from the server's current state: runs, switches, guards, locks, targets. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ from trainmedic_server.engine.explanation import ExplainContext, ExplainedAlert
 
 
 class Explainer:
-    """Explains alerts by what the server knows."""
+    """Explains alerts."""
 
     def __init__(self, services: EngineServices) -> None:
         self._services = services
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Return what each playbook that names an alert's alertname would do about it if it were delivered now.
+        """Return the reaction of each playbook for the alertname if the alerts were delivered now.
 
-        With `at` the age of the alerts is judged as of then; everything else is as it is now. Raises StoreUnavailable.
+        `at` sets the time only for the alerts' age. Raises StoreUnavailable.
         """
         services = self._services
         topology = services.topology()
@@ -33,7 +30,7 @@ class Explainer:
         names = {each.alert.name for each in mapped}
         by_name = {each.definition.name: each for name in names for each in services.catalog.for_alert(name)}
         playbooks = [by_name[name] for name in sorted(by_name)]
-        # In threads, because a thousand alerts take a second, in which webhooks want to be answered.
+        # Use threads: a thousand alerts take 1 s, during which webhooks need answers.
         delivery = await asyncio.to_thread(explanation.prepared, services.catalog.for_alert, mapped, topology)
         ago = services.timeline.by_clock()
         facts = await services.store.transact(
@@ -60,7 +57,7 @@ class Explainer:
         return await asyncio.to_thread(explanation.explain, playbooks, delivery, facts, context)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
-        """Return what a test of the playbooks would see of each alert."""
+        """Return what a playbook test would see of each alert."""
         services = self._services
         mapped = [services.alert_map().apply(alert).alert for alert in alerts]
         return await asyncio.to_thread(

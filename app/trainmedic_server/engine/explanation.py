@@ -1,7 +1,4 @@
-"""Explains what the playbooks make of alerts, and why: by the admission itself, whose outcome nobody keeps. Pure.
-
-Who calls it: ``explaining``, with what the server knows, and ``simulation.explain`` with nothing but the alerts.
-"""
+"""Explanation of playbooks' reactions to alerts, by a dry run of admission. Pure."""
 
 from __future__ import annotations
 
@@ -33,77 +30,73 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import GuardFacts
 
 _IMAGINED = "imagined-"
-"""Begins the ids of runs that only the explanation has."""
+"""ID prefix of hypothetical runs."""
 _ACTING = (Decision.STARTED, Decision.JOINED)
 
 
 class Explanation(Struct, frozen=True):
-    """What one playbook would do about one alert. ``guards`` and ``steps`` are empty where it does not react.
+    """One playbook's reaction to one alert. ``guards`` and ``steps`` are empty without a reaction.
 
-    ``decision`` is the engine's; None where the playbook does not react, or the alert has resolved.
+    ``decision`` is None without a reaction or for a resolved alert.
     """
 
     playbook: str
     source: str
     version: str
     names_alert: bool
-    """Whether it names the alert's alertname."""
+    """Whether the playbook names the alertname."""
     matched: bool
     why: str = ""
     mode: Mode | None = None
     target: str | None = None
     target_from: tuple[str, ...] = ()
-    """Sentences for the labels that name a node, each with the sources that know it. Empty if the target has no
-    node."""
+    """Sentences on labels that name a node, with sources. Empty if the target has no node."""
     decision: Decision | None = None
     run_id: str | None = None
-    """The run that deals with the alert already, or that it would join."""
+    """Run that handles the alert, or that it would join."""
     waits_for: str | None = None
-    """The run for whose target it would wait."""
+    """Run that holds the target."""
     guards: tuple[str, ...] = ()
     steps: tuple[StepPlan, ...] = ()
 
 
 class ExplainedAlert(Struct, frozen=True):
-    """What all playbooks would do about one alert."""
+    """Reactions of all playbooks to one alert."""
 
     alert: Alert
     playbooks: tuple[Explanation, ...]
-    """By the playbooks' names."""
+    """Sorted by name."""
     told: tuple[str, ...] = ()
-    """The runs that would be told that the alert has resolved, and may end or give back what they took."""
+    """Runs that would be notified of the end of the alert and may end or revert changes."""
     refused: str = ""
-    """Why the alert map does not accept the alert. Empty if it does."""
+    """Why the alert map refuses the alert. Empty if accepted."""
 
     @property
     def acting(self) -> tuple[str, ...]:
-        """The playbooks that would act on it. Two do so one after the other, each without regard to what the other
-        did."""
+        """Playbooks that would act. Several act independently, one after the other."""
         return tuple(each.playbook for each in self.playbooks if each.decision in _ACTING)
 
 
 class ExplainContext(Struct, frozen=True):
-    """By what the alerts are judged."""
+    """Inputs of an explanation."""
 
     actions: Actions
     limits: EngineLimits
     now: datetime
     ago: Ago
     holder: Callable[[matching.Key], str | None] = lambda key: None
-    """Run that holds what a run of this playbook on this target would lock."""
+    """Returns the run that holds the target of a playbook's run."""
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
-    """By job, who began a failure of the last hour, and why."""
+    """Verdicts of the last hour, by job."""
     topology: Topology = field(default_factory=Topology)
-    """Labels that name nodes."""
     is_live: bool = False
-    """Whether what the guards look at is known."""
+    """Whether the guards' inputs are known."""
 
 
 def prepared(
     playbooks_for: Callable[[str], Sequence[CompiledPlaybook]], mapped: Sequence[MappedAlert], topology: Topology
 ) -> PreparedDelivery:
-    """Return the alerts as the admission would be given them in one delivery, matched with the playbooks for their
-    alertnames."""
+    """Return the alerts as one delivery, matched with the playbooks for their alertnames."""
     matched = []
     for each in mapped:
         made = matching.match(playbooks_for(each.alert.name), each.alert, topology)
@@ -115,9 +108,9 @@ def prepared(
 def explain(
     playbooks: Sequence[CompiledPlaybook], delivery: PreparedDelivery, facts: AdmissionFacts, context: ExplainContext
 ) -> tuple[ExplainedAlert, ...]:
-    """Return an explanation for each alert of the delivery, with each of the playbooks that it was matched with.
+    """Explain each alert of the delivery for each matched playbook.
 
-    As in a delivery, each is decided on as if those before it had been admitted.
+    As in a delivery, each decision assumes that earlier alerts were admitted.
     """
     by_name = {playbook.definition.name: playbook for playbook in playbooks}
     guard_facts = dict(facts.guards)
@@ -148,7 +141,7 @@ def alone(
     topology: Topology = Topology(),
     alert_map: AlertMap = NO_ALERT_MAP,
 ) -> tuple[ExplainedAlert, ...]:
-    """Return an explanation for each alert as if there were nothing else: no run before, no switch, no other target."""
+    """Explain the alerts as if there were no earlier runs, switches or other targets."""
     mapped = [alert_map.apply(alert) for alert in alerts]
     delivery = prepared(playbooks_for, mapped, topology)
     facts = AdmissionFacts({}, {}, {}, {}, {}, Controls(), set(), matching.nodes_named([delivery]), topology)
@@ -167,7 +160,7 @@ def for_a_test(
     actions: Actions,
     limits: EngineLimits,
 ) -> tuple[ExplainedAlert, ...]:
-    """Return what a test of playbooks would see of each alert: alone, at its beginning, in mode enforce."""
+    """Return what a playbook test would see of each alert: alone, at its start, in mode enforce."""
     enforcing = replace(limits, mode=Mode.ENFORCE)
     return tuple(
         explained
@@ -180,7 +173,7 @@ def _not_reacting(
     matched: MatchedAlert, alert: Alert, by_name: Mapping[str, CompiledPlaybook]
 ) -> Iterator[Explanation]:
     for miss in matched.misses:
-        if not miss.playbook:  # The alert is not accepted; no playbook was asked.
+        if not miss.playbook:  # refused, so no playbook was checked
             continue
         playbook = by_name[miss.playbook]
         names_alert = alert.name in playbook.definition.on.alertnames
@@ -222,7 +215,7 @@ def _reacting(
 
 
 def _told_by(decision: Decision, run_id: str | None) -> str:
-    """Why, where the decision itself has no reason."""
+    """Explain a decision that has no reason of its own."""
     if decision is Decision.JOINED:
         return (
             f"run {run_id} is open on this target" if run_id else "a run for an alert before it is open on this target"
@@ -233,7 +226,7 @@ def _told_by(decision: Decision, run_id: str | None) -> str:
 
 
 def _guards(spec: Guards, facts: GuardFacts | None, ago: Ago) -> tuple[str, ...]:
-    """A sentence for each guard that the playbook has, with how far it is used up where that is known."""
+    """Return a sentence for each guard, with its usage if known."""
     sentences = []
     if spec.cooldown is not None:
         sentence = f"cooldown: not within {duration.write(spec.cooldown)} after its last run on this target ended"

@@ -1,10 +1,7 @@
-"""Tells the alerts of findings: to the Alertmanager, which sends them back by the webhook, or to the intake itself.
+"""Delivery of finding alerts to Alertmanager, or directly to the intake.
 
-What is to be told stands in the run store (`KnownFinding.tell_at`), beside the finding and committed with it. So an
-outage of the Alertmanager or a kill of the server loses nothing, and telling an alert again changes nothing: whoever
-takes it knows it by its labels and its beginning.
-
-Who calls it: ``wiring`` runs `run`; ``finding_intake`` calls `touch`. Not here: which findings raise an alert.
+The schedule (`KnownFinding.tell_at`) is committed with the finding, so outages and kills lose nothing. Repeats are
+harmless: labels and start time identify an alert.
 """
 
 from __future__ import annotations
@@ -26,14 +23,14 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
 RECEIVER = "log findings"
-"""What a delivery says of its receiver that no Alertmanager has sent."""
+"""Receiver name of deliveries without an Alertmanager."""
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 200
-"""Alerts that are told in one call."""
+"""Alerts per call."""
 
 
 class IntakeAlertSender:
-    """Tells alerts to the intake itself, where there is no Alertmanager; implements `ports.findings.AlertSender`."""
+    """Sends alerts to the intake without an Alertmanager; implements `ports.findings.AlertSender`."""
 
     def __init__(self, admit: Callable[[Delivery], Awaitable[object]], clock: Clock) -> None:
         self._admit = admit
@@ -44,7 +41,7 @@ class IntakeAlertSender:
 
 
 class FindingAlertSender:
-    """``repeat_every`` is the time after which an alert that fires is told again."""
+    """Sends due alerts. Firing ones are repeated after ``repeat_every``."""
 
     def __init__(
         self,
@@ -62,11 +59,11 @@ class FindingAlertSender:
         self._touched = asyncio.Event()
 
     def touch(self) -> None:
-        """There is something to tell."""
+        """Wake up, because an alert is due."""
         self._touched.set()
 
     async def run(self) -> None:
-        """Tell what is due, until cancelled."""
+        """Send due alerts until cancelled."""
         await loops.repeat(self.tell, _LOOK_EVERY, "finding alerts", self._metrics, rest=self._until_touched)
 
     async def _until_touched(self, seconds: float) -> None:
@@ -76,7 +73,7 @@ class FindingAlertSender:
         self._touched.clear()
 
     async def tell(self) -> int:
-        """Tell what is due once, up to a bound; return how many that were. Raises TrainmedicError."""
+        """Send a limited number of due alerts and return it. Raises TrainmedicError."""
         due = await self._store.transact(lambda tx: tx.findings.to_tell(self._clock.now(), _AT_ONCE))
         told = [known for known in due if known.alert is not None]
         if told:
@@ -92,8 +89,7 @@ class FindingAlertSender:
         return len(due)
 
     def _note_told(self, tx: Transaction, told: Sequence[KnownFinding], now: datetime) -> None:
-        """Those that are over have been told for the last time; the others are told again. What has changed meanwhile
-        stays to be told."""
+        """Schedule the repeats of open findings. Those changed since are left due."""
         stored = tx.findings.with_ids([known.id for known in told])
         noted = []
         for before in told:

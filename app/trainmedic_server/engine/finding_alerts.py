@@ -1,8 +1,4 @@
-"""The alert of a finding: whether it raises one, and how that is written.
-
-Pure. Who calls it: ``finding_intake`` decides by it, ``finding_teller`` writes it. Not here: what a rule says, which is
-``trainmedic_logs.lines.rule``, and its texts (``trainmedic_logs.lines.rendering``).
-"""
+"""Alerts of findings: whether a finding raises one, and its content. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +19,9 @@ from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.own_source import LOG, SOURCE
 
 OLDEST = timedelta(hours=1)
-"""Lines that are older when they are heard of raise no alert: the world that they describe has changed."""
+"""Older lines raise no alert, because the state they describe may have changed."""
 _BOOT_ERROR = timedelta(seconds=5)
-"""By how much the time of a boot may be wrong, which is worked out from two clocks."""
+"""Maximum error of the boot time, which is computed from two clocks."""
 SUSPECTED = "it is suspected: it waits for "
 _LONGEST_RANKS = 1000
 _IDENTITY = IdentityLabels()
@@ -37,7 +33,7 @@ _NAMES_OF_TARGETS = frozenset(
 
 
 def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
-    """The labels that the rule adds: those that the rule as it is here names, and none that names a target."""
+    """Return the labels that the loaded rule adds, without those that name a target."""
     named = rule.alert.labels.keys() if rule is not None and rule.alert is not None else frozenset()
     return {
         name: value
@@ -47,7 +43,7 @@ def own_labels(finding: Finding, rule: LogRule | None) -> dict[str, str]:
 
 
 def silence_reason(known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime) -> str:
-    """Why the finding raises no alert, whatever its rule's confirmation says; empty where it may."""
+    """Return why the finding raises no alert, apart from confirmation; empty if it may."""
     if rule is None:
         return "no rule of its name is loaded"
     if rule.alert is None:
@@ -62,14 +58,14 @@ def silence_reason(known: KnownFinding, rule: LogRule | None, update: FindingUpd
 
 
 def is_before_boot(known: KnownFinding, booted_at: datetime | None) -> bool:
-    """Whether the node was booted after the finding's last line."""
+    """Return whether the node was booted after the finding's last line."""
     if booted_at is None:
         return False
     return known.last_at + timedelta(seconds=known.clock_error) + _BOOT_ERROR < booted_at
 
 
 def raised(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
-    """The finding with its alert, which begins now. Its rule has one."""
+    """Return the finding with an alert that begins now."""
     shown = known.as_finding
     labels = _labels(known, rule, rendering.severity_of(rule, shown))
     summary = _with_claim(rendering.summary_of(rule, shown), known)
@@ -81,7 +77,7 @@ def raised(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
 
 
 def written(known: KnownFinding, alert: FindingAlert) -> Alert:
-    """The alert as Alertmanager and the intake take it: it fires, or has ended."""
+    """Return the firing or resolved alert of a finding."""
     annotations = {
         "summary": alert.summary,
         "description": alert.description,
@@ -114,7 +110,7 @@ def _labels(known: KnownFinding, rule: LogRule, severity: str) -> Mapping[str, s
     if target.kind is TargetKind.JOB:
         return labels | {"job_name": target.job or ""}
     if known.is_printed:
-        # Whoever trains can print anything. By these labels no playbook finds a node, and people are told.
+        # Users can print anything. These labels identify no node for playbooks, and people are notified.
         return labels | {"seen_on": target.node or "", "needs": "people"}
     labels["node"] = target.node or ""
     return labels | {"UUID": target.gpu or ""} if target.kind is TargetKind.GPU else labels
@@ -126,7 +122,7 @@ def _description(rule: LogRule, shown: Finding) -> str:
 
 
 def _with_claim(text: str, known: KnownFinding) -> str:
-    """Return the text with the claimed job, marked as a claim."""
+    """Append the claimed job, marked as a claim."""
     if not known.claimed_job:
         return text
     return f"{text} ({claim(known.claimed_job)}; nothing proves that this job runs on {known.origin.node})"

@@ -1,10 +1,7 @@
-"""The target and job of a finding, as far as the server trusts its node.
+"""Target and job of a finding, as far as its node is trusted.
 
-A node reports only about itself. Reports about another node are skipped. A job counts if it is known to be on that
-node, or if the log is that of the job's pod. Otherwise the finding is the node's, and the job's name is a claim: anyone
-who can write a file on the node can give it a job's name.
-
-Called by ``finding_intake``.
+A node reports only about itself. A job counts if it is known to be on that node, or if the log is its pod's. Otherwise
+the finding is the node's and the job's name a claim: anyone who can write a file on the node can name it after a job.
 """
 
 from __future__ import annotations
@@ -23,17 +20,18 @@ from trainmedic_server.domain.topology import Topology
 WasThere = Callable[[str, str], bool]
 """Returns whether a job was on a node within the last hour."""
 MOST_CLAIMED_OF_NODE = 200
-"""Findings with a claimed job that one node may begin within `COUNTED`. They are fewer than half of the findings that a
-node may have open, so invented names leave capacity for the kernel's reports."""
+"""Findings with a claimed job that a node may begin within `COUNTED`. Less than half of its open findings, so that
+invented names leave capacity for the kernel's reports.
+"""
 COUNTED = timedelta(days=1)
 _LONGEST_CLAIM = 253
 
 
 def believed(finding: Finding, topology: Topology, was_there: WasThere) -> Finding:
-    """The finding with the target and the job that are believed."""
+    """Return the finding with its trusted target and job."""
     origin = finding.origin
     job = _job_of(origin, topology, was_there)
-    # Keep the attempt of a claimed job too. It shows which findings with this claim belong together.
+    # Keep the attempt of a claimed job, which groups its findings.
     placed = replace(origin, job=job, attempt=origin.attempt if job or is_printed(finding) else None)
     return replace(finding, origin=placed, target=_target(finding, job))
 
@@ -59,24 +57,23 @@ def _target(finding: Finding, job: str | None) -> Target:
 
 
 def claimed_job(finding: Finding, placed: Finding) -> str:
-    """Return the job that only the finding's file names. Empty if `placed`, the trusted identity, has a job, and for a
-    kernel's line, which names no job."""
+    """Return the job that only the file names. Empty if `placed` has a trusted job, and for kernel lines."""
     if placed.origin.job is not None or not finding.origin.job or not is_printed(finding):
         return ""
     return visible(finding.origin.job)[:_LONGEST_CLAIM]
 
 
 class ClaimedFindings:
-    """Count of the findings with claimed jobs by node, so that invented names cannot fill the run store.
+    """Counts findings with claimed jobs by node, so that invented names cannot fill the run store.
 
-    One thread uses it. The counts start again with the process.
+    For one thread. Counts restart with the process.
     """
 
     def __init__(self) -> None:
         self._times: dict[str, dict[str, datetime]] = {}
 
     def admits(self, node: str, key: str, now: datetime) -> bool:
-        """Return whether the node may have this finding with its claim. `key` is the finding's identity."""
+        """Return whether the node may have this finding with its claim."""
         times = self._times.setdefault(node, {})
         if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
             self._times[node] = times = {each: at for each, at in times.items() if now - at < COUNTED}

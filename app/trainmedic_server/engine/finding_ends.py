@@ -1,6 +1,6 @@
-"""When a finding is over, and what confirms one that is suspected.
+"""End of findings, and confirmation of suspected ones. Pure.
 
-Pure. Who calls it: ``finding_intake``. What a stream itself says of its end comes with its updates.
+Ends reported by streams are part of their updates.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from trainmedic_server.engine.finding_alerts import is_before_boot
 from trainmedic_server.engine.node_watch import JobProgress
 
 SILENCE = timedelta(minutes=15)
-"""After so long without a line a finding is over whose rule is not there any more."""
+"""Silence that ends a finding without a loaded rule."""
 FORGOTTEN_AFTER = timedelta(days=7)
-"""After so long without a word of its node, or of its job, a finding is over that waits for one."""
+"""Silence of the node or job that ends a finding waiting for it."""
 
 
 class EndFacts(Struct, frozen=True):
-    """What the end of findings depends on, at one moment."""
+    """Inputs at one moment."""
 
     ago: Ago
-    """Counts only time in which a server was at work."""
+    """Excludes downtimes."""
     booted_at: Mapping[str, datetime] = field(default_factory=dict)
     progress: Mapping[str, JobProgress] = field(default_factory=dict)
     lives: Mapping[str, JobLife] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class EndFacts(Struct, frozen=True):
 
 
 def end_of(known: KnownFinding, rule: LogRule | None, facts: EndFacts) -> FindingEnd | None:
-    """Why the finding is over now; None where it is not."""
+    """Return why the finding has ended; None if open."""
     if known.is_suspected and rule is not None and rule.alert is not None and rule.alert.confirm is not None:
         return FindingEnd.UNCONFIRMED if known.heard_at <= facts.ago(rule.alert.confirm.within) else None
     until = rule.until if rule is not None else ""
@@ -61,8 +61,7 @@ def end_of(known: KnownFinding, rule: LogRule | None, facts: EndFacts) -> Findin
 
 
 def _has_gone_on(known: KnownFinding, job: str, is_silent: bool, facts: EndFacts) -> bool:
-    """Whether the job has ended as it should, or completes steps again: by another process than the one that printed
-    the lines, or by the same one for as long as the rule's silence."""
+    """Return whether the job ended normally or steps again, in another process or beyond the rule's silence."""
     life, progress = facts.lives.get(job), facts.progress.get(job)
     if life is not None and life.state is LifeState.ENDED and life.since > known.heard_at:
         return True
@@ -79,7 +78,7 @@ def confirmed_by(
     firing: Iterable[AlertRecord],
     topology: Topology,
 ) -> str:
-    """The rule or alert that confirms the finding; empty where none does."""
+    """Return the rule or alert that confirms the finding; empty if none."""
     for other in others:
         is_near = other.id != known.id and _is_within(known, other.first_at, other.last_at, confirm.within)
         if other.rule in confirm.by and is_near and _are_together(known, other):
@@ -97,8 +96,7 @@ def _is_within(known: KnownFinding, first_at: datetime, last_at: datetime, withi
 
 
 def _are_together(known: KnownFinding, other: KnownFinding) -> bool:
-    """Return whether both findings belong to one job, or were read on one node. A claimed job matches only itself: a
-    file that names it confirms nothing about a known job, nor about another claimed one."""
+    """Return whether both findings share a job or a node. A claimed job matches only itself."""
     if known.claimed_job or other.claimed_job:
         named = [(each.claimed_job, each.target.job or each.origin.job) for each in (known, other)]
         if all(any(names) for names in named):

@@ -1,10 +1,7 @@
-"""Takes what nodes say of findings, and decides what becomes of each: new, more of a known one, over, or suspected.
+"""Intake of findings: new, continued, ended or suspected.
 
-Updates that arrive together share a transaction, and are acknowledged once that is durable. An update says all that is
-known of its episode, so one that comes twice changes nothing (``trainmedic_logs.domain.known_finding``).
-
-Who calls it: ``adapters.redis_findings`` hands the updates in; ``wiring`` runs `watch`. Not here: telling the alerts
-(``finding_teller``).
+Updates that arrive together share a transaction and are acknowledged once durable. An update contains its whole
+episode, so repeats change nothing (``trainmedic_logs.domain.known_finding``).
 """
 
 from __future__ import annotations
@@ -34,23 +31,25 @@ from trainmedic_server.ports.store import RunStore, Transaction
 
 CHECK_EVERY = timedelta(seconds=5)
 MOST_EXCERPTS, MOST_KILLS, MOST_DIGESTS = 16, 256, 1024
-"""Of one finding: those of the streams that were heard of first; where they tell whom the kernel killed; and where they
-tell of flight recorder dumps, which every node of a job has."""
+"""Excerpts per finding, from the earliest streams: usual, those that show whom the kernel killed, and those with flight
+recorder dumps, which every node of a job has.
+"""
 MOST_OPEN_OF_NODE = 500
-"""Findings of one `_Group` that are not over; of more, nothing is kept."""
+"""Open findings per `_Group`. Further ones are dropped."""
 _MOST_FIRING = 10_000
 
 log = telemetry.logger(__name__)
 
 
 class _Group(NamedTuple):
-    """Findings of a node that share a bound. Who prints lines in one job hides neither what the kernel reports nor the
-    findings of other jobs that are known to be there."""
+    """Findings of a node under one limit, so that output of one job hides neither kernel reports nor other jobs'
+    findings.
+    """
 
     node: str
     is_printed: bool
     job: str | None
-    """The job that is believed to have printed them. None for the kernel's, and for all whose job is only a claim."""
+    """Trusted job that printed them. None for the kernel's lines and for claimed jobs."""
 
     @classmethod
     def of(cls, known: KnownFinding) -> Self:
@@ -58,12 +57,12 @@ class _Group(NamedTuple):
 
 
 class _Work(Struct):
-    """What one transaction has read and changed."""
+    """Data read and changed in one transaction."""
 
     known: dict[str, KnownFinding]
-    """By id."""
+    """By ID."""
     open_ids: dict[str, str]
-    """By `KnownFinding.key`, the id of the finding that is not over."""
+    """IDs of open findings by `KnownFinding.key`."""
     episodes: dict[EpisodeKey, Episode]
     changed: set[str] = field(default_factory=set)
     changed_episodes: set[EpisodeKey] = field(default_factory=set)
@@ -83,8 +82,9 @@ class _Work(Struct):
 
 
 class FindingIntake:
-    """``rules`` returns the rules that are loaded; ``ago`` the moment that lies so much time of work back;
-    ``on_alerts`` is called when there is an alert to tell."""
+    """``rules`` returns the loaded rules, ``ago`` a past time excluding downtimes. ``on_alerts`` is called when an
+    alert is due.
+    """
 
     def __init__(
         self,
@@ -111,21 +111,21 @@ class FindingIntake:
         self._claimed = finding_claims.ClaimedFindings()
         self._numbers: dict[tuple[str, str], int] = {}
         self._suspected: set[str] = set()
-        """The ids of findings that may wait for a confirmation."""
+        """IDs of findings that may wait for confirmation."""
 
     async def watch(self) -> None:
-        """End what is over, and look for confirmations, until cancelled."""
+        """End and confirm findings until cancelled."""
         await loops.repeat(self.check, CHECK_EVERY, "findings", self._metrics, rest=loops.by_clock(self._clock))
 
     async def take(self, updates: Sequence[FindingUpdate]) -> None:
-        """Return once what the updates say is durable. Raises StoreUnavailable."""
+        """Return once the updates are durable. Raises StoreUnavailable."""
         for update in updates:
             self._nodes.note_boot(update.node, update.booted_at)
         work = await self._store.transact(lambda tx: self._take(tx, updates))
         self._count(updates, work)
 
     async def check(self) -> None:
-        """Go through all open findings once. Raises StoreUnavailable."""
+        """Check all open findings once. Raises StoreUnavailable."""
         open_findings, has_alerts = await self._store.transact(self._check)
         self._open = Counter(map(_Group.of, open_findings))
         self._metrics.open_findings.set(len(open_findings))
@@ -152,7 +152,7 @@ class FindingIntake:
         return work
 
     def _placed(self, update: FindingUpdate, rule: LogRule | None, topology: Topology, cut: Counter[str]) -> Finding:
-        """Return the finding with its trusted target, job and labels. `cut` counts the dropped claimed jobs by node."""
+        """Return the finding with its trusted target, job and labels. `cut` counts dropped claims by node."""
         finding = finding_claims.believed(update.finding, topology, self._nodes.was_there)
         own = replace(finding, labels=finding_alerts.own_labels(finding, rule))
         job = finding_claims.claimed_job(update.finding, finding)
@@ -193,13 +193,12 @@ class FindingIntake:
             )
 
     def _take_over(self, work: _Work, earlier: KnownFinding, later: KnownFinding, now: datetime) -> KnownFinding:
-        """End the finding of an earlier attempt, because a later attempt shows the same. The new finding continues its
-        alert, without a message that it resolved."""
+        """End the finding of an earlier attempt. The new one continues its alert, without a resolved message."""
         work.put(replace(_over(earlier, FindingEnd.ATTEMPT, now), tell_at=None))
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
-        """A finding of which nothing was heard before; None where its group has too many."""
+        """Return a new finding; None if its group has too many."""
         known = known_finding.begun(self._new_id(), finding, now)
         group = _Group.of(known)
         if self._open[group] + sum(_Group.of(each) == group for each in work.begun) >= MOST_OPEN_OF_NODE:
@@ -208,7 +207,7 @@ class FindingIntake:
         return known
 
     def _decided(self, known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime) -> KnownFinding:
-        """The finding with its alert, or with the reason why it raises none."""
+        """Return the finding with its alert, or with the reason for none."""
         if known.alert is not None:
             return known
         reason = finding_alerts.silence_reason(known, rule, update, now)
@@ -221,7 +220,7 @@ class FindingIntake:
         return finding_alerts.raised(known, rule, now)
 
     def _end_what_streams_ended(self, tx: Transaction, work: _Work, now: datetime) -> None:
-        """End the findings whose end was read in the last of their streams."""
+        """End findings whose last stream reported an end."""
         ended = {work.episodes[key].finding_id for key in work.changed_episodes if work.episodes[key].is_over}
         over = ended - tx.findings.going_on(ended)
         closed = [work.known[each] for each in over if work.known[each].is_open]
@@ -255,7 +254,7 @@ class FindingIntake:
         if any(work.known[finding_id].tell_at is not None for finding_id in work.changed):
             self._on_alerts()
 
-    # --- what time brings -----------------------------------------------------------------------
+    # --- checks by time ---------------------------------------------------------------------------
 
     def _check(self, tx: Transaction) -> tuple[list[KnownFinding], bool]:
         now, rules = self._clock.now(), self._rules().by_name
@@ -279,7 +278,7 @@ class FindingIntake:
         return still_open, any(known.tell_at is not None for known in told)
 
     def _confirm(self, tx: Transaction, topology: Topology) -> list[KnownFinding]:
-        """Raise the alerts of the suspected findings that have been confirmed, and return these."""
+        """Raise the alerts of confirmed findings and return these."""
         if not self._suspected:
             return []
         rules, others = self._rules().by_name, tx.findings.all_open()
@@ -300,7 +299,7 @@ class FindingIntake:
 
 
 def _read(tx: Transaction, placed: Sequence[tuple[FindingUpdate, Finding]]) -> _Work:
-    """All that is known of what these updates are about."""
+    """Read the stored data on these updates."""
     findings = tx.findings
     episodes = findings.episodes([EpisodeKey(update.node, finding.id) for update, finding in placed])
     keys = [known_finding.identity(finding) for _, finding in placed]
@@ -311,15 +310,14 @@ def _read(tx: Transaction, placed: Sequence[tuple[FindingUpdate, Finding]]) -> _
 
 
 def _begins_anew(known: KnownFinding, before: Episode, finding: Finding) -> bool:
-    """Whether the finding is over, and the stream goes on with lines that are younger than that."""
+    """Return whether the finding ended and the stream continues with later lines."""
     if known.ended_at is None or finding.is_over or finding.count <= before.count:
         return False
     return finding.last_at > known.ended_at
 
 
 def _with_proof(before: KnownFinding, finding: Finding) -> KnownFinding:
-    """Return the finding with the proof from another stream of the same line. A rank's record of an exception has no
-    stack frames, its output has."""
+    """Add proof from another stream of the same line. A rank's exception record has no stack frames, its output has."""
     if finding.line != before.line or PROOF not in finding.fields or PROOF in before.fields:
         return before
     return replace(before, fields={**before.fields, PROOF: finding.fields[PROOF]})

@@ -1,9 +1,7 @@
-"""A run's first plan, recorded with the run's admission where its target is free: its first attempt needs no commit of
-its own then, and can be made as soon as the delivery is durable.
+"""First plans of runs, recorded at admission if the target is free, so that the first attempt needs no own commit.
 
-The target is locked before the transaction begins, because only who has it may plan to act on it. What is not planned
-here, the run's driver plans: where the target is busy, and where the plan would close the run. Who calls it:
-``intake``, which has ``admission`` ask for the plans.
+The target is locked before the transaction, because only its holder may plan. The driver plans if the target is busy or
+the plan would close the run.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ log = telemetry.logger(__name__)
 
 
 class KeptTargets:
-    """The free targets of the runs that a transaction may start: locked while the block lasts, and passed on to those
-    that it has started and planned."""
+    """Free targets of runs that a transaction may start. Locked within the block, then passed to planned runs."""
 
     def __init__(self, services: EngineServices, prepared: Iterable[PreparedDelivery]) -> None:
         self._services = services
@@ -45,7 +42,7 @@ class KeptTargets:
             return
         if key in self._keepers or key in self._turned_away:
             return
-        keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # no other transaction's that is under way
+        keeper = f"admission {id(self)} of {key[0]} for {key[1]}"  # unique among current transactions
         claim = claims.of_playbook(candidate.playbook, target, self._services.actions)
         is_kept = self._services.locks.try_keep(keeper, claim)
         (self._keepers if is_kept else self._turned_away)[key] = keeper
@@ -58,19 +55,19 @@ class KeptTargets:
             self._services.locks.release(keeper)
 
     def first_plan(self, started: StartedRun, now: datetime) -> RunPlan | None:
-        """Return what the run does first; None where its driver has to plan that. Called in the transaction."""
+        """Return the run's first plan; None to leave it to the driver. Called in the transaction."""
         if (started.run.playbook, started.run.target_key) not in self._keepers:
             return None
         context = self._services.planning_context(started.playbook)
         try:
             first = plan.advance(RunDraft(started.run, OutsideState((started.alert,)), context, now))
-        except Exception:  # the boundary of a run: its driver meets the bug again, and nobody else does
+        except Exception:  # a bug must stay limited to this run; its driver meets it again
             log.exception("a run could not be planned as it was admitted", run_id=started.run.id)
             return None
         return first if first.run.is_open else None
 
     def pass_on(self, changes: AdmissionChanges) -> None:
-        """Give the runs whose first plans are durable now their targets."""
+        """Pass the targets to runs whose first plans are durable."""
         for started in changes.started:
             if started.then is not None:
                 keeper = self._keepers.pop((started.run.playbook, started.run.target_key))

@@ -1,10 +1,7 @@
-"""What would become of a playbook's steps, as far as an alert alone tells. Pure.
+"""Forecast of a playbook's steps from an alert alone. Pure.
 
-A step whose condition or parameters depend on how earlier steps end is undetermined. The plan of mode observe
-(`plan.observe`) is not used, because it says less: it calls a step observed whether it runs, fails or is undetermined,
-and leaves out approvals' questions and the steps of ``on_success`` and ``on_failure``.
-
-Who calls it: ``explanation``.
+Steps that depend on earlier steps' results are undetermined. `plan.observe` is not used: it does not distinguish run,
+failed and undetermined steps, and omits questions, ``on_success`` and ``on_failure``.
 """
 
 from __future__ import annotations
@@ -29,11 +26,11 @@ from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope, Step
 
 _RUN_ID = "00000000-0000-7000-8000-000000000000"
-"""The id of the imagined run, which templates may use."""
+"""ID of the hypothetical run, for templates."""
 
 
 class StepForecast(StrEnum):
-    """What would become of a step, as far as the alert alone tells."""
+    """Expected result of a step."""
 
     RUNS = "runs"
     SKIPPED = "skipped"
@@ -42,10 +39,9 @@ class StepForecast(StrEnum):
 
 
 class StepPlan(Struct, frozen=True):
-    """One step: what it is, whether it would run, with which parameters, and why.
+    """Forecast of one step. The fields are those of the JSON output.
 
-    The fields are those of the JSON output. ``params`` are rendered and checked; None where the step has none
-    or they are undetermined.
+    ``params`` are rendered and checked; None without parameters or if undetermined.
     """
 
     phase: str
@@ -66,7 +62,7 @@ def step_plans(
     now: datetime,
     verdicts: Mapping[str, VerdictsOnJob],
 ) -> tuple[StepPlan, ...]:
-    """What would become of each step, those of ``on_success`` and ``on_failure`` included."""
+    """Return the forecast of each step of all phases."""
     run = _imagined(playbook, alert, target, mode, now)
     names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts)
     states = step_sequence.initial_steps(playbook, ask_first=False)
@@ -74,7 +70,6 @@ def step_plans(
 
 
 def _imagined(playbook: CompiledPlaybook, alert: Alert, target: Target, mode: Mode, now: datetime) -> Run:
-    """The run as it would begin."""
     return Run(
         _RUN_ID, playbook.definition.name, playbook.version, target, mode, Status.RUNNING, Decision.STARTED,
         alert.identity, alert.name, alert.labels, now,
@@ -104,7 +99,7 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
 
 
 def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
-    """What the step's ``when`` makes of it, and why."""
+    """Return the forecast by the step's ``when``, and why."""
     if spec.when and _uses_steps(spec.when, is_expression=True):
         return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {spec.when}"
     try:
@@ -116,7 +111,7 @@ def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec:
 
 
 def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: ApproveStep) -> str:
-    """What the step asks; unrendered where that depends on how earlier steps end."""
+    """Return the question; unrendered if it depends on earlier steps."""
     try:
         return playbook.message(state.phase, state.index, names)
     except errors.ExpressionError:
@@ -124,7 +119,7 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
 
 
 def _uses_steps(value: Any, *, is_expression: bool = False) -> bool:
-    """Whether a checked expression, or a template anywhere in `value`, uses the name ``steps``."""
+    """Return whether an expression, or a template in `value`, uses ``steps``."""
     if isinstance(value, Mapping):
         return any(_uses_steps(member) for member in value.values())
     if isinstance(value, list):

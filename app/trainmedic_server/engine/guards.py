@@ -1,7 +1,6 @@
-"""Whether a run may start: the playbook's guards, the mode, and the breaker. Pure.
+"""Whether a run may start: guards, mode and breaker. Pure.
 
-The first reason that applies is the decision, so they are in the order in which they are most useful to a person.
-Who calls it: ``admission``, for each alert and playbook with a target and no open run.
+The first reason that applies is the decision, so they are ordered by usefulness to people.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class GuardDecision(Struct, frozen=True):
 
     decision: Decision
     why: str = ""
-    """For a person; empty where the decision says it all."""
+    """For a person; empty if the decision needs none."""
 
 
 def decide(
@@ -39,8 +38,10 @@ def decide(
     ago: Ago,
     pause: OperatorPause | None = None,
 ) -> GuardDecision:
-    """Whether a run may start now, apart from the breaker's count (see `trips_breaker`). `ago` counts back from now;
-    `pause` is the one that would hold the run (`pausing.holding`)."""
+    """Return whether a run may start, apart from the breaker's count (`trips_breaker`).
+
+    `ago` counts back from now; `pause` is the one that would hold the run.
+    """
     if pause is not None:
         return GuardDecision(Decision.PAUSED, pause.why(now))
     age = now - starts_at
@@ -65,10 +66,9 @@ def decide(
 
 
 def trips_breaker(nodes: Set[str], acted_on: Set[str], known_nodes: Set[str], limits: EngineLimits) -> str | None:
-    """Return why acting on `nodes` would be too much for the cluster, so that the breaker opens. None if it is not.
+    """Return why acting on `nodes` opens the breaker, or None.
 
-    `acted_on` are the nodes that count: those that runs acted on within the breaker's window and since a person last
-    closed it. Acting on one of them again adds nothing.
+    `acted_on` are the nodes that count within the breaker's window. Acting on them again adds nothing.
     """
     new = nodes - acted_on
     count, total = len(acted_on) + len(new), len(known_nodes | nodes)

@@ -1,8 +1,6 @@
-"""The heartbeat: the server notes that it is alive, what it has noticed about the time, and the pauses that have begun
-or ended by themselves.
+"""Heartbeat: records that the server is alive, clock steps, and scheduled starts and ends of pauses.
 
-By the last heartbeat a new start knows for how long no server was up. Who calls it: ``service``. Not here: what
-follows from the time (``timeline``), or what the machine's clock is believed (`ports.outside.ClockWatch`).
+From the last heartbeat, the next start computes the downtime.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ log = telemetry.logger(__name__)
 
 
 class Heartbeat:
-    """One per server. What could not be written is written with the next beat."""
+    """One per server. Data not yet written is included in the next beat."""
 
     def __init__(self, clock: Clock, timeline: Timeline, watch: ClockWatch, metrics: telemetry.Metrics) -> None:
         self._clock = clock
@@ -46,32 +44,31 @@ class Heartbeat:
         metrics.clock_ahead_seconds.set_function(lambda: watch.ahead)
 
     def begin(self, tx: Transaction) -> timedelta:
-        """Begin with what an earlier server has left; return for how long none was up, as far as is known."""
+        """Load an earlier server's state and return the downtime, if known."""
         alive_at, now = tx.controls().alive_at, self._clock.now()
         self._timeline.begin(tx.time_gaps(), alive_at)
         return max(now - alive_at, timedelta(0)) if alive_at is not None else timedelta(0)
 
     def beat(self, tx: Transaction) -> Controls:
-        """Write down that the server is alive, and what it has noticed; `written` must follow once that is durable."""
+        """Write the heartbeat. Call `written` once it is durable."""
         now = self._clock.now()
         self._notice(now)
         tx.add_time_gaps(self._gaps)
         if self._set_back_by:
-            # Else an alert would seem to be heard of, and its run's undo not be due, until the clock has caught up.
+            # Otherwise alerts would count as reported, and undos not be due, until the clock caught up.
             tx.heard_no_later_than(now)
         controls = tx.controls()
         controls, events = pausing.settle(controls, controls.alive_at, now)
         tx.append([*self._events, *events])
         if controls.breaker_closed_at is not None and controls.breaker_closed_at > now:
-            # The clock was set back. Counting too much is safe; acts until then must not be uncounted.
+            # The clock was set back. Counting too many acts is safe, too few is not.
             controls = replace(controls, breaker_closed_at=None)
         alive = replace(controls, alive_at=now)
         tx.save_controls(alive)
         return alive
 
     def written(self) -> bool:
-        """What the last beat has written is durable; return whether the clock was set back, so that moments in the
-        future have to be looked at anew."""
+        """Mark the last beat as durable. Return whether the clock was set back, so that future times need a check."""
         was_set_back = bool(self._set_back_by)
         self._events, self._gaps, self._set_back_by = [], [], timedelta(0)
         return was_set_back

@@ -1,8 +1,7 @@
-"""Intake of deliveries: match, decide, commit, and only then answer.
+"""Intake of deliveries: match, decide, commit, then answer.
 
-Deliveries that arrive together share one transaction. The queue is bounded: a delivery that finds it full is refused
-at once, so that Alertmanager keeps it and tries again. Who calls it: ``service``. Not here: the decisions themselves
-(``admission``).
+Concurrent deliveries share a transaction. If the bounded queue is full, a delivery is refused at once, and Alertmanager
+retries it.
 """
 
 from __future__ import annotations
@@ -32,27 +31,26 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 _ALERTS_PER_TRANSACTION = 500
-"""With more, the first alert of a transaction would wait long for the last; with fewer there would be more commits."""
+"""Compromise between the wait of the first alert and the number of commits."""
 
 _LONGEST_TURN = 0.02
-"""Seconds of matching after which other tasks are let in, such as probes."""
+"""Seconds of matching before other tasks, such as probes, get a turn."""
 
 _UNPROVEN_EVERY = 3600.0
-"""Seconds between two log lines about the same playbook and alertname, because a firing alert is delivered
-repeatedly."""
+"""Seconds between log lines on the same playbook and alertname, because firing alerts repeat."""
 
 log = telemetry.logger(__name__)
 
 
 class AdmittedBatch(Struct, frozen=True):
-    """The outcome of one transaction: a reply for each delivery, and what changed."""
+    """Outcome of one transaction."""
 
     replies: tuple[Admission, ...]
     changes: AdmissionChanges
 
 
 class DeliveryIntake:
-    """Admits deliveries. After each commit, `on_admitted` is called with what the transaction changed."""
+    """Admits deliveries. After each commit, `on_admitted` gets the changes."""
 
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services, metrics = services, services.metrics
@@ -74,16 +72,16 @@ class DeliveryIntake:
         )
 
     async def admit(self, delivery: Delivery) -> Admission:
-        """Return once everything in the delivery is durable. Raises Saturated or StoreUnavailable."""
+        """Return once the delivery is durable. Raises Saturated or StoreUnavailable."""
         return await self._queue.ask(delivery)
 
     async def stop(self) -> None:
         await self._queue.stop()
 
     async def _prepare(self, delivery: Delivery) -> PreparedDelivery:
-        """Map each alert, and find the playbooks that react to it and their targets. Nothing is read from the store.
+        """Map each alert and find its playbooks and targets, without the store.
 
-        A delivery can hold so many alerts that matching takes seconds. Other requests are served between them.
+        Matching of a large delivery takes seconds, so other tasks get turns.
         """
         topology, alert_map = self._services.topology(), self._services.alert_map()
         failures: list[Event] = []
@@ -97,7 +95,7 @@ class DeliveryIntake:
                 turn_ends = loop.time() + _LONGEST_TURN
             mapped = alert_map.apply(alert)
             alerts.append(mapped.alert)
-            if mapped.refused:  # Log no missing proof: it is refused anyway.
+            if mapped.refused:  # log no missing proof: it is refused anyway
                 shortlist = self._services.catalog.shortlist(mapped.alert)
                 made = matching.match_shortlist(shortlist, mapped.alert, topology)
                 matched.append(matching.refuse(made, mapped.refused))
@@ -117,14 +115,14 @@ class DeliveryIntake:
         return matched
 
     def _tell_unproven(self, alert: Alert, miss: Reaction) -> None:
-        """Log that a playbook refuses an alert for lack of proof: at once, then hourly by playbook and alertname."""
+        """Log a refusal for lack of proof, once an hour per playbook and alertname."""
         key, now = (miss.playbook, alert.name), asyncio.get_running_loop().time()
         if now - self._unproven_logged.get(key, -_UNPROVEN_EVERY) >= _UNPROVEN_EVERY:
             self._unproven_logged[key] = now
             log.warning("an alert proves too little", playbook=miss.playbook, alert=alert.name, why=miss.reason)
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
-        async with self._matching:  # so that transactions begin in the order in which the deliveries came
+        async with self._matching:  # keep transactions in order of arrival
             prepared = [await self._prepare(delivery) for delivery in deliveries]
             if any(entry.has_unknown_target for entry in prepared):
                 await self._services.renew_topology()
@@ -154,7 +152,7 @@ class DeliveryIntake:
         return AdmittedBatch(replies, changes)
 
     def _keep_playbooks(self, tx: Transaction, prepared: Sequence[PreparedDelivery], changes: AdmissionChanges) -> None:
-        """Store the text of each playbook that a new run has, so that a restart finds the version it began with."""
+        """Store the playbook texts of new runs, so that a restart finds their versions."""
         needed = {(run.playbook, run.version) for run in changes.runs} - self._kept
         playbooks: dict[tuple[str, str], CompiledPlaybook] = {
             (candidate.playbook.definition.name, candidate.playbook.version): candidate.playbook

@@ -1,10 +1,8 @@
-"""The verdicts on jobs of a server: when a job fails or hangs, they are made, stored, and told as an alert.
+"""Verdicts on failed and hanging jobs: created, stored, and sent as alerts.
 
-Every few seconds the server checks the open findings, the jobs that are gone, and the failures that launchers reported.
-Five seconds after the first sign of a failure it makes the verdict, and raises the alert `TrainingFailed`. For two
-minutes it remakes the verdict with late data. While a launcher reports that an attempt runs, the job's output is no
-failure, because the launcher reports failures. All durable state is in the run store, so a restart continues where it
-was.
+Every few seconds the server checks open findings, gone jobs and reported failures. The verdict and the alert
+`TrainingFailed` follow 5 s after the first sign, and are updated with late data for 2 min. While a launcher reports a
+running attempt, the job's output is no failure. All durable state is in the run store.
 """
 
 from __future__ import annotations
@@ -43,41 +41,40 @@ from trainmedic_server.ports.store import RunStore
 from trainmedic_server.ports.verdicts import VerdictSource
 
 SETTLING = timedelta(seconds=5)
-"""Between the first sign of a failure and its verdict: what all nodes printed has to arrive."""
+"""Delay from the first sign to the verdict, so that the output of all nodes arrives."""
 UNREAD_SETTLING = timedelta(seconds=15)
-"""The same if the report names an error of which nothing was read yet, because the alert keeps its first cause."""
+"""Delay if the report names an error whose lines were not read yet, because the alert keeps its first cause."""
 TAKEN_IN = timedelta(minutes=2)
-"""After the first sign: what comes within it belongs to the same failure."""
+"""Period after the first sign that belongs to the same failure."""
 ALERT_LASTS = timedelta(minutes=15)
-"""A node that so many different jobs' verdicts name in that time is suspect, whatever was repaired each time."""
+"""Duration of a verdict's alert."""
 OLDEST = timedelta(hours=1)
 _REMEMBERED = 2 * OLDEST
-"""How long it is known of a job where it was when it was last there."""
+"""How long a job's last location is remembered."""
 _END_KINDS = names(JobFailed, JobEnded, JobGone)
 _GONE = name_of(JobGone)
 _LOOK_EVERY = timedelta(seconds=2)
 _PRESENCES_EVERY = timedelta(seconds=5)
-"""As often as they are written."""
+"""Interval of presences."""
 _GONE_AFTER = timedelta(seconds=30)
 _LAUNCHER_LASTS = timedelta(seconds=20)
-"""Time after its last presence for which a launcher counts as present. Its reports of ends are read every few
-seconds."""
+"""How long a launcher counts as present after its last presence. Its reports are read every few seconds."""
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
-"""Alerts that are searched for those of jobs that have ended well."""
+"""Alerts searched for those of jobs that ended normally."""
 _PODS_END = timedelta(seconds=5)
-"""A container ends at about the time at which its job reports its end."""
+"""A container ends at about the time of its job's report."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
 _MOST_PAGES = 10
-"""Of findings whose file names a job, in the search for those on its nodes."""
+"""Pages of claimed findings that are searched for those on the job's nodes."""
 _MOST_RANKS = 100_000
-"""Of a job that says to have more it is not known how many there are."""
+"""Larger reported sizes count as unknown."""
 
 log = telemetry.logger(__name__)
 
 
 class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
-    """The run store with the findings' excerpts and the events of jobs."""
+    """The run store with finding excerpts and job events."""
 
     async def events_of_jobs(
         self, kinds: Collection[str], since: datetime, until: datetime, limit: int, job: str | None = None
@@ -85,8 +82,11 @@ class DiagnosisStore(RunStore, FindingHistory, VerdictSource, Protocol):
 
 
 class JobDiagnoses:
-    """Watches for failures. `repeat_every` is the time after which an alert that fires is told again; `verdicts` takes
-    what playbooks are told; `ids` returns a new id each time."""
+    """Watches for failures.
+
+    Firing alerts are repeated after `repeat_every`. `verdicts` receives the verdicts for playbooks. `ids` returns a new
+    ID each time.
+    """
 
     def __init__(
         self,
@@ -109,40 +109,40 @@ class JobDiagnoses:
         self._verdicts = verdicts or JobVerdicts(clock)
         self._pods = pods
         self._namespaces: dict[str, str | None] = {}
-        """Kubernetes namespace by job, for connected jobs. None if the job states none."""
+        """Kubernetes namespaces of connected jobs. None if not reported."""
         self._has_loaded = False
         self._ids = ids
         self._looked_at: datetime | None = None
-        """When the presences were read last."""
+        """Last reading of presences."""
         self._ranks: dict[str, dict[int, RankFacts]] = {}
-        """By job, where its ranks were when it was last there."""
+        """Last locations of ranks by job."""
         self._placements: dict[str, Any] = {}
-        """By job, what it said last of where they are."""
+        """Last reported placements by job."""
         self._sizes: dict[str, int] = {}
-        """By job, how many ranks it said to have when it was last there."""
+        """Last reported numbers of ranks by job."""
         self._processes: dict[str, tuple[str, ...]] = {}
-        """By job, the instances of its last processes, its launcher's too, in the order in which they were heard of."""
+        """Instances of the last processes and launchers by job, in order of appearance."""
         self._stepping: dict[str, Stepping] = {}
-        """Step progress by job."""
+        """By job."""
         self._seen: dict[str, datetime] = {}
-        """When each job was last there."""
+        """Last presence by job."""
         self._agents: dict[str, datetime] = {}
-        """When each node's agent was last there."""
+        """Last agent presence by node."""
         self._launchers: dict[str, datetime] = {}
-        """By job, when a launcher that reports the end of each attempt was last present."""
+        """Last presence of end-reporting launchers by job."""
         self._states: list[tuple[str, LifeState, datetime, int]] | None = None
         self._reports: dict[str, list[ReportedEnd]] = {}
         self._ended: dict[str, datetime] = {}
-        """By job, when it ended well, if that is its last report."""
+        """Normal ends by job, if that is the last report."""
         self._launched_on: dict[str, frozenset[str]] = {}
-        """Nodes of its launchers by job, as the launchers state them."""
+        """Launcher nodes by job, as reported."""
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         await loops.repeat(self.look, _LOOK_EVERY, "diagnoses", self._metrics)
 
     async def look(self) -> None:
-        """Look once, and tell what is due. Raises TrainmedicError."""
+        """Check once and send due alerts. Raises TrainmedicError."""
         if not self._has_loaded:
             await self._verdicts.load(self._store)
             self._has_loaded = True
@@ -168,8 +168,10 @@ class JobDiagnoses:
         await self._tell()
 
     async def _reported_ends(self, lives: Sequence[JobLife]) -> dict[str, list[ReportedEnd]]:
-        """Return the reports of ends by jobs and launchers in the last hour, by job. Each report changes the record of
-        the job's life, so the events are read again only after such a change."""
+        """Return the ends that jobs and launchers reported in the last hour, by job.
+
+        Each report changes the job's record, so events are read again only after such a change.
+        """
         now, states = self._clock.now(), [(life.name, life.state, life.since, life.failures) for life in lives]
         if states != self._states:
             until = now + timedelta(seconds=1)
@@ -179,15 +181,14 @@ class JobDiagnoses:
         return {job: ends for job, ends in recent.items() if ends}
 
     def _unwatched(self, job: str, signs: Sequence[Sign]) -> list[Sign]:
-        """Return the signs that count. A launcher that is present reports each end, so the output of its job is no
-        failure. Only a job whose steps are known to have stopped hangs."""
+        """Return the signs that count. A present launcher reports each end, so only stopped steps count as a hang."""
         seen_at, stepping = self._launchers.get(job), self._stepping.get(job)
         if seen_at is None or self._clock.now() - seen_at > _LAUNCHER_LASTS:
             return list(signs)
         return [sign for sign in signs if sign.is_wait and stepping is not None and stepping.usual]
 
     def _unreported(self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd]) -> list[Sign]:
-        """Return the signs of failures without a report, the earliest first."""
+        """Return the signs without a report, earliest first."""
         stepping = self._stepping.get(job)
         left = (sign for sign in signs if not job_failure.is_disproved(sign, stepping))
         left = (sign for sign in left if not reported_end.is_answered(sign.at, sign.attempt, reports))
@@ -198,7 +199,7 @@ class JobDiagnoses:
             self._source.jobs(), self._source.agents(), self._source.launchers()
         )
         now = self._looked_at = self._clock.now()
-        # Of thousands of ranks it takes a while to read where they are, and they hardly ever move.
+        # Parsing thousands of ranks is slow, and they rarely move.
         changed = {
             job.name: job.details
             for job in jobs
@@ -253,8 +254,7 @@ class JobDiagnoses:
     async def _look_at(
         self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd], findings: Sequence[KnownFinding]
     ) -> None:
-        """Make the verdicts that are due, and remake those of the last minutes. `reports` are those of the last
-        hour."""
+        """Make due verdicts and update recent ones. `reports` cover the last hour."""
         now, stepping = self._clock.now(), self._stepping.get(job)
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         earlier = [each for each in earlier if not each.is_slow]
@@ -278,7 +278,7 @@ class JobDiagnoses:
         latest = max(earlier, key=lambda each: each.began_at, default=None)
         new = [sign for sign in signs if latest is None or job_failure.is_of_another(sign, latest, TAKEN_IN)]
         is_due = any(job_failure.is_settled(sign, stepping, now, SETTLING) for sign in new)
-        # What happened while no server was there to see it is diagnosed for an hour, as alerts of findings are.
+        # Failures during a downtime are diagnosed for an hour, like alerts of findings.
         if is_due and now - new[0].at <= OLDEST:
             began = KnownVerdict(self._ids(), job, new[0].attempt, new[0].at, now, "", "", None, "", {})
             await self._make(job, began, findings, earlier, None, reports)
@@ -296,13 +296,13 @@ class JobDiagnoses:
         report: ReportedEnd | None,
         reports: Sequence[ReportedEnd],
     ) -> KnownVerdict:
-        """Make or remake the verdict, and store it if it has changed. Return the current one."""
+        """Make or update the verdict, store it if changed, and return it."""
         now = self._clock.now()
         ranks = self._ranks.get(job, {})
         nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
         nodes |= {report.node} - {""} if report is not None else set()
         past = await self._past(job, nodes)
-        # What a later attempt showed again is over, but still explains how this attempt ended.
+        # Findings continued by a later attempt have ended but still explain this one.
         since = stored.began_at - OLDEST
         over = [each for each in past if not each.is_open and each.origin.attempt and each.heard_at >= since]
         findings = job_failure.of_attempt([*over, *open_findings], job, stored.attempt)
@@ -319,7 +319,7 @@ class JobDiagnoses:
         others = job_failure.lost_processes(open_findings, job)
         facts = job_failure.with_kills(facts, kills, await self._excerpts(kills), earlier, others)
         facts = await self._with_pods(facts, job, stored, earlier)
-        # Those of a large job take tenths of a second.
+        # Dumps of a large job take tenths of a second.
         facts = await asyncio.to_thread(job_failure.with_dumps, facts, digests, earlier, TAKEN_IN)
         verdict = diagnose(facts)
         plain = verdict.plain()
@@ -346,9 +346,9 @@ class JobDiagnoses:
         return made
 
     async def _past(self, job: str, nodes: Collection[str]) -> list[KnownFinding]:
-        """Return the newest findings of the job, those that are over too, and those on its nodes whose file names it.
+        """Return the newest findings of the job, ended ones included, and claimed ones on its nodes.
 
-        Claims on other nodes are passed over page by page, so that nobody can push the job's own out by making many.
+        Claims on other nodes are skipped page by page, so that invented claims cannot hide the job's own.
         """
         own, _ = await self._store.findings_page(FindingFilter(job=job), _MOST_PAST, None)
         places = {*nodes, *(node for each in own if each.origin.job == job for node in each.nodes)}
@@ -362,8 +362,7 @@ class JobDiagnoses:
         return [*own, *claimed[:_MOST_PAST]]
 
     async def _pod_signs(self, lives: Mapping[str, JobLife]) -> dict[str, list[Sign]]:
-        """Return the signs of failures in pods' statuses, by job. Pods that end with a job that ended well show no
-        failure."""
+        """Return signs of failures in pod statuses, by job. Pods that end with a normally ended job show no failure."""
         now, by_job = self._clock.now(), dict[str, list[Sign]]()
         for job, faults in self._pods.faults().items():
             life = lives.get(job)
@@ -385,7 +384,7 @@ class JobDiagnoses:
         return pods.are_own(namespace, is_known, places, self._pods.namespaces_of(job))
 
     async def _with_pods(self, facts: Facts, job: str, known: KnownVerdict, earlier: Sequence[KnownVerdict]) -> Facts:
-        """Return the facts with Kubernetes' statements about the job's pods."""
+        """Add what Kubernetes states about the job's pods."""
         reading = await self._pods.reading(job, await self._own_pods(job))
         after = max((verdict.began_at + TAKEN_IN for verdict in earlier), default=None)
         facts = replace(facts, pods=pods.of_failure(reading, known.began_at, TAKEN_IN, after))
@@ -396,7 +395,7 @@ class JobDiagnoses:
         return [excerpt for record in records if record is not None for excerpt in record.excerpts]
 
     async def _suspect(self, node: str, now: datetime) -> None:
-        """Tell of a node that several jobs failed on."""
+        """Send an alert on a node where several jobs failed."""
         named = await self._store.transact(lambda tx: tx.verdicts.on_node(node, now - verdict_alert.SUSPECT_WITHIN))
         jobs = sorted({verdict.job for verdict in named})
         if len(jobs) < verdict_alert.SUSPECT_JOBS:
@@ -418,7 +417,7 @@ class JobDiagnoses:
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
     async def _of_ended(self, due: Sequence[KnownVerdict], now: datetime) -> list[KnownVerdict]:
-        """Return the verdicts whose alert is due later, but whose job has ended well."""
+        """Return verdicts of normally ended jobs whose alert is due later."""
         if not self._ended:
             return []
         later = await self._store.transact(lambda tx: tx.verdicts.to_tell(now + self._repeat_every, _MOST_ENDED))
@@ -426,8 +425,7 @@ class JobDiagnoses:
         return [each for each in later if each.id not in due_ids and self._over_at(each, now) is not None]
 
     def _over_at(self, verdict: KnownVerdict, now: datetime) -> datetime | None:
-        """Return when the alert of a verdict ended: a quarter of an hour after it began, or when the job ended well.
-        None while it fires."""
+        """Return when the alert ended: after `ALERT_LASTS`, or at the job's normal end. None while it fires."""
         lasts_until, ended_at = verdict.began_at + ALERT_LASTS, self._ended.get(verdict.job)
         if ended_at is not None and verdict.began_at < ended_at < lasts_until:
             return ended_at
@@ -446,7 +444,7 @@ def _before(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[Kno
 
 
 def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> Alert:
-    """Return the alert of a verdict, which fires until ``over_at``."""
+    """Return the alert of a verdict. It fires if ``over_at`` is None."""
     labels = dict(verdict.labels or {})
     return Alert(
         fingerprint=fingerprint(labels),
@@ -459,19 +457,18 @@ def written(verdict: KnownVerdict, now: datetime, over_at: datetime | None) -> A
 
 
 def _namespace_of(details: Mapping[str, Any]) -> str | None:
-    """Return the Kubernetes namespace in a job's presence. None if it has none."""
     namespace = details.get("namespace")
     return namespace if isinstance(namespace, str) and namespace else None
 
 
 def _size_of(details: Mapping[str, Any]) -> int | None:
-    """How many ranks a job's presence says that it has; None where that is no such number."""
+    """Return the reported number of ranks; None if invalid."""
     size = details.get("world_size")
     return size if isinstance(size, int) and 0 < size <= _MOST_RANKS else None
 
 
 def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, RankFacts]]:
-    """By job, where its ranks are."""
+    """Return rank locations by job."""
     return {
         name: {
             rank.rank: RankFacts(rank.node, rank.gpu) for rank in ranks_in(name, details) if isinstance(rank.rank, int)
@@ -481,19 +478,18 @@ def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
 
 
 def _report_of(event: Event) -> ReportedEnd | None:
-    """Return the report in an event of the history. None for an end that a user stated, or without a job."""
+    """Return the report in an event; None for an end that a person stated, or without a job."""
     content = content_of(event)
     if not isinstance(content, (JobFailed, JobEnded, JobGone)) or event.actor != "trainmedic":
         return None
-    # Without an attempt, the server itself declared the job gone, because of silence.
+    # Without an attempt, the server itself declared the job gone.
     if isinstance(content, JobGone) and content.attempt is None:
         return None
     return reported_end.of_members(content.job, event.at, event.data, is_failure=not isinstance(content, JobEnded))
 
 
 def _reports_by_job(events: Iterable[Event]) -> dict[str, list[ReportedEnd]]:
-    """Return the reports of each job, in the order of the events. The failure of an attempt whose launcher then gives
-    up counts once."""
+    """Return each job's reports in order. A failed attempt whose launcher then gives up counts once."""
     reports: dict[str, list[ReportedEnd]] = {}
     for event in events:
         report = _report_of(event)

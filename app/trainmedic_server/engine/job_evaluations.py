@@ -1,10 +1,8 @@
-"""New evaluation results in the presences of jobs, as events for the history.
+"""History events for evaluation results in job presences.
 
-A presence has the newest value of each metric. An event has the values that changed, at most once a minute for each
-job, so that frequent evaluations do not fill the history. The last values of a job that is gone are recorded too. After
-a restart of the server the newest values of each job are recorded again. Readers recognise repeats by the time.
-
-Called by ``job_watch``.
+A presence has each metric's newest value, an event the changed values, at most once a minute per job. A gone job's last
+values are recorded too. After a server restart the newest values are recorded again; readers recognise repeats by the
+time.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.outside import Presence
 
 APART = timedelta(minutes=1)
-"""Time between two events of a job."""
+"""Minimum time between two events of a job."""
 MOST_JOBS = 10_000
 
 
 class JobEvaluations:
-    """Comparison of presences with the recorded values."""
+    """Compares presences with recorded values."""
 
     def __init__(self) -> None:
         self._recorded: dict[str, Mapping[str, EvaluatedMetric]] = {}
@@ -35,7 +33,7 @@ class JobEvaluations:
         """Last values in each job's presence."""
 
     def due(self, jobs: Sequence[Presence], now: datetime) -> list[Event]:
-        """Return the events to record now. `recorded` confirms that they are stored."""
+        """Return the events to record. Call `recorded` once they are stored."""
         present = {}
         for job in jobs:
             metrics = wire.read(job.details.get(wire.FIELD)) if job.doubt is None else ()
@@ -47,7 +45,7 @@ class JobEvaluations:
         for name, shown in self._shown.items():
             known = self._recorded.get(name, {})
             news = [metric for metric in shown.values() if known.get(metric.name) != metric]
-            # A job that is gone will not report again, so its last values are due at once.
+            # A gone job reports no more, so its last values are due at once.
             before = self._recorded_at.get(name)
             is_due = name not in present or before is None or now - before >= APART
             if news and is_due:
@@ -55,7 +53,7 @@ class JobEvaluations:
         return events
 
     def recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
-        """Note that these events are stored, and forget jobs that are gone."""
+        """Mark events as stored and forget gone jobs."""
         for event in events:
             if isinstance(content := content_of(event), JobEvaluated):
                 self._recorded[content.job] = dict(self._shown[content.job])

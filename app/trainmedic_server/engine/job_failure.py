@@ -1,7 +1,6 @@
-"""Of a job that a server watches: whether it fails, since when, and its facts, from the findings that are stored.
+"""Signs and facts of a job's failure, from stored findings. Pure.
 
-Pure. Who calls it: ``engine.job_diagnoses``. Of the logs themselves a server has the excerpts of findings alone, and of
-dumps a digest, which is such an excerpt: who has the files gets more by `trainmedic diagnose --dir`.
+The server has only excerpts of logs and digests of dumps. `trainmedic diagnose --dir` gets more from the files.
 """
 
 from __future__ import annotations
@@ -27,20 +26,22 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 
 TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
-"""The shipped rules that take what launchers print of processes that ended."""
+"""Shipped rules for launcher output on ended processes."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
-"""Longest wait for a step after a sign of a stuck job."""
+"""Longest wait for a step after a sign of a hang."""
 _PRESENCE_LAGS = timedelta(seconds=15)
-"""A presence is written, and read, every 5 s. So a step from before the sign may be seen this much later."""
+"""Delay with which a step from before the sign may be seen: presences are written and read every 5 s."""
 _SHORTEST_WATCH = timedelta(seconds=22)
-"""Shortest wait for a step after such a sign: the lag, and one more presence."""
+"""Shortest wait for a step: the lag and one more presence."""
 
 
 def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
-    """Return whether a finding is about a job, or comes from the kernel of one of its nodes. A log file that names the
-    job counts on the job's own nodes, because the server may read the file before it knows that the job is there."""
+    """Return whether a finding is about a job or from the kernel of one of its nodes.
+
+    A log file that names the job counts on the job's nodes, because it may be read before the job is known there.
+    """
     if job in (known.origin.job, known.target.job):
         return True
     if known.claimed_job == job:
@@ -49,17 +50,16 @@ def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
 
 
 def tells_dumps(known: KnownFinding) -> bool:
-    """Whether the excerpts of a finding are digests of flight recorder dumps."""
+    """Return whether the excerpts are digests of flight recorder dumps."""
     return known.rule == digest.RULE and known.origin.source == digest.SOURCE
 
 
 def with_dumps(
     facts: Facts, excerpts: Iterable[KnownExcerpt], earlier: Sequence[KnownVerdict], taken_in: timedelta
 ) -> Facts:
-    """The facts with what the dumps say together whose digests are ``excerpts``.
+    """Add the joint analysis of the dumps in `excerpts`.
 
-    Those of another attempt say nothing, nor do those that belong to a failure that has its verdict: attempts are not
-    always told apart.
+    Dumps of other attempts or of failures with a verdict are excluded: attempts cannot always be distinguished.
     """
     after = max((verdict.began_at + taken_in for verdict in earlier), default=None)
     dumps: list[Dump] = []
@@ -74,14 +74,15 @@ def with_dumps(
 
 
 def began_at(instances: Iterable[str], failed_at: datetime) -> datetime | None:
-    """When the process of a job that had failed by ``failed_at`` began, by the times in the ids of its processes; None
-    where they have none."""
+    """Return the start of the process that had failed by ``failed_at``, from the times in process IDs. None without
+    such times.
+    """
     times = (undoing.issued_at(instance) for instance in instances)
     return max((at for at in times if at is not None and at <= failed_at), default=None)
 
 
 def tells_kills(known: KnownFinding) -> bool:
-    """Whether the excerpts of a finding are around the lines by which a kernel says whom it killed."""
+    """Return whether the excerpts contain kernel lines about killed processes."""
     return known.cause is CauseClass.HOST_MEMORY and not known.is_printed
 
 
@@ -92,10 +93,10 @@ def with_kills(
     earlier: Sequence[KnownVerdict],
     others: Collection[tuple[str, str]] = (),
 ) -> Facts:
-    """The facts in which each process that a kernel killed is a finding of its own, as its excerpt says it: the server
-    knows all of a node that follow each other as one, by the line of the first. ``findings`` are those that
-    `tells_kills`; what was killed before the job failed last, as `earlier` says, has nothing to do with this failure,
-    and nor have ``others``, the `lost_processes` of other jobs.
+    """Split kernel kills into one finding per process.
+
+    The server stores consecutive kills on a node as one finding. Kills before the last failure (`earlier`) and
+    `others`, the `lost_processes` of other jobs, are excluded.
     """
     by_id = {finding.id: finding.as_finding for finding in findings}
     after = max((verdict.began_at for verdict in earlier), default=None)
@@ -113,16 +114,16 @@ def with_kills(
 
 
 def lost_processes(findings: Iterable[KnownFinding], job: str) -> frozenset[tuple[str, str]]:
-    """Node and number of each process of which another job than `job` says that it ended."""
+    """Return (node, PID) of ended processes reported by other jobs."""
     told = (known for known in findings if known.origin.job not in (None, job) and known.role is not Role.NOISE)
     return frozenset((known.origin.node, pid) for known in told if (pid := known.fields.get("pid")))
 
 
 def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
-    """What says that a job fails or hangs, the earliest first; `findings` are the job's own.
+    """Return signs of a failure or hang, earliest first.
 
-    A line that can be where a failure began is no such sign by itself, for many a loop catches an exception; that a
-    process ended is one, that a collective timed out, and that nothing is heard of the job any more.
+    A root-cause line alone is no sign, because loops may catch exceptions. Ended processes, collective timeouts and
+    gone jobs are.
     """
     heard = [
         Sign(known.heard_first_at, known.origin.attempt, not _is_launchers(known))
@@ -135,7 +136,7 @@ def signs(findings: Iterable[KnownFinding], life: JobLife | None) -> list[Sign]:
 
 
 def _is_launchers(known: KnownFinding) -> bool:
-    """Return whether a launcher states how a process ended. The job cannot continue after that."""
+    """Return whether a launcher reports a process's end, after which the job cannot continue."""
     return known.rule in TELLS_ENDS and (known.rule != "rank-failed" or "exitcode" in known.line)
 
 
@@ -144,17 +145,17 @@ def _tells_failure(known: KnownFinding) -> bool:
 
 
 class Stepping(NamedTuple):
-    """Progress of a job's steps, by its presence."""
+    """Progress of a job's steps, from its presence."""
 
     step: int
     instance: str
     since: datetime
-    """Time at which the same process was last seen to have advanced."""
+    """When the process last advanced."""
     usual: timedelta = timedelta(0)
-    """Longest of the last times between two such moments. Zero until there were two."""
+    """Longest recent time between advances; zero before two of them."""
 
     def moved(self, step: int, instance: str, now: datetime) -> Stepping:
-        """Return the state after a presence with this `step`. Another process of the job proves nothing."""
+        """Return the state after a presence. Another process proves no progress."""
         if instance != self.instance:
             return Stepping(step, instance, self.since)
         if step <= self.step:
@@ -163,9 +164,9 @@ class Stepping(NamedTuple):
 
 
 def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: timedelta) -> bool:
-    """Return whether enough time has passed since a sign for a verdict.
+    """Return whether enough time has passed since a sign.
 
-    A job whose steps advanced until then gets the time of two of its usual steps to advance again.
+    A job that was advancing gets the time of two usual steps.
     """
     if sign.is_wait and stepping is not None and stepping.usual:
         settling = max(_SHORTEST_WATCH, min(2 * stepping.usual + settling, _LONGEST_SETTLING))
@@ -173,21 +174,24 @@ def is_settled(sign: Sign, stepping: Stepping | None, now: datetime, settling: t
 
 
 def is_disproved(sign: Sign, stepping: Stepping | None) -> bool:
-    """Return whether the job stepped after a sign that it is stuck. Then nothing has failed."""
+    """Return whether the job stepped after a sign of a hang."""
     return sign.is_wait and stepping is not None and bool(stepping.usual) and stepping.since > sign.at + _PRESENCE_LAGS
 
 
 def is_of_another(sign: Sign, verdict: KnownVerdict, taken_in: timedelta) -> bool:
-    """Whether a sign is of another failure than that of the newest verdict, into which goes what comes within
-    `taken_in`: of a later one, or of a later attempt."""
+    """Return whether the sign is of another failure than the newest verdict: later than `taken_in`, or of a later
+    attempt.
+    """
     if sign.attempt is not None and verdict.attempt is not None and sign.attempt > verdict.attempt:
         return True
     return sign.at - verdict.began_at > taken_in
 
 
 def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) -> list[KnownFinding]:
-    """Return the findings that can belong to this attempt of the job: its own, those without an attempt, and those
-    without a job. Without `attempt`, it is the newest attempt with an open finding."""
+    """Return findings that may belong to the attempt: its own, and those without attempt or job.
+
+    `attempt` None selects the newest attempt with an open finding.
+    """
     findings = list(findings)
     if attempt is None:
         findings = [each for each in findings if each.is_open]
@@ -199,8 +203,9 @@ def of_attempt(findings: Iterable[KnownFinding], job: str, attempt: int | None) 
 def settled_at(
     report: ReportedEnd, findings: Iterable[KnownFinding], settling: timedelta, unread: timedelta
 ) -> datetime:
-    """Return when the verdict on a reported failure is due: some time after the first line of that attempt that can
-    explain it, or else after the report."""
+    """Return when a reported failure's verdict is due: after the first line that may explain it, otherwise after the
+    report.
+    """
     heard = [
         finding.heard_first_at
         for finding in findings
@@ -222,8 +227,9 @@ def healthy_shapes(
     failures: Iterable[KnownVerdict],
     reports: Iterable[ReportedEnd] = (),
 ) -> frozenset[str]:
-    """The shapes of what earlier attempts of the job printed that did not fail: whatever a rule says, it means nothing
-    in this job. `past` are the job's findings, `failures` its verdicts, `reports` the reports of its launcher."""
+    """Return line shapes that earlier successful attempts of the job printed too, which therefore indicate no failure
+    in this job.
+    """
     past = list(past)
     failed = {verdict.attempt for verdict in failures} | {each.attempt for each in reports if each.is_failure}
     failed |= {known.origin.attempt for known in past if _tells_failure(known)}
@@ -245,8 +251,9 @@ def facts(
     attempt: int | None = None,
     report: ReportedEnd | None = None,
 ) -> Facts:
-    """The facts of a job's failure: `findings` are those that are about it, `excerpts` those of `TELLS_ENDS`, `attempt`
-    is the failed one if known, and `report` its launcher's report of the end."""
+    """Return the facts of a failure. `findings` are about the job, `excerpts` those of `TELLS_ENDS`, `report` the
+    launcher's.
+    """
     findings = [known for known in findings if not tells_dumps(known)]
     attempts = [known.origin.attempt for known in findings if known.origin.attempt is not None]
     known_ranks = dict(ranks)
@@ -255,7 +262,7 @@ def facts(
         if rank is not None and rank not in known_ranks and known.origin.node:
             known_ranks[rank] = RankFacts(node=known.origin.node)
     if report is not None and report.rank is not None and report.node:
-        # The job may say by now where the next attempt's ranks are.
+        # The job may already report locations of the next attempt.
         place = known_ranks.get(report.rank)
         if place is None or place.node != report.node:
             known_ranks[report.rank] = RankFacts(node=report.node)
@@ -288,8 +295,7 @@ def _collectives(findings: Sequence[KnownFinding]) -> CollectiveLines:
 
 
 def _with_ranks(findings: Iterable[Finding], ended: Iterable[Exit]) -> list[Finding]:
-    """The findings in the order of time, with the rank where only the local one is known and the table of the launcher
-    on that node says which rank that is."""
+    """Sort the findings by time, and derive ranks from local ranks with the launcher's table."""
     told = [each for each in ended if each.local_rank is not None and each.rank is not None]
     ranks: dict[tuple[str, int | None], int | None] = {(each.node, each.local_rank): each.rank for each in told}
     placed = [
@@ -317,5 +323,5 @@ def _exits(findings: Sequence[KnownFinding], excerpts: Sequence[KnownExcerpt]) -
 
 
 def _lines(line: str, node: str) -> list[Exit]:
-    """What a launcher's line says, which was read on `node`; another one that it names is its own word."""
+    """Return the exits in a launcher's line read on `node`. Other nodes that it names are unverified."""
     return [replace(e, is_node_sure=bool(node) and e.node == node) for e in exits.launcher_line(line, node)]

@@ -1,10 +1,4 @@
-"""The newest verdicts on each job that failed or was slow within the last hour, for the expressions of playbooks.
-
-Kept in memory, because planning reads nothing; the run store has them all, and a server that starts takes them from it.
-
-Who calls it: ``job_diagnoses`` and ``slow_jobs`` put them in, ``topology_watch`` hands them on with what else is known
-of jobs.
-"""
+"""Newest verdicts of the last hour by job, for playbook expressions. In memory, because planning reads no store."""
 
 from __future__ import annotations
 
@@ -16,12 +10,11 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictSource
 
 _Newest = Mapping[str, tuple[datetime, JobVerdict]]
-"""By job the newest verdict, and when what it is on began."""
+"""Newest verdict by job, with the start of its subject."""
 
 
 class JobVerdicts:
-    """Which verdicts count just now. One thread puts them in; any may ask, because what is known is replaced as a
-    whole and never changed."""
+    """Current verdicts. One thread writes; any may read, because values are replaced and never changed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,7 +22,7 @@ class JobVerdicts:
         self._slownesses: _Newest = {}
 
     def take(self, job: str, began_at: datetime, verdict: JobVerdict, *, is_slow: bool = False) -> None:
-        """Take a verdict, or what it says anew. `is_slow`: it is on a job that goes on, and on no failure."""
+        """Add or update a verdict. `is_slow`: the job continues."""
         known = self._slownesses if is_slow else self._failures
         newest = known.get(job)
         if newest is not None and newest[0] > began_at:
@@ -41,7 +34,7 @@ class JobVerdicts:
             self._failures = counting
 
     async def load(self, source: VerdictSource) -> None:
-        """Take those that an earlier server has made. Raises StoreUnavailable."""
+        """Load the verdicts of an earlier server. Raises StoreUnavailable."""
         now = self._clock.now()
         for record in await source.verdicts(now - CURRENT_FOR, now + CURRENT_FOR):
             members = {"cause": record.cause, "confidence": record.confidence, "advice": record.advice}
@@ -57,7 +50,6 @@ class JobVerdicts:
         return {job: VerdictsOnJob(_of(failures, job), _of(slownesses, job)) for job in {*failures, *slownesses}}
 
     def _counting(self, known: _Newest) -> _Newest:
-        """Those that are young enough."""
         oldest = self._clock.now() - CURRENT_FOR
         return {job: newest for job, newest in known.items() if newest[0] >= oldest}
 

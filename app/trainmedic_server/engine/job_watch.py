@@ -1,11 +1,8 @@
-"""Whether jobs live: a job that dies without a word is told from one that has ended as it should.
+"""Detection of gone jobs, as distinct from those that ended normally.
 
-Every few seconds the presences are read. What was there and is not heard of for a while, though Redis answers, is gone;
-what Redis did not answer meanwhile counts for nothing, for then all jobs vanish at once and none has died. The records
-are kept in the run store, so that a restart of the server forgets no job, and a downtime makes none seem gone.
-
-Only jobs whose SDK says how it ends (``says_end`` in their presence) are watched. Who calls it: ``wiring`` runs `watch`
-beside the engine, and the API `end` for a person. Not here: the rules (`domain.job_life`).
+A job that is silent for a while although Redis answers is gone. Redis outages and server downtimes do not count.
+Records are in the run store. Only jobs whose SDK reports their end (``says_end`` in the presence) are watched.
+``domain.job_life`` has the rules.
 """
 
 from __future__ import annotations
@@ -36,26 +33,25 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
-"""As often as a job writes its presence."""
+"""Interval of presences."""
 MOST_JOBS = 10_000
 _LATEST_LOOK = timedelta(seconds=20)
-"""Where a look comes later than this after the last one, the server was held up, and hears of jobs only now."""
+"""A later check means that the server was stalled."""
 _INSTANCE = re.compile(r"^[!-~]{1,64}\Z")
 
 log = telemetry.logger(__name__)
 
 
 class _Ranks(NamedTuple):
-    """What a job says of its ranks."""
+    """Reported ranks of a job."""
 
     gpus: frozenset[tuple[str, str, str]]
-    """Each as job, node and UUID."""
+    """As (job, node, UUID)."""
     number: int
 
 
 class JobWatch:
-    """``ago`` returns the moment since which so much time has passed in which a server was at work; ``elapsed`` counts
-    seconds and cannot be set."""
+    """Watches jobs. ``ago`` returns a past time excluding downtimes; ``elapsed`` is a monotonic clock in seconds."""
 
     def __init__(
         self,
@@ -74,25 +70,25 @@ class JobWatch:
         self._absences = AbsenceDetection(job_life.GONE_AFTER, _LATEST_LOOK, elapsed)
         self._lives: dict[str, JobLife] | None = None
         self._signs: dict[tuple[str, str], datetime] = {}
-        """By kind and name, when the presence that was last heard was written: what does not change is no sign."""
+        """Time of the last presence by kind and name. An unchanged presence is no sign of life."""
         self._ranks: dict[str, int] = {}
-        """How many ranks each job had when it was last there."""
+        """Last number of ranks by job."""
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()
-        """Held by whoever changes the records."""
+        """Guards changes of the records."""
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         await loops.repeat(self.look, LOOK_EVERY, "jobs", self._metrics)
 
     async def look(self) -> None:
-        """Look once. Raises BusUnavailable, StoreUnavailable."""
+        """Check once. Raises BusUnavailable, StoreUnavailable."""
         async with self._looking:
             await self._look()
 
     async def end(self, job: str, actor: str, note: str) -> JobLife:
-        """A person says that a job which is gone was meant to end; what is known of it then.
+        """Record a person's statement that a gone job was meant to end. Return its new record.
 
         Raises NotFound, Conflict, StoreUnavailable.
         """
@@ -135,14 +131,13 @@ class JobWatch:
         await self._record_evaluations(jobs)
 
     async def _record_evaluations(self, jobs: Sequence[Presence]) -> None:
-        """Record new evaluation results in the history."""
         events = self._evaluations.due(jobs, self._clock.now())
         if events:
             await self._store.transact(lambda tx: tx.append(events))
         self._evaluations.recorded(events, jobs)
 
     async def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
-        """Note which GPUs are in use, and how many ranks each job has, as far as it is believed."""
+        """Update GPUs in use and rank counts from trusted presences."""
         kept = {*known, *(job.name for job in jobs)}
         self._ranks = {name: number for name, number in self._ranks.items() if name in kept}
         told = await self._read_ranks.changed([job for job in jobs if job.doubt is None])
@@ -159,17 +154,16 @@ class JobWatch:
         jobs: Sequence[Presence],
         launchers: Sequence[Presence],
     ) -> Iterator[LifeChange]:
-        """What has changed, in order; `lives` takes it up."""
+        """Yield the changes in order and apply them to `lives`."""
         now = self._clock.now()
-        # Where the records are full of jobs that have not ended, a new name is passed over: were an older one dropped
-        # for it, whoever makes names up could have a death unnoticed.
+        # If the records are full, skip new names. Dropping old ones would let invented names hide a job's death.
         room = MOST_JOBS - sum(life.state is not LifeState.ENDED for life in lives.values())
         heard = self._heard("job", [job for job in jobs if job.details.get("says_end") is True])
-        # One whose node is left out waits, whatever becomes of the job.
+        # A launcher whose node is excluded waits, whatever happens to the job.
         launched = self._heard("launcher", [each for each in launchers if each.details.get("state") != "left_out"])
         signs = [(name, "") for name in launched]
         signs += [(name, _instance_of(presence)) for name, presence in heard.items()]
-        # Before the notices, which are about processes that these have made known.
+        # Presences first: notices are about processes that they introduce.
         for name, instance in signs:
             if name in lives or room > 0:
                 room -= name not in lives
@@ -184,7 +178,7 @@ class JobWatch:
             yield from _taken(lives, job_life.missed(lives[name], now))
 
     def _heard(self, kind: str, presences: Sequence[Presence]) -> dict[str, Presence]:
-        """Those of which something new was heard, by name. One that is written again as it was, by whomever, is not."""
+        """Return new presences by name. A copy of an old one does not count."""
         heard = {}
         for presence in presences:
             key = (kind, presence.name)
@@ -197,7 +191,7 @@ class JobWatch:
         return heard
 
     def _dropped(self, lives: dict[str, JobLife]) -> list[JobLife]:
-        """The records that are not kept any more; `lives` has them no longer."""
+        """Remove expired and excess records from `lives` and return them."""
         kept_since = self._ago(job_life.KEPT)
         dropped = [life for life in lives.values() if job_life.is_forgotten(life, kept_since)]
         for life in dropped:

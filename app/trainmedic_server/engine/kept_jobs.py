@@ -1,4 +1,4 @@
-"""Locks what is known of a job against deletion, and takes the lock back. Who calls it: the HTTP server."""
+"""Protection of a job's data against deletion."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ MOST = 10_000
 
 
 class KeptJobs:
-    """The jobs whose findings and verdicts are kept, however old they are."""
+    """Jobs whose findings and verdicts are retained at any age."""
 
     def __init__(self, store: RunStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
     async def keep(self, job: str, attempt: int | None, actor: str, note: str) -> KeptJob:
-        """Keep a job, or one attempt of it. It need not be known: a job can be kept before anything happens to it.
-
-        Raises Conflict where too many are kept, and StoreUnavailable.
+        """Retain a job or one attempt. The job may be unknown yet. Raises Conflict if too many are retained, and
+        StoreUnavailable.
         """
         kept = KeptJob(job, attempt, actor, self._clock.now(), note)
 
@@ -39,7 +38,7 @@ class KeptJobs:
         return kept
 
     async def release(self, job: str, attempt: int | None, actor: str) -> None:
-        """Take the lock back. Raises NotFound where there is none, and StoreUnavailable."""
+        """End the protection. Raises NotFound and StoreUnavailable."""
 
         def work(tx: Transaction) -> None:
             if not tx.findings.release_job(job, attempt):
@@ -49,5 +48,5 @@ class KeptJobs:
         await self._store.transact(work)
 
     async def all(self) -> Sequence[KeptJob]:
-        """In the order of names and attempts. Raises StoreUnavailable."""
+        """Return all, by job and attempt. Raises StoreUnavailable."""
         return await self._store.transact(lambda tx: tx.findings.kept_jobs())

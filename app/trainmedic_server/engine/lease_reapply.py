@@ -1,7 +1,4 @@
-"""Whether an effect whose lease has run out may be set again, by the history of its run. Pure, given a transaction.
-
-Who calls it: ``lease_recovery``, whose docstring says the rules and why.
-"""
+"""Whether an effect whose lease expired may be reapplied, by its run's history. ``lease_recovery`` states the rules."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
 
 def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime) -> str | None:
-    """Why nothing of the run may be set again; None if it may."""
+    """Return why nothing of the run may be reapplied, or None."""
     controls = tx.controls()
     orders = tx.orders_of([run.id]).get(run.id, ())
     order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)
@@ -46,13 +43,13 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
         return controls.breaker_reason or "the breaker is open"
     if fires is None:
         return "nobody has said yet that its alert still fires"
-    # `fires` was read before the wait for the targets, which may have taken long: so the store is read once more.
+    # `fires` is from before the wait for the targets, so read the store again.
     is_over = all(alert.is_resolved for alert in decisive(tx.alerts_of([run.id]).get(run.id, [])))
     return "none of its alerts fires" if is_over or not fires else None
 
 
 def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, ago: Ago) -> str | None:
-    """Why the playbook's guards forbid setting the effect again; None if they allow it."""
+    """Return why the playbook's guards forbid reapplying the effect, or None."""
     started = [
         event.at for event, content in contents_of(tx, run.id, SetAgainStarted) if content.command_id == command_id
     ]
@@ -72,13 +69,13 @@ def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, a
 
 
 def last_event(tx: Transaction, run_id: str, kind: type[SetAgainStarted] | type[SetAgainDone], command_id: str) -> int:
-    """The `Event.seq` of the last event of this kind about a command; 0 if there is none."""
+    """Return the `Event.seq` of the command's last event of this kind, or 0."""
     about = (event.seq or 0 for event, content in contents_of(tx, run_id, kind) if content.command_id == command_id)
     return max(about, default=0)
 
 
 def contents_of(tx: Transaction, run_id: str, kind: type[K], after: int = 0) -> list[tuple[Event, K]]:
-    """The run's events of this kind whose `Event.seq` is greater, in order, each with what it says."""
+    """Return the run's later events of this kind, in order, with their content."""
     return [
         (event, content)
         for event in tx.events_of(run_id, name_of(kind))

@@ -1,27 +1,21 @@
-"""Recovery of effects whose lease ran out while they were still needed: the loss is recorded, the effect set again.
+"""Recovery of still needed effects whose lease expired: the loss is recorded and the effect reapplied.
 
-A lease runs out if the server, Redis or the network was down for longer than the lease. The node has then ended the
-effect by itself, rightly; but its reason may remain. So the effect is brought about once more, by the same command
-with the same undo, if nothing but its lease has ended it (`Renewal.has_expired`).
+A lease expires if the server, Redis or the network is down for longer. The node then ends the effect. If only the lease
+ended it (`Renewal.has_expired`), the same command with the same undo is sent again.
 
-Unlike a renewal, setting an effect again changes the node once more. It therefore waits, with the reason in the run's
-history (``set_again_held``), while
+Unlike a renewal, this changes the node. It therefore waits, with the reason in the history (``set_again_held``), while:
 
-- the server is paused, or the breaker is open;
-- it is not known that an alert of the run still fires. The Alertmanager is asked where there is one. Elsewhere
-  an alert counts as firing if it was heard of since this server began; and after `RESENT_AFTER` every alert counts
-  that has not resolved, because by then a resolved that found no server has been sent again;
-- the playbook's guards forbid it: ``cooldown`` runs from when the effect was last brought about, and
-  ``max_runs`` bounds how often a run may do it.
+- the server is paused, or the breaker is open
+- it is unknown whether an alert of the run fires. Without an Alertmanager to ask, an alert fires if it was reported
+  after this server's start. After `RESENT_AFTER`, every unresolved alert counts, because missed resolutions have been
+  sent again by then
+- the guards forbid it: ``cooldown`` counts from the last application, ``max_runs`` limits repeats per run
 
-It is never set again where an undo has begun or was ordered, where the run was cancelled or rejected, where a
-person had approved it (once), or where the mode is not ``enforce`` any more.
+An effect is never reapplied after its undo began or was ordered, after the run was cancelled or rejected, if a person
+approved it (once), or if the mode is no longer ``enforce``.
 
-``set_again_started`` is recorded before the command is sent, ``set_again_done`` after its success. After a crash in
-between, the next server finds the first without the second and sends the command again; the node knows its id, so
-nothing is applied twice.
-
-Who calls it: ``leases``, with the outcome of each renewal.
+``set_again_started`` is recorded before the command, ``set_again_done`` after success. After a crash in between, the
+next server sends the command again; the node knows its ID and applies it once.
 """
 
 from __future__ import annotations
@@ -52,11 +46,10 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 RESENT_AFTER = timedelta(minutes=5)
-"""Alertmanager's group_interval: after so long it has sent again what it could not deliver."""
+"""Alertmanager's group_interval, within which it repeats failed deliveries."""
 
 _BATCH = 200
-"""How many commands one transaction looks up: deliveries share the store's one writer, and must not wait for
-thousands."""
+"""Commands per transaction. Deliveries share the store's only writer and must not wait for thousands."""
 
 _NOT_BEGUN = (UndoStatus.ARMED, UndoStatus.AVAILABLE)
 
@@ -66,17 +59,16 @@ log = telemetry.logger(__name__)
 
 
 class _PreparedRun(Struct, frozen=True):
-    """What was read about a run before the transaction that decides."""
+    """Data read before the deciding transaction."""
 
     run: Run
     fires: bool | None
-    """Whether an alert of the run fires; None if that is not known."""
+    """Whether an alert of the run fires; None if unknown."""
     guards: Guards
 
 
 class LeaseRecovery:
-    """Sets expired effects again. There is one object per server. Its in-memory state only saves look-ups, so a restart
-    may lose it."""
+    """Reapplies expired effects. One per server. Its state is only a cache."""
 
     def __init__(self, services: EngineServices, source: AlertSource | None, playbook_of: PlaybookOf) -> None:
         self._services = services
@@ -85,19 +77,19 @@ class LeaseRecovery:
         self._started_at = services.clock.now()
         self._started_at_loop_time = 0.0
         self._recorded_losses: set[tuple[str, str]] = set()
-        """Command id and node of each loss that is in the history."""
+        """(Command ID, node) of recorded losses."""
         self._looked_up: set[str] = set()
-        """Ids of commands without a ``set_again_started`` that lacks its ``set_again_done``."""
+        """IDs of commands known to have no unfinished reapplication."""
         self._busy_runs: set[str] = set()
         self._attempt_numbers = itertools.count()
 
     def note_server_start(self) -> None:
-        """Note that the server begins to listen now."""
+        """Record that the server starts to listen."""
         self._started_at = self._services.clock.now()
         self._started_at_loop_time = asyncio.get_running_loop().time()
 
     async def handle_renewals(self, action: LeasedAction, renewals: Sequence[Renewal]) -> None:
-        """Record the losses, set expired effects again where allowed, and record that. Raises StoreUnavailable."""
+        """Record losses, reapply expired effects if allowed, and record the result. Raises StoreUnavailable."""
         lost = [
             renewal
             for renewal in renewals
@@ -111,8 +103,7 @@ class LeaseRecovery:
             self._recorded_losses |= {(renewal.effect.command_id, renewal.node) for renewal in unrecorded}
             self._services.metrics.leases_lost.inc(recorded)
         expired = {renewal.effect.command_id: renewal.effect for renewal in renewals if renewal.has_expired}
-        # An earlier server may have been killed between the start and the end of setting an effect again, which
-        # may be in effect by now. So each command is looked up once.
+        # An earlier server may have been killed while reapplying, so look up each command once.
         await self._record_set_again(
             [renewal for renewal in renewals if renewal.effect.command_id not in self._looked_up]
         )
@@ -122,18 +113,18 @@ class LeaseRecovery:
         await asyncio.gather(*(self._set_again(action, effects) for effects in by_run.values()))
 
     def forget_others(self, command_ids: Collection[str]) -> None:
-        """Forget all commands but these, because no others have effects any more."""
+        """Forget commands without an effect."""
         self._recorded_losses = {loss for loss in self._recorded_losses if loss[0] in command_ids}
         self._looked_up &= set(command_ids)
 
     def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:
-        """Record once for each loss that a lease has run out while the effect was needed; return how many were new."""
+        """Record each loss once and return the number of new ones."""
         count = 0
         for renewal in lost:
             effect = renewal.effect
             run = tx.run(effect.run_id)
             if run is None or not _is_needed(run, effect.command_id):
-                continue  # its undo has begun since the renewal was sent
+                continue  # its undo began after the renewal was sent
             content = LeaseLost(effect.step_id, effect.command_id, renewal.node, renewal.why)
             losses = contents_of(tx, run.id, LeaseLost, after=last_event(tx, run.id, SetAgainDone, content.command_id))
             if any((loss.command_id, loss.place) == (content.command_id, content.place) for _, loss in losses):
@@ -143,10 +134,10 @@ class LeaseRecovery:
         return count
 
     async def _set_again(self, action: LeasedAction, effects: Sequence[LeasedEffect]) -> None:
-        """Set the effects again that one run has lost."""
+        """Reapply the lost effects of one run."""
         run_id = effects[0].run_id
         if run_id in self._busy_runs:
-            return  # an earlier round still waits for the end of another attempt on the same targets
+            return  # an earlier round still waits for another attempt on the targets
         self._busy_runs.add(run_id)
         try:
             prepared = await self._prepare(run_id)
@@ -158,7 +149,7 @@ class LeaseRecovery:
     async def _send(
         self, action: LeasedAction, run_id: str, effects: Sequence[LeasedEffect], prepared: _PreparedRun
     ) -> None:
-        """Record the start, send the commands, record the result, while no other attempt runs on the same targets."""
+        """Record the start, send the commands and record the result, while no other attempt uses the targets."""
         targets = {target for effect in effects for target in _targets_of(action, effect)}
         claims = [Claim(target) for target in targets]
         async with self._services.locks.acting(f"{run_id}/again/{next(self._attempt_numbers)}", *claims):
@@ -167,7 +158,7 @@ class LeaseRecovery:
             )
             nodes = {target.node for target in targets if target.node is not None}
             if not started or self._services.pause_of(prepared.run, nodes) is not None:
-                return  # paused while that was put on record; a later round goes on with it
+                return  # paused since; a later round continues
             self._looked_up -= {effect.command_id for effect in started}
             self._services.fence()
             until = self._services.clock.now() + action.lease / 3
@@ -179,8 +170,7 @@ class LeaseRecovery:
             await self._services.store.transact(lambda tx: self._record_obstacle(tx, run_id, failed[0].why, asked=True))
 
     async def _prepare(self, run_id: str) -> _PreparedRun | None:
-        """Look up the playbook's guards and whether an alert still fires; None if the guards cannot be read, so that
-        nothing may be set again."""
+        """Read the playbook's guards and whether an alert fires; None if the guards cannot be read."""
         run = await self._services.store.transact(lambda tx: tx.run(run_id))
         if run is None:
             return None
@@ -195,7 +185,7 @@ class LeaseRecovery:
         return _PreparedRun(run, await self._is_firing(run_id), guards)
 
     async def _is_firing(self, run_id: str) -> bool | None:
-        """Whether an alert of the run fires now; None if that is not known."""
+        """Return whether an alert of the run fires; None if unknown."""
         alerts = decisive(await self._services.store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
         silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
@@ -211,7 +201,7 @@ class LeaseRecovery:
                 log.warning("the Alertmanager did not say whether an alert still fires", error=str(error))
         if not firing:
             return False
-        # By the loop's time, because the time of day may be changed meanwhile.
+        # Use event-loop time: the wall clock may be changed.
         listened_for = asyncio.get_running_loop().time() - self._started_at_loop_time
         if listened_for >= RESENT_AFTER.total_seconds():
             return True
@@ -225,7 +215,7 @@ class LeaseRecovery:
         prepared: _PreparedRun,
         targets: Collection[Target],
     ) -> list[LeasedEffect]:
-        """Record which effects are to be set again, or why none is; return them."""
+        """Record which effects are reapplied, or why none is, and return them."""
         run = tx.run(run_id)
         if run is None:
             return []
@@ -236,7 +226,7 @@ class LeaseRecovery:
         started: list[LeasedEffect] = []
         for effect in needed if reason is None else ():
             if _is_under_way(tx, run.id, effect.command_id):
-                started.append(effect)  # by a server that was killed, or it did not succeed the last time
+                started.append(effect)  # unfinished by a killed server, or failed last time
                 continue
             barred_by = guard_obstacle(tx, run, effect.command_id, prepared.guards, self._services.timeline.by_clock())
             if barred_by is not None:
@@ -253,8 +243,10 @@ class LeaseRecovery:
         return started
 
     def _record_obstacle(self, tx: Transaction, run_id: str, reason: str, *, asked: bool = False) -> None:
-        """Record why nothing is set again, once for each reason and loss. If the commands were sent (`asked`) and
-        failed, only the first reason is recorded, because its wording may differ each time."""
+        """Record why nothing is reapplied, once per reason and loss.
+
+        If the commands were sent (`asked`) and failed, only the first reason is recorded, because its wording may vary.
+        """
         since = max((event.seq or 0 for event, _ in contents_of(tx, run_id, LeaseLost)), default=0)
         held = [content for _, content in contents_of(tx, run_id, SetAgainHeld, after=since)]
         is_recorded = any(content.asked for content in held) if asked else bool(held) and held[-1].why == reason
@@ -262,7 +254,7 @@ class LeaseRecovery:
             tx.append([recorded(SetAgainHeld(reason, asked), self._services.clock.now(), run_id)])
 
     async def _record_set_again(self, renewals: Sequence[Renewal]) -> None:
-        """Record which effects are in effect again on all their nodes."""
+        """Record effects that are active again on all their nodes."""
         by_command: dict[str, list[Renewal]] = {}
         for renewal in renewals:
             by_command.setdefault(renewal.effect.command_id, []).append(renewal)
@@ -275,7 +267,7 @@ class LeaseRecovery:
             self._services.metrics.leases_set_again.inc(len(done))
 
     def _record_done(self, complete: Iterable[Sequence[Renewal]], tx: Transaction) -> list[str]:
-        """Record the effects that were set again; return the ids of the commands for which that is new."""
+        """Record reapplied effects and return the IDs of new ones."""
         done = []
         for renewals in complete:
             effect = renewals[0].effect
@@ -300,12 +292,12 @@ def _targets_of(action: LeasedAction, effect: LeasedEffect) -> Iterable[Target]:
 
 
 def _is_under_way(tx: Transaction, run_id: str, command_id: str) -> bool:
-    """Whether the effect of a command is being set again: that began, and is not done."""
+    """Return whether a reapplication began and is unfinished."""
     return last_event(tx, run_id, SetAgainStarted, command_id) > last_event(tx, run_id, SetAgainDone, command_id)
 
 
 def _is_needed(run: Run, command_id: str) -> bool:
-    """Whether the effect of the command is not being taken back."""
+    """Return whether the command's effect is not being reverted."""
     return any(
         step.undo is None or step.undo.status in _NOT_BEGUN
         for step in run.steps

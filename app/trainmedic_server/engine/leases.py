@@ -1,12 +1,9 @@
-"""Renewing leased effects: a power cap that is not renewed ends by itself.
+"""Renewal of leased effects, such as power caps, which end unless renewed.
 
-A leased effect is renewed in every third of its lease, from the end of its attempt until its undo begins: while its
-run is open or one of its alerts fires, and for as long as its undo is armed. Once the undo has begun no renewal is
-sent, and a lease that runs out does the undo's work. Neither pause nor the breaker holds a renewal back: a renewal
-changes nothing, and without it a pause would give a hot GPU its full power again.
-
-Not here: how a renewal reaches the node that granted the lease (`ports.actions.LeasedAction`), or what becomes of an
-effect whose lease has run out (``lease_recovery``). Who calls it: ``service``.
+An effect is renewed in each third of its lease, from the end of its attempt until its undo begins: while its run is
+open, an alert fires or its undo is armed. After that, an expiring lease only does the undo's work. Pauses and the
+breaker do not stop renewals, because a renewal changes nothing, and without it a pause would restore a hot GPU's full
+power. ``lease_recovery`` handles expired leases.
 """
 
 from __future__ import annotations
@@ -27,44 +24,41 @@ from trainmedic_server.ports.actions import Actions, LeasedAction, LeasedEffect
 from trainmedic_server.ports.store import Transaction
 
 RENEW_EVERY = timedelta(seconds=15)
-"""How often effects that are due are looked for; much less than a third of any sensible lease."""
+"""Interval of checks, much shorter than a third of any sensible lease."""
 _BATCH = 200
-"""How many runs one transaction reads: deliveries, which share the store's one writer, must not wait for thousands."""
+"""Runs per transaction. Deliveries share the store's only writer and must not wait for thousands."""
 _SHOWN = 8
-"""How many nodes a warning names."""
+"""Nodes named in a warning."""
 
 log = telemetry.logger(__name__)
 
 
 class LeaseRenewer:
-    """Renews the leased effects of all runs. There is one object per server. Its in-memory state only saves renewals,
-    so a restart may lose it."""
+    """Renews the leased effects of all runs. One per server. Its state is only a cache."""
 
     def __init__(self, services: EngineServices, recovery: LeaseRecovery) -> None:
         self._services = services
         self._leased: Mapping[str, LeasedAction] = {}
         self._last_third: dict[str, int] = {}
-        """By command id: the third of its lease in which the effect was last renewed, counted by the loop's time."""
+        """Third of the lease in which the effect was last renewed, by command ID, in event-loop time."""
         self._recovery = recovery
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Renew what is due every `RENEW_EVERY` until cancelled. The first pass is at once, because the server may have
-        been down for long."""
+        """Renew due effects until cancelled. Start at once, because the server may have been down for long."""
         self._recovery.note_server_start()
         self._leased = _leased(self._services.actions)
         if not self._leased:
             return
         try:
-            # Not by the time of day, which may be set back by an hour.
+            # Use event-loop time: the wall clock may be set back.
             await loops.repeat(self.renew_due, RENEW_EVERY, "leases", self._services.metrics)
         finally:
             for task in self._renewals:
                 task.cancel()
 
     async def renew_due(self) -> None:
-        """Start renewing the effects that are due. It does not wait for the replies, because one node that does not
-        answer must not delay others."""
+        """Start renewing due effects without waiting for replies, so that a silent node does not delay others."""
         now, loop_time = self._services.clock.now(), asyncio.get_running_loop().time()
         run_ids = await self._services.store.transact(lambda tx: tx.runs_in_effect(self._leased))
         in_effect: list[tuple[str, LeasedEffect, timedelta]] = []
@@ -75,8 +69,8 @@ class LeaseRenewer:
         last_third: dict[str, int] = {}
         due: dict[str, list[LeasedEffect]] = {}
         for name, effect, lease in in_effect:
-            # Counted from one beginning, so that all effects with the same lease are due in the same moments, and those
-            # on one node share a command; and by the loop's time, because the time of day may be set.
+            # Thirds count from a common start, so that effects on one node share a command. Use event-loop time: the
+            # wall clock may be set.
             third = int(loop_time // (lease.total_seconds() / 3))
             if self._last_third.get(effect.command_id) != third:
                 due.setdefault(name, []).append(effect)
@@ -91,7 +85,7 @@ class LeaseRenewer:
     def _in_effect(
         self, run_ids: Sequence[str], now: datetime, tx: Transaction
     ) -> list[tuple[str, LeasedEffect, timedelta]]:
-        """Return every effect of these runs that is needed, with the name of its action and the length of its lease."""
+        """Return the needed effects of these runs, with action name and lease."""
         heard_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         runs = tx.runs(run_ids)
         alerts = tx.alerts_of([run.id for run in runs if not run.is_open])
@@ -120,7 +114,7 @@ class LeaseRenewer:
             await self._recovery.handle_renewals(action, renewals)
         except errors.StoreUnavailable as error:
             log.warning("the outcome of renewals could not be recorded", error=str(error))
-        except Exception:  # the boundary of a renewal, which is one of a loop
+        except Exception:  # the boundary of one renewal
             self._services.metrics.loop_errors.labels("leases").inc()
             log.exception("renewing leases failed")
 
@@ -131,23 +125,23 @@ def _leased(actions: Actions) -> Mapping[str, LeasedAction]:
         try:
             action = actions.get(name)
         except errors.PermanentFailure:
-            continue  # it could not be made, which the registry has logged
+            continue  # the registry has logged why
         if isinstance(action, LeasedAction):
             leased[name] = action
     return leased
 
 
 def _is_needed(step: StepState, run_goes_on: bool) -> bool:
-    """Whether the effect of the step is still needed. An armed undo needs it; an undo that has begun does not; without
-    either it is needed while the run goes on."""
+    """Return whether the step's effect is needed: yes with an armed undo, no after the undo began, otherwise while the
+    run continues.
+    """
     if step.undo is None or step.undo.status is UndoStatus.AVAILABLE:
         return run_goes_on
     return step.undo.status is UndoStatus.ARMED
 
 
 def _effects(run: Run, step: StepState, now: datetime) -> Iterator[LeasedEffect]:
-    """Yield the effects that the step's attempts may have. An attempt still in flight is left out, because its lease
-    has just begun."""
+    """Yield possible effects of the step's attempts, except attempts in flight, whose lease has just begun."""
     assert run.target is not None
     command_ids: Collection[str] = set()
     for attempt in reversed(step.attempts):

@@ -1,21 +1,18 @@
-"""One change at a time per target.
+"""Target locks: one change at a time per target.
 
-A run locks its target from its start to its close, or only the disks of its node if it changes nothing else
-(``claims``). A node covers its GPUs and its disks, the cluster covers everything (`Claim.overlaps`). Claims are granted
-in the order in which they came. A run passes another that waits only if its claim overlaps neither a locked one nor
-that of any earlier waiter. An undo takes no such lock, because a run must never block it. It only waits until no
-attempt is in flight on what it overlaps.
+A run locks its claim (``claims``) from start to close. A node covers its GPUs and disks, the cluster covers everything
+(`Claim.overlaps`). Claims are granted in order of arrival; a run passes another waiter only if its claim overlaps
+neither a locked claim nor one of an earlier waiter. Undos take no lock. They only wait until no attempt is in flight on
+what they overlap.
 
-A run on a job locks the job. If one of its steps works on the job's nodes as well, its attempts and those of runs on
-the same GPUs or nodes still come one after the other. Neither run keeps the other from its target, because a job may be
-on a thousand nodes, and may move to others. So their effects there must be able to coexist, as power caps do: of
-several on one GPU the lowest counts, and each is reverted alone.
+A run on a job locks the job, not its nodes, because there may be a thousand of them and the job may move. Attempts on
+common nodes or GPUs still run one at a time. Their effects must coexist, as power caps do: the lowest counts, and each
+is reverted separately.
 
-The target of a run that may be admitted is kept for it during the decision, so that its first plan can be recorded with
-its admission (``first_plans``). If the target is not free, no run that is admitted later keeps what overlaps it,
-because the first run may be about to wait for it.
+At admission, the run's target is reserved for its first plan (``first_plans``). If it is not free, later runs cannot
+reserve what overlaps it.
 
-The locks live in memory. After a restart `workers` starts the open runs again, and their drivers take the locks.
+The locks are in memory. After a restart, drivers of open runs take them again.
 """
 
 from __future__ import annotations
@@ -28,21 +25,21 @@ from trainmedic_server.domain.claim import Claim
 
 
 class TargetLocks:
-    """Which runs own which targets, which runs wait, and where an attempt is in flight."""
+    """Owners of targets, waiting runs and attempts in flight."""
 
     def __init__(self) -> None:
         self._held = _Claims()
         self._keepers: set[str] = set()
-        """Those of the holders that are no runs."""
+        """Holders that are not runs."""
         self._turned_away = _Claims()
-        """What keepers were not given: a run that they admit waits for it before those that come later."""
+        """Claims refused to keepers. Runs that they admit wait before later ones."""
         self._waiting = _Claims()
         self._grants: dict[str, asyncio.Future[None]] = {}
         self._acting = _Claims()
         self._held_back: list[asyncio.Future[None]] = []
 
     def try_acquire(self, run_id: str, claim: Claim) -> bool:
-        """Lock the claim now, unless an overlapping claim is locked or waited for. Return whether the run has it."""
+        """Lock the claim unless an overlapping one is locked or waited for. Return whether the run has it."""
         if self._held.has(run_id):
             return True
         if self._held.overlapping(claim) or self._waiting.overlapping(claim):
@@ -51,8 +48,10 @@ class TargetLocks:
         return True
 
     def try_keep(self, keeper: str, claim: Claim) -> bool:
-        """Lock the claim for a run that may be admitted, as `try_acquire`, unless it overlaps what an earlier keeper
-        did not get. `pass_on` or `release` ends that; `release` also ends the block by a refused keeper."""
+        """Reserve the claim for a run to be admitted, unless an earlier keeper was refused an overlapping one.
+
+        Ends with `pass_on` or `release`. A refused keeper must be released too.
+        """
         if self._turned_away.overlapping(claim) or not self.try_acquire(keeper, claim):
             self._turned_away.add(keeper, claim)
             return False
@@ -60,27 +59,26 @@ class TargetLocks:
         return True
 
     def pass_on(self, keeper: str, run_id: str) -> None:
-        """Give the run the claim that was kept for it."""
+        """Give the reserved claim to the run."""
         claim = self._held.remove(keeper)
         assert claim is not None
         self._keepers.discard(keeper)
         self._held.add(run_id, claim)
 
     def wait(self, run_id: str, claim: Claim) -> asyncio.Future[None]:
-        """Join or stay in the queue; the future is done once the claim is locked. `release` also leaves the queue."""
+        """Join the queue. The future is done once the claim is locked. `release` leaves the queue."""
         if run_id not in self._grants:
             self._waiting.add(run_id, claim)
             self._grants[run_id] = asyncio.get_running_loop().create_future()
         return self._grants[run_id]
 
     def holder(self, claim: Claim) -> str | None:
-        """Return a run that holds an overlapping claim; None where there is none."""
+        """Return a run that holds an overlapping claim, or None."""
         claims = self._held.near(claim)
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
     def blocker(self, run_id: str, claim: Claim) -> str | None:
-        """Return the run for which this waiting run waits: one that holds an overlapping claim, else an earlier waiter
-        for such a claim. None if there is neither."""
+        """Return the run that blocks this waiting run: a holder, otherwise an earlier waiter. None if neither."""
         if self._held.has(run_id):
             return None
         holder = self.holder(claim)
@@ -89,7 +87,7 @@ class TargetLocks:
         return self._waiting.overlapping(claim, before=run_id)
 
     def release(self, run_id: str) -> None:
-        """Unlock the run's claim, or leave the queue, and grant the next waiters theirs. Idempotent."""
+        """Unlock the claim or leave the queue, and grant the next waiters. Idempotent."""
         self._keepers.discard(run_id)
         self._turned_away.remove(run_id)
         claim = self._held.remove(run_id) or self._waiting.remove(run_id)
@@ -106,15 +104,15 @@ class TargetLocks:
                 granted.set_result(None)
 
     def acting(self, holder: str, *claims: Claim) -> _Acting:
-        """Return a block that begins once no other attempt works on what overlaps one of these claims, and marks them
-        as worked on. Entering it returns whether it had to wait.
+        """Return a context in which no other attempt works on overlapping claims. Entering returns whether it had to
+        wait.
 
-        All claims are taken at once: attempts that each wait for the claim of another would be a deadlock.
+        All claims are taken together, which avoids deadlocks.
         """
         return _Acting(self, holder, claims)
 
     async def begin_acting(self, claims: Mapping[str, Claim]) -> bool:
-        """Enter the block of `acting`, with an id for each claim."""
+        """Enter `acting`, with an ID for each claim."""
         waited = False
         while any(map(self._acting.overlapping, claims.values())):
             waited = True
@@ -126,7 +124,7 @@ class TargetLocks:
         return waited
 
     def end_acting(self, names: Iterable[str]) -> None:
-        """Leave the block of `acting`."""
+        """Leave `acting`."""
         for name in names:
             self._acting.remove(name)
         waiters, self._held_back = self._held_back, []
@@ -136,8 +134,7 @@ class TargetLocks:
 
 
 class _Acting:
-    """The block of `TargetLocks.acting`; a class, because the event loop keeps a record of each
-    generator."""
+    """Context of `TargetLocks.acting`. A class, because the event loop tracks each generator."""
 
     def __init__(self, locks: TargetLocks, holder: str, claims: Sequence[Claim]) -> None:
         self._locks = locks
@@ -151,10 +148,9 @@ class _Acting:
 
 
 class _Claims:
-    """Claims by the name of their holder, in order, and in groups so that looking for an overlap is quick.
+    """Ordered claims by holder, grouped for fast overlap search.
 
-    Claims of different groups never overlap, unless one is on the cluster. There may be ten thousand claims in a storm
-    of alerts, but only a few in one group.
+    Claims of different groups overlap only with the cluster. A storm may have ten thousand claims, but few per group.
     """
 
     def __init__(self) -> None:
@@ -183,13 +179,12 @@ class _Claims:
         return claim
 
     def near(self, claim: Claim) -> list[tuple[str, Claim]]:
-        """Return the claims that could overlap `claim`, in the order in which they came."""
+        """Return claims that may overlap `claim`, in order of arrival."""
         claims = [named for group in self._near(claim) for named in group.items()]
         return sorted(claims, key=lambda named: self._numbers[named[0]])
 
     def overlapping(self, claim: Claim, before: str | None = None) -> str | None:
-        """Return the name of the first claim that overlaps `claim`, among those before the claim of the name `before`.
-        None if there is none."""
+        """Return the first holder whose claim overlaps `claim`, among those before `before`, or None."""
         if not self._by_name:
             return None
         end = self._numbers[before] if before is not None else None

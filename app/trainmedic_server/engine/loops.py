@@ -1,7 +1,4 @@
-"""Work that is done again and again for as long as the server works, whatever one round of it runs into.
-
-Who calls it: whatever in the engine looks for something every few seconds, and ``wiring``.
-"""
+"""Background loops that survive failures."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.ports.outside import Clock
 
 Rest = Callable[[float], Awaitable[object]]
-"""Waits so many seconds, or less where there is something to do."""
+"""Waits this many seconds, or less if there is work."""
 
 log = telemetry.logger(__name__)
 
 
 def by_clock(clock: Clock) -> Rest:
-    """Waits by the server's clock, as what a simulation has to jump over does."""
+    """Return a wait on the server's clock, which simulations can skip."""
     return lambda seconds: clock.sleep_until(clock.now() + timedelta(seconds=seconds))
 
 
@@ -33,10 +30,10 @@ async def repeat(
     retries: Backoff | None = None,
     rest: Rest = asyncio.sleep,
 ) -> None:
-    """Do `work` every `every`, until cancelled; at once again while it returns that there was something to do.
+    """Call `work` at this interval until cancelled; immediately again while it returns a true value.
 
-    A round that fails ends nothing: it is tried again after `every`, or as `retries` says. An outage is logged when it
-    begins and when it is over; an unexpected error each time, and counted.
+    Failures are retried after `every`, or as `retries` determines. An outage is logged at its start and end, an
+    unexpected error each time and counted.
     """
     is_failing = False
     while True:
@@ -50,7 +47,7 @@ async def repeat(
                 if is_failing:
                     log.info("a background loop goes on", loop=name)
                 is_failing = False
-        except Exception as error:  # the boundary of a loop: what is wrong with one thing must not end the work
+        except Exception as error:  # one failure must not end the loop
             wait = retries.next() if retries is not None else wait
             if not isinstance(error, errors.TrainmedicError):
                 metrics.loop_errors.labels(name).inc()

@@ -1,8 +1,7 @@
-"""Runs that a person starts: by the same guards, locks and breaker as those that alerts start, and on record as such.
+"""Runs started by people, with the same guards, locks and breaker as alerts.
 
-A run by hand is tied to the alert that fires for its playbook and target, where there is one: then it is as if that had
-started it. Where none fires something stands in its place that does not resolve: what the run changes stays until a
-person orders its undo, or ``assume_resolved_after`` has passed. Who calls it: ``service``.
+Such a run is linked to a firing alert of its playbook and target, if any. Otherwise a stand-in alert is created, which
+does not resolve: changes stay until a person orders the undo, or ``assume_resolved_after`` passes.
 """
 
 from __future__ import annotations
@@ -32,44 +31,43 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 ALERT_NAME = "StartedByHand"
-"""The alertname of what stands in place of an alert."""
+"""Alertname of stand-in alerts."""
 _MOST_FIRING = 10_000
 
 
 class StartOrder(Struct, frozen=True):
-    """What a person wants to be run."""
+    """A person's request for a run."""
 
     playbook: str
-    """The name of a playbook that is loaded."""
     target: Target
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that the alert must have, or that stand in its place."""
+    """Required labels of the alert, or labels of the stand-in."""
     dry_run: bool = False
-    """Whether nothing is to be done or recorded."""
+    """True to do and record nothing."""
 
 
 class Started(Struct, frozen=True):
-    """What became of it, or would."""
+    """Result of a request."""
 
     run: Run
-    """The run, or the record of the decision not to start; of a dry run what would be either."""
+    """The run or the record of the refusal; hypothetical in a dry run."""
     steps: tuple[StepAhead, ...]
-    """What it does, as it was rendered when it was started."""
+    """Planned steps as rendered at the start."""
     waits_for: str | None = None
-    """The run that holds its target; None where none does."""
+    """Run that holds the target."""
     is_repeated: bool = False
-    """Whether the same request had started it before."""
+    """True if the same request had started it before."""
 
 
 class ManualStarter:
-    """Starts runs for people. `on_admitted` is called with what a start has changed, once that is durable."""
+    """Starts runs for people. `on_admitted` gets the changes once durable."""
 
     def __init__(self, services: EngineServices, on_admitted: Callable[[AdmissionChanges], None]) -> None:
         self._services = services
         self._on_admitted = on_admitted
 
     async def start(self, order: StartOrder, by: ByHand) -> Started:
-        """Start a run, or say what that would come to. Raises NotFound, Conflict, StoreUnavailable."""
+        """Start a run, or return the result of a dry run. Raises NotFound, Conflict, StoreUnavailable."""
         playbook = self._playbook(order.playbook)
         kind = playbook.definition.target_kind
         if kind is not order.target.kind:
@@ -89,9 +87,9 @@ class ManualStarter:
         return await self._done(work, playbook, order.target)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
-        """Start another run for the alert of one that has ended without success, with the playbook as it is now.
+        """Start another run for the alert of an unsuccessful one, with the current playbook.
 
-        Raises NotFound, Conflict where the run is open or has succeeded or its alert has resolved, StoreUnavailable.
+        Raises NotFound, StoreUnavailable, and Conflict if the run is open or succeeded or its alert resolved.
         """
         topology = self._services.topology()
         known = await self._services.store.transact(lambda tx: tx.run(run_id))
@@ -171,17 +169,17 @@ class ManualStarter:
     def _firing(
         self, tx: Transaction, playbook: CompiledPlaybook, order: StartOrder, topology: Topology
     ) -> AlertRecord | None:
-        """The newest alert that fires for the playbook and target, with the labels that are asked for."""
+        """Return the newest firing alert for the playbook and target with the required labels."""
         names, fitting = playbook.definition.on.alertnames, []
         alert_map = self._services.alert_map()
         for record in tx.firing(_MOST_FIRING):
             mapped = alert_map.apply(record.alert)
-            # If a playbook has reacted to the alert, it keeps its labels of that time.
+            # An alert with a reaction keeps its labels of that time.
             alert = record.alert if record.has_reaction else mapped.alert
             has_labels = all(alert.every_label.get(name) == value for name, value in order.labels.items())
             if alert.name not in names or not has_labels or mapped.refused:
                 continue
-            match = playbook.match(alert)  # A person who starts a run is responsible for missing proof.
+            match = playbook.match(alert)  # the person is responsible for missing proof
             if (match.matched or match.unproven) and playbook.target_of(alert, topology) == order.target:
                 fitting.append(replace(record, alert=alert))
         return max(fitting, key=lambda record: record.alert.starts_at, default=None)
@@ -196,19 +194,19 @@ class ManualStarter:
 
 
 def _of_request(tx: Transaction, by: ByHand, playbook: str, target: Target | None) -> Started | None:
-    """What an earlier request of this name has started. Raises Conflict where that was another request."""
+    """Return the result of an earlier request with this key. Raises Conflict if it was different."""
     run_id = tx.run_of_request(by.key) if by.key is not None else None
     run = tx.run(run_id) if run_id is not None else None
     if run is None:
         return None
-    is_other = run.target is not None and run.target != target  # The record of a refusal has no target.
+    is_other = run.target is not None and run.target != target  # the record of a refusal has no target
     if is_other or (run.playbook, run.started_by, run.repeats) != (playbook, by.actor, by.repeats):
         raise errors.Conflict(f"the key {by.key!r} was used for another request, which has started run {run.id}")
     return Started(run, (), is_repeated=True)
 
 
 def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord]:
-    """The target and the alert of a run that is tried again. Raises Conflict where there is nothing to try again."""
+    """Return target and alert of a run to retry. Raises Conflict if it cannot be retried."""
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
     if run.status is Status.SUCCEEDED:

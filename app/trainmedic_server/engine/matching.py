@@ -1,7 +1,4 @@
-"""Which playbooks react to an alert, and what target it names for each: all that is decided before the store is asked.
-
-Who calls it: ``intake``, for each alert that comes; ``admission`` decides on what it returns.
-"""
+"""Matching of alerts with playbooks and targets, before the store is read."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ from trainmedic_server.domain.topology import Topology
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Match, Shortlist
 
 Key = tuple[str, str]
-"""A playbook's name and a target's key."""
+"""(Playbook name, target key)."""
 
 
 class Candidate(Struct, frozen=True, dict=True):
-    """A playbook that reacts to an alert, and the target that the alert names for it."""
+    """A playbook that reacts to an alert, with its target."""
 
     playbook: CompiledPlaybook
     target: Target | Unresolved
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing that is known is the alert's target."""
+        """True if the target is unknown."""
         return isinstance(self.target, Unresolved) and self.target.reason == Decision.TARGET_UNKNOWN
 
     @once
@@ -40,27 +37,25 @@ class Candidate(Struct, frozen=True, dict=True):
 
 
 MOST_MISSES = 10
-"""Playbooks that did not match of which an alert keeps the reason; of the others it keeps how many they are. Whoever
-asks for an explanation is told the reason of each."""
+"""Stored reasons of playbooks that did not match. Others are only counted; explanations contain all."""
 
 KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
-"""What can keep all playbooks from deciding on a run for an alert."""
+"""Reasons that keep all playbooks from deciding on a run."""
 
 
 class MatchedAlert(Struct, frozen=True):
-    """What the playbooks that name an alert's alertname make of it, before anything is asked of the store."""
+    """Reactions of the playbooks for an alertname, before the store is read."""
 
     candidates: tuple[Candidate, ...] = ()
-    """Those that react."""
+    """Reacting playbooks."""
     misses: tuple[Reaction, ...] = ()
-    """Those that do not, each with its reason."""
+    """Other playbooks, with reasons."""
     refused: str = ""
-    """Why the alert map does not accept the alert. Empty if it does."""
+    """Why the alert map refuses the alert. Empty if accepted."""
 
     @property
     def kept_from_a_run_by(self) -> str | None:
-        """Reason why no playbook could decide on a run: ``alertname``, ``conditions``, ``failure`` of a condition,
-        ``target``, or ``not_accepted`` by the alert map. None if one has a target."""
+        """Why no playbook could decide on a run (`KEPT_FROM_A_RUN`). None if one has a target."""
         if self.refused:
             return "not_accepted"
         if self.candidates:
@@ -71,7 +66,7 @@ class MatchedAlert(Struct, frozen=True):
         return "failure" if has_failed else "conditions"
 
     def too_late(self) -> tuple[Reaction, ...]:
-        """The reactions where the alert is first heard of as resolved."""
+        """Return the reactions if the alert's first report is its end."""
         if self.refused:
             return (_not_accepted(self.refused),)
         why = "it was first heard of as resolved; nothing begins on that"
@@ -80,7 +75,7 @@ class MatchedAlert(Struct, frozen=True):
 
 
 class PreparedDelivery(Struct, frozen=True):
-    """A delivery with what playbooks make of each of its alerts, and the conditions that failed."""
+    """A delivery with matches of its alerts and failed conditions."""
 
     delivery: Delivery
     matched: tuple[MatchedAlert, ...]
@@ -88,7 +83,7 @@ class PreparedDelivery(Struct, frozen=True):
 
     @property
     def has_unknown_target(self) -> bool:
-        """Whether an alert that fires names a target that nothing knows."""
+        """True if a firing alert names an unknown target."""
         return any(
             alert.status is AlertStatus.FIRING and candidate.is_unknown
             for alert, matched in zip(self.delivery.alerts, self.matched, strict=True)
@@ -97,7 +92,7 @@ class PreparedDelivery(Struct, frozen=True):
 
     @property
     def candidates(self) -> Iterator[Candidate]:
-        """The playbooks that react to any of its alerts, in the order of the alerts."""
+        """Reacting playbooks, in order of alerts."""
         return (candidate for matched in self.matched for candidate in matched.candidates)
 
 
@@ -105,7 +100,7 @@ _UNKNOWN_NAME = MatchedAlert()
 
 
 def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topology) -> MatchedAlert:
-    """Return what these playbooks make of the alert; those that name its alertname are enough."""
+    """Return the reactions of these playbooks."""
     candidates: list[Candidate] = []
     misses: list[Reaction] = []
     for playbook in playbooks:
@@ -124,9 +119,9 @@ def _decision_on(miss: Match) -> NoReaction:
 
 
 def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> MatchedAlert:
-    """Return the same with `MOST_MISSES` playbooks that did not match, and a last reaction that counts the others.
+    """Return the reactions with up to `MOST_MISSES` non-matching playbooks and a count of the rest.
 
-    What could not be evaluated is kept of each. Those that were asked come before those that the labels ruled out.
+    All failed conditions are included. Checked playbooks come before those ruled out by labels.
     """
     asked = match(shortlist.playbooks, alert, topology)
     failures = tuple(miss for miss in asked.misses if miss.decision == NoReaction.MATCH_FAILED)
@@ -140,8 +135,9 @@ def match_shortlist(shortlist: Shortlist, alert: Alert, topology: Topology) -> M
 
 
 def refuse(matched: MatchedAlert, why: str) -> MatchedAlert:
-    """Return the decisions on an alert that the alert map does not accept. Playbooks that would react are recorded with
-    that reason and no target, because the alert's labels name things of another cluster."""
+    """Return the reactions to an alert that the alert map refuses: no targets, because its labels name things of
+    another cluster.
+    """
     candidates = tuple(Candidate(each.playbook, Unresolved(Decision.NOT_ACCEPTED, why)) for each in matched.candidates)
     return MatchedAlert(candidates, () if candidates else (_not_accepted(why),), why)
 
@@ -151,7 +147,7 @@ def _not_accepted(why: str) -> Reaction:
 
 
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
-    """The nodes that the targets of these deliveries name."""
+    """Return the nodes of these deliveries' targets."""
     return {
         candidate.target.node
         for entry in prepared

@@ -1,13 +1,8 @@
-"""Tells people what they should know, at least once each: from the events of the history, by way of an outbox.
+"""At-least-once messages to people, from history events through an outbox.
 
-Whatever happens is an event, committed with what it is about. `MessageDelivery` is handed the events (``event_teller``)
-and commits messages, whose ids follow from the event; then it sends them, channel by channel. So a kill loses no
-message and repeats none that was told, but one that was just being sent; what is told late, because no server was up or
-the channel was away, says so. A channel that does not answer holds up neither the others nor anything else; its
-messages wait, and the oldest go where they are too many.
-
-Who calls it: ``wiring`` runs `run`, in the server that works and in none that stands by. Not here: what is said of
-an event (``message_texts``).
+`MessageDelivery` turns events into stored messages with IDs derived from the events, and sends them per channel. A kill
+loses none and repeats only one that was being sent. Late messages are marked. A silent channel blocks nothing; its
+messages wait, limited in number. Only the leader runs it. ``message_texts`` has the content.
 """
 
 from __future__ import annotations
@@ -35,24 +30,24 @@ from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import RunStore, Transaction
 
 MOST_WAITING = 1_000
-"""Messages that wait for one channel; of more, the oldest are given up, counted and logged."""
+"""Waiting messages per channel. Older ones are dropped, counted and logged."""
 GROUP_EVERY = timedelta(minutes=1)
-"""Messages of one kind and topic are sent to a channel at most so often."""
+"""Minimum interval between messages of one kind and topic on a channel."""
 KEPT_WAITING = timedelta(days=1)
-"""What could not be told for so long is given up, counted and logged: it says nothing that people do not know."""
+"""Age at which an unsent message is dropped, counted and logged as outdated."""
 KEPT = timedelta(days=7)
-"""How long it is known what people were told."""
+"""How long sent messages are remembered."""
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _TOO_LATE = "they could not be told for a day"
 _BROKEN_FOR = timedelta(seconds=30)
-"""How long a playbook file has a mistake before people are told; who saves a file twice needs less."""
+"""How long a playbook file must be invalid before people are notified. Saving twice takes less."""
 
 log = telemetry.logger(__name__)
 
 
 class MessageDelivery:
-    """Sends what `rules` ask for to the channels that `routes` choose; implements `event_teller.EventListener`."""
+    """Sends messages by `rules` to the channels chosen by `routes`; implements `event_dispatch.EventListener`."""
 
     name = "messages"
     kinds = message_texts.KINDS
@@ -84,11 +79,11 @@ class MessageDelivery:
         self._fence = fence
         self._events = EventDispatcher(store, history, self, metrics, by_clock(clock))
         self._may_wait = set(self._channels)
-        """The channels for which something may wait; an idle server does not ask the store."""
+        """Channels that may have waiting messages, so that an idle server does not query the store."""
         self._last_sent: dict[tuple[str, str, str], datetime] = {}
 
     async def run(self) -> None:
-        """Gather and send, until cancelled."""
+        """Collect and send until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._events.run())
             tasks.create_task(self._repeat(self.look_at_playbooks, "messages about playbooks"))
@@ -102,15 +97,15 @@ class MessageDelivery:
     # --- from events to messages ----------------------------------------------------------------
 
     async def begin(self) -> None:
-        """What comes after the first call is told, whatever happens. Raises StoreUnavailable."""
+        """Fix the start position: later events are reported in any case. Raises StoreUnavailable."""
         await self._events.begin()
 
     async def take(self, events: Sequence[Event]) -> None:
-        """Keep the messages about these events. One of an event that is taken again is kept already, or was sent."""
+        """Store messages on these events. Repeated events add none."""
         await self._add(lambda tx: self._of_events(tx, events))
 
     async def look_at_playbooks(self) -> None:
-        """Keep a message about playbook files that cannot be loaded, where people have to be told of them."""
+        """Store a message on invalid playbook files, if due."""
         now = self._clock.now()
         problems = self._broken.to_tell(now)
         if self._broken.are_mended():
@@ -145,15 +140,14 @@ class MessageDelivery:
             messages = self._addressed(draft, draft.once or f"{event.seq}", event.at, before)
             made += messages
             if messages and draft.run_id is not None and draft.kind is MessageKind.RUN_FAILED:
-                # It will be told. So what follows is the same if these events are taken again.
+                # Treat it as sent, so that repeating these events gives the same result.
                 told.setdefault(draft.run_id, set()).add(draft.kind)
                 channels.setdefault(draft.run_id, set()).update(message.channel for message in messages)
         return self._untold(tx, made)
 
     def _untold(self, tx: Transaction, made: Sequence[Message], *, only_sent: bool = False) -> list[Message]:
-        """Drop messages that any channel has already, so that new routes send nothing again.
-
-        With `only_sent`, waiting messages do not count.
+        """Drop messages that any channel already has, so that new routes repeat nothing. With `only_sent`, waiting ones
+        do not count.
         """
         names = {message.id: message.id.removesuffix(message.channel) for message in made}
         if not names:
@@ -165,13 +159,13 @@ class MessageDelivery:
         return [message for message in made if names[message.id] not in known]
 
     def _chosen(self, draft: Draft, rule: MessageRule, before: Collection[str]) -> Sequence[str]:
-        """Return the channels of a message. `before` are those that know of its run."""
+        """Return a message's channels. `before` are those that know its run."""
         if draft.to is not None and draft.to in self._channels:
             return [draft.to]
         if rule.channels:
             return rule.channels
         chosen = self._routes.choose(draft.component, rule.severity, draft.kind)
-        # A follow-up goes where its run was reported; its own severity would select other channels.
+        # A follow-up goes where its run was reported; its severity would select other channels.
         asked = set(before) & set(self._channels) if draft.kind is MessageKind.FOLLOW_UP else set()
         if asked:
             return sorted(asked | set(chosen.names if chosen.is_taken else ()))
@@ -196,10 +190,7 @@ class MessageDelivery:
     # --- from messages to people ----------------------------------------------------------------
 
     async def send(self, channel: str) -> int:
-        """Send to a channel what is due; return how many messages that were.
-
-        Raises TemporaryFailure where it could not be sent, and StoreUnavailable.
-        """
+        """Send a channel's due messages and return their number. Raises TemporaryFailure and StoreUnavailable."""
         if channel not in self._may_wait:
             return 0
         now = self._clock.now()
@@ -212,7 +203,7 @@ class MessageDelivery:
             try:
                 count += await self._send_together(channel, due)
             except errors.TemporaryFailure as error:
-                failure = error  # which may be about this message alone
+                failure = error  # possibly specific to this message
                 self._metrics.message_errors.labels(channel).inc()
         if failure is not None:
             await self._give_up([message for message in waiting if message.at < now - KEPT_WAITING], channel)
@@ -229,10 +220,10 @@ class MessageDelivery:
         for (kind, topic), messages in groups.items():
             last = self._last_sent.get((channel, kind, topic))
             ready = [message for message in messages if message.due_at <= now]
-            # One that was sent later than now was sent by a clock that was wrong.
+            # A later time stems from a wrong clock.
             is_recent = last is not None and last <= now < last + GROUP_EVERY
             if ready and not is_recent:
-                # What has not waited long enough to be sure of goes with the next ones.
+                # Messages that are not due for sure go with the next ones.
                 due.append([message for message in messages if message.due_at <= now + message_texts.SOON])
         return due
 
@@ -245,7 +236,7 @@ class MessageDelivery:
             try:
                 await self._notify(channel, left)
             except errors.PermanentFailure as error:
-                # Some of the channel's services have it, or none ever will: sent again it would be no better.
+                # Do not retry: some services have it, or the failure is permanent.
                 outcome = "failed"
                 self._metrics.message_errors.labels(channel).inc()
                 log.error("a message could not be sent", channel=channel, kind=kind, error=str(error))
@@ -276,12 +267,12 @@ class MessageDelivery:
     async def _notify(self, channel: str, messages: Sequence[Message]) -> None:
         title, text, severity = message_texts.together(messages, self._clock.now())
         self._fence()
-        # No time limit here: only the notifier knows whether a service that does not answer may have the message.
+        # No time limit here: only the notifier knows whether a silent service may have the message.
         await self._notifier.notify(title, text or title, channel, severity)
 
 
 def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
-    """Return the ids of the messages of one kind and topic that would only disturb by now."""
+    """Return IDs of outdated messages of one kind and topic."""
     run_ids = {message.run_id for message in messages if message.run_id is not None}
     if not run_ids:
         return []
@@ -299,7 +290,7 @@ def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
 
 
 class _BrokenPlaybooks:
-    """Says which mistakes in playbook files have stood for long enough, and were not told yet."""
+    """Selects playbook problems that lasted long enough and were not reported."""
 
     def __init__(self, problems: Callable[[], Sequence[FileProblem]]) -> None:
         self._problems = problems
@@ -308,7 +299,7 @@ class _BrokenPlaybooks:
         self._has_none = False
 
     def to_tell(self, now: datetime) -> list[str]:
-        """All that stand now, where there is one among them that has to be told; else none."""
+        """Return all current problems if any must be reported; otherwise none."""
         current = [str(problem) for problem in self._problems()]
         self._since = {problem: self._since.get(problem, now) for problem in current}
         self._told &= set(current)
@@ -316,7 +307,7 @@ class _BrokenPlaybooks:
         return current if is_due else []
 
     def are_mended(self) -> bool:
-        """Whether there is none, for the first time since there was one, or since the start."""
+        """Return True at the first check without problems, once per recovery."""
         before, self._has_none = self._has_none, not self._since
         return self._has_none and not before
 
@@ -325,7 +316,7 @@ class _BrokenPlaybooks:
 
 
 def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
-    """Keep messages; return how many were given up, by channel and why."""
+    """Store messages; return the number dropped by (channel, reason)."""
     timely = [message for message in made if message.at > now - KEPT_WAITING]
     tx.messages.add(timely)
     given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)

@@ -1,10 +1,6 @@
-"""What people are told of an event, and how several messages become one. Pure.
+"""Texts of messages on events, and their combination. Pure.
 
-`written` makes of an event what is to be told of it, if anything; `passed_by` says whether that has become needless
-before it was sent. A text says what is on record and nothing else: no cure is claimed, and what is not known is said
-to be unknown.
-
-Who calls it: ``telling``. Not here: to whom it goes, and when it is sent.
+Texts state only recorded facts, claim no success, and name what is unknown.
 """
 
 from __future__ import annotations
@@ -39,15 +35,15 @@ from trainmedic_server.presentation import questions, runs
 SOON = timedelta(seconds=10)
 """How long a message waits for others of its topic."""
 OVERDUE = timedelta(minutes=2)
-"""How long something is tried again before people are told that it does not succeed."""
+"""How long undos are retried before people are notified."""
 LATE = timedelta(minutes=15)
-"""What is told later than this after it happened says when that was; retries and grouping alone take less."""
+"""Delay from which a message states its event's time. Retries and grouping take less."""
 _MOST_LINES = 20
 _MOST_CHARACTERS = 4_000
 _LONGEST_REASON = 200
 
 _FLAPS_WITHIN = timedelta(hours=4)
-"""Period in which people are notified only once that nothing is done about a target, however often its alert begins."""
+"""Period with one notification per target without a repair, however often its alert starts."""
 
 PLAYBOOKS = "playbooks"
 SERVER = "server"
@@ -55,7 +51,7 @@ TARGETS = "targets"
 
 
 class Draft(Struct, frozen=True):
-    """What is to be told, before it is known to whom."""
+    """A message without channels."""
 
     kind: MessageKind
     topic: str
@@ -63,21 +59,20 @@ class Draft(Struct, frozen=True):
     text: str = ""
     run_id: str | None = None
     hold: timedelta = SOON
-    """How long it waits before it may be sent."""
+    """Delay before it may be sent."""
     once: str = ""
-    """What is told once only, however many events say it; empty where each event is told."""
+    """Key of messages sent only once; empty to report each event."""
     to: str | None = None
-    """The one channel for it, where the playbook names it."""
+    """Channel named by the playbook."""
     component: Component = Component.TRAINMEDIC
-    """Component of its run, or Trainmedic itself."""
 
 
 Told = Mapping[str, set[MessageKind]]
-"""Of which kinds there were messages about a run (`ports.messages.StoredMessages.kinds_told`), by the run's id."""
+"""Kinds of messages by run ID (`ports.messages.StoredMessages.kinds_told`)."""
 
 
 def written(event: Event, run: Run | None, kinds_told: Told) -> Draft | None:
-    """What is to be told of the event; None for nothing. `run` is the run that it is about, as it is now."""
+    """Return the message on an event, or None. `run` is its run's current state."""
     if event.run_id is None:
         return _of_server(event)
     if run is None:
@@ -136,16 +131,13 @@ KINDS = names(
     *(kinds.AlertResolved, kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed),
     *(kinds.BreakerOpened, kinds.BreakerClosed, kinds.OfPause, kinds.ServerStarted),
 )
-"""The events that people may be told of."""
+"""Events with possible messages."""
 
 
 def passed_by(
     message: Message, run: Run | None, alerts: Sequence[AlertRecord] = (), linked: Sequence[LinkedRun] = ()
 ) -> bool:
-    """Return whether the subject of the message is over, so that it would only disturb.
-
-    `alerts` are those of its run, and `linked` all runs that the first of them led to.
-    """
+    """Return whether the message is outdated. `alerts` are its run's, `linked` all runs of the first alert."""
     if message.run_id is None:
         return False
     match message.kind:
@@ -164,7 +156,7 @@ _HANDLED = frozenset({Decision.STARTED, Decision.JOINED})
 
 
 def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Severity]:
-    """Title, text and severity of messages of one kind and topic that are sent as one, `now`; what is late says so."""
+    """Return title, text and severity of combined messages of one kind and topic."""
     severity = max((message.severity for message in messages), key=lambda each: each.rank)
     first = min(messages, key=lambda message: message.at)
     late = _lateness(first, now)
@@ -180,14 +172,13 @@ def together(messages: Sequence[Message], now: datetime) -> tuple[str, str, Seve
 
 
 def _lateness(message: Message, now: datetime) -> str:
-    """That it could not be told in time, where that is so."""
     whole = timedelta(minutes=1)
     age = (now - message.at) // whole * whole
     return f" (late: {duration.write(age)} ago, {minute(message.at)})" if age >= LATE else ""
 
 
 def of_broken_playbooks(problems: Sequence[str]) -> Draft:
-    """What is told of mistakes in playbook files, each as ``file:line:column: message``."""
+    """Return the message on invalid playbook files. Problems have the form ``file:line:column: message``."""
     files = sorted({problem.partition(":")[0] for problem in problems})
     text = "\n".join([*problems[:_MOST_LINES], "What was loaded before goes on."])
     title = f"{count(len(files), 'playbook file')} cannot be loaded: {', '.join(files[:3])}"
@@ -226,7 +217,7 @@ def _closed(run: Run) -> Draft | None:
 
 
 def has_told_people(run: Run) -> bool:
-    """Whether a ``notify`` of the run's own for its failure has reached people."""
+    """Return whether a ``notify`` step of the run's ``on_failure`` succeeded."""
     return any(
         step.phase == "on_failure" and step.action == "notify" and step.status is StepStatus.SUCCEEDED
         for step in run.steps
@@ -234,7 +225,7 @@ def has_told_people(run: Run) -> bool:
 
 
 def channels_told_by(run: Run) -> set[str]:
-    """Return the channels that the run's own ``notify`` steps reached, according to their outputs."""
+    """Return the channels reached by the run's ``notify`` steps."""
     outputs = (
         str(step.output.get("to", ""))
         for step in run.steps
@@ -244,7 +235,6 @@ def channels_told_by(run: Run) -> set[str]:
 
 
 def _story(run: Run) -> str:
-    """What is on record of a closed run."""
     lines = [f"Alert {run.alert_name}. {run.message}"]
     lines += [
         f"- {step.id}: {step.status}{_reason(step)}"
@@ -258,7 +248,7 @@ def _story(run: Run) -> str:
 
 
 def _reason(step: StepState) -> str:
-    """Return why it did not succeed, or why it was skipped although it was tried."""
+    """Return why it failed, or why it was skipped after an attempt."""
     why = step.error or (step.message if step.status is StepStatus.SKIPPED else None)
     return f", {why}" if why else ""
 
@@ -275,10 +265,9 @@ def _resolved(content: kinds.AlertResolved, run: Run, kinds_told: set[MessageKin
 
 
 def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
-    """Return the message about an alert for which nothing is done. None if people know it already or need not know.
+    """Return the message on a blocked run, or None if people know or need not know.
 
-    A cooldown is what the playbook intends. A pause and an open breaker have messages of their own. A person who starts
-    a run manually gets the reason as the answer.
+    Cooldowns are intended, pauses and the breaker have own messages, and manual starts get an answer.
     """
     remedy = _REMEDIES.get(decision)
     if remedy is None or run.mode is Mode.OBSERVE or run.started_by is not None:
@@ -288,8 +277,8 @@ def _not_started(run: Run, decision: Decision, why: str) -> Draft | None:
         *([_IF_REPEATED] if decision in PASSING else []),
         remedy.format(playbook=run.playbook, target=shlex.quote(run.target_key)),
     ]
-    # A repeated alert has the same beginning, so it is not reported again, nor is each beginning of a flapping one.
-    # Several guards in turn may refuse a target: one of them is enough.
+    # Derive the key from the period, because flapping alerts start often. Several guards may block a target; one
+    # message suffices.
     beginning = int(run.alert.starts_at.timestamp() // _FLAPS_WITHIN.total_seconds())
     once = _digest("not started", run.playbook, run.target_key, str(beginning))
     title = f"{runs.title_of(run)} did not start: {cut(why, _LONGEST_REASON)}"
@@ -309,7 +298,7 @@ _REMEDIES: Mapping[Decision, str] = {
 
 
 def _untargeted(kind: str, why: str, run: Run) -> Draft | None:
-    """Return the message about an alert that names nothing known: once for each node or job that it names."""
+    """Return the message on an alert without a known target, once per named node or job."""
     if run.started_by is not None:
         return None
     subjects = {name: value for name, value in run.alert_labels.items() if _names_subject(name)}
@@ -330,7 +319,7 @@ def _untargeted(kind: str, why: str, run: Run) -> Draft | None:
 
 
 def _quoted(labels: Mapping[str, str], why: str) -> Iterator[Label]:
-    """Return the labels that the reason quotes, as refusals write them."""
+    """Yield the labels that the reason quotes."""
     for name, value in labels.items():
         label = Label(name, value.strip())
         shown = f"={label.value[:100]!r}"
@@ -352,7 +341,7 @@ def _names_subject(label: str) -> bool:
 
 
 def _started_later(content: kinds.StartedLater, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    """Return the message that a run has begun for an alert whose refusal was reported."""
+    """Return the message that a run started after its refusal was reported."""
     if MessageKind.NOT_STARTED not in kinds_told:
         return None
     return _follow_up(run, f"it has started after all, as run {links.short_id(content.run_id)}")
@@ -417,13 +406,12 @@ def _paused(event: Event, pause: kinds.OfPause) -> Draft:
 
 
 def _observing(event: Event, change: kinds.ModeChanged) -> Draft:
-    """A playbook that is kept to observing is as good as paused."""
     happened = "lets it act as written again" if change.mode == kinds.AS_WRITTEN else "keeps it to observing"
     return Draft(MessageKind.PAUSE, SERVER, f"{event.actor} {happened}{_circumstances(event, change)}")
 
 
 def _circumstances(event: Event, pause: kinds.OfPause) -> str:
-    """What is paused and why; and, unless it is over, from when where that is later, until when, and how often."""
+    """Return scope, times and note of a pause."""
     parts = [pause.scope] if pause.scope else []
     if not isinstance(pause, (kinds.Resumed, kinds.PauseEnded)):
         if pause.starts_at and pause.starts_at > event.at:
@@ -435,7 +423,7 @@ def _circumstances(event: Event, pause: kinds.OfPause) -> str:
 
 
 def _started(content: kinds.ServerStarted) -> Draft | None:
-    """Told only where there are several servers; that one which is alone was started is no news."""
+    """Return a message only if there are several servers."""
     name = content.took_over_as
     return Draft(MessageKind.TAKEOVER, SERVER, f"{name} is the server that works now") if name else None
 
@@ -463,7 +451,7 @@ def _with_handle(message: Message) -> str:
 
 
 def _handle(message: Message, before: str) -> str:
-    """By what people find the run again: its short id, and the link."""
+    """Return the run's short ID and link."""
     parts = [f"run {links.short_id(message.run_id)}"] if message.run_id else []
     parts += [message.link] if message.link else []
     return before + " · ".join(parts) if parts else ""

@@ -1,10 +1,6 @@
-"""What the presences say that findings need: which job was on which node, how far it has come, and when a node booted.
+"""Data from presences for findings: locations and progress of jobs, boot times of nodes.
 
-Where a job was is remembered for an hour, also over a restart of the server: a job that dies takes its presence with
-it, and what it has printed comes later.
-
-Who calls it: ``wiring`` runs `watch` beside the engine; ``finding_intake`` asks. Not here: where jobs are now, for
-targets (``topology_watch``), and whether they live (``job_watch``).
+Locations are remembered for an hour, across restarts, because a job's output may arrive after its presence is gone.
 """
 
 from __future__ import annotations
@@ -30,39 +26,39 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 
 LOOK_EVERY = timedelta(seconds=5)
-"""As often as a job writes its presence."""
+"""Interval of presences."""
 REMEMBERED = timedelta(hours=1)
-"""For how long a job counts as having been on a node."""
+"""How long a location counts."""
 MOST_PLACES = 200_000
 _WRITE_AGAIN = timedelta(minutes=10)
 _WRITE_EVERY = timedelta(minutes=1)
-"""How often it is looked for what has to be written again, or is to be forgotten."""
+"""Interval of checks for entries to store again or forget."""
 _UUID7_DIGITS = 12
 
 log = telemetry.logger(__name__)
 
 
 class PresenceSource(JobSource, Protocol):
-    """Where presences of jobs, launchers and agents come from."""
+    """Source of presences."""
 
     async def agents(self) -> list[Presence]:
-        """Return everybody who says that he is an agent. Raises BusUnavailable."""
+        """Return the presences of agents, including untrusted ones. Raises BusUnavailable."""
         ...
 
 
 class JobProgress(Struct, frozen=True):
-    """How far a job has come, as its presence tells."""
+    """Progress of a job, from its presence."""
 
     instance: str
     began_at: datetime | None
-    """When the process that is there now began; None where it does not say."""
+    """Start of the current process; None if unknown."""
     step: int
     progressed_at: datetime | None = None
-    """When its step was last seen to be higher than before; None where it never was."""
+    """Last observed increase of the step; None if never."""
 
 
 class NodeWatch:
-    """Looks at the presences every few seconds. `start` before use."""
+    """Reads presences every few seconds. Call `start` first."""
 
     def __init__(self, source: PresenceSource, store: RunStore, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._source = source
@@ -73,39 +69,39 @@ class NodeWatch:
         self._written: dict[JobPlace, datetime] = {}
         self._write_from: datetime | None = None
         self.progress: dict[str, JobProgress] = {}
-        """By the job's name, of those that are there now."""
+        """By name, for connected jobs."""
         self._read_places = PartReader("placement", _places_of)
         self._of_jobs: frozenset[JobPlace] = frozenset()
-        """Where the jobs that are there now say that they are."""
+        """Reported locations of connected jobs."""
         self._boots_told: dict[str, Any] = {}
         self.booted_at: dict[str, datetime] = {}
-        """When each node was booted last, as far as anybody has said."""
+        """Last reported boot by node."""
         self.agents: frozenset[str] = frozenset()
-        """The nodes whose agent is there now."""
+        """Nodes with a connected agent."""
 
     async def start(self) -> None:
-        """Read what an earlier server knew of the last hour; the store keeps more. Raises StoreUnavailable."""
+        """Load the last hour's locations. Raises StoreUnavailable."""
         kept, oldest = await self._store.transact(lambda tx: tx.findings.job_places()), self._clock.now() - REMEMBERED
         self._places = {place: seen_at for place, seen_at in kept.items() if seen_at >= oldest}
         self._written = dict(self._places)
 
     def was_there(self, job: str, node: str) -> bool:
-        """Whether the job was on the node within the last hour."""
+        """Return whether the job was on the node within the last hour."""
         seen_at = self._places.get(JobPlace(job, node))
         return seen_at is not None and self._clock.now() - seen_at <= REMEMBERED
 
     def note_boot(self, node: str, booted_at: datetime | None) -> None:
-        """Somebody on the node says when it was booted."""
+        """Record a reported boot time."""
         before = self.booted_at.get(node)
         if booted_at is not None and booted_at <= self._clock.now() + REMEMBERED:
             self.booted_at[node] = booted_at if before is None else max(before, booted_at)
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         await loops.repeat(self.look, LOOK_EVERY, "places", self._metrics)
 
     async def look(self) -> None:
-        """Look once. Raises BusUnavailable, StoreUnavailable."""
+        """Check once. Raises BusUnavailable, StoreUnavailable."""
         source = self._source
         jobs, launchers, agents = await asyncio.gather(source.jobs(), source.launchers(), source.agents())
         now = self._clock.now()
@@ -126,7 +122,7 @@ class NodeWatch:
             self._write_from = now + _WRITE_EVERY
 
     async def _places_in(self, jobs: Sequence[Presence], launchers: Sequence[Presence]) -> Collection[JobPlace]:
-        """Where the presences that are believed say that jobs are. A launcher that waits has its node left out."""
+        """Return the trusted locations of jobs. Includes launchers that wait because their node is excluded."""
         told = await self._read_places.changed(jobs)
         if told is not None:
             self._of_jobs = frozenset().union(*told.values())
@@ -161,7 +157,7 @@ class NodeWatch:
 
 
 def began_at(instance: str) -> datetime | None:
-    """When the process of this instance made its id, a UUIDv7; None for any other id."""
+    """Return the time in an instance ID (UUIDv7); None for other IDs."""
     digits = instance.replace("-", "")
     if len(digits) != 32 or digits[_UUID7_DIGITS] != "7":
         return None
@@ -172,7 +168,6 @@ def began_at(instance: str) -> datetime | None:
 
 
 def _places_of(job: Presence) -> frozenset[JobPlace]:
-    """Where the job's ranks are."""
     places = (JobPlace(job.name, node) for node in {rank.node for rank in ranks_in(job.name, job.details)})
     return frozenset(place for place in places if _is_storable(place))
 

@@ -1,8 +1,4 @@
-"""Orders of operators to runs: whether one fits the run as it stands, and who may give it.
-
-The check and the order are one transaction, so that two people cannot both be the one who decided. Who calls it:
-``service``. Not here: what follows from an order (``plan``, ``asking``, ``undoing``).
-"""
+"""Validation and storage of operator commands to runs, in one transaction, so that only one person can decide."""
 
 from __future__ import annotations
 
@@ -27,11 +23,10 @@ def accept(
     question: AskedQuestion | None = None,
     undo: OperatorOrder | None = None,
 ) -> None:
-    """Store an order if the run is in a state for it. Its author is in these `groups`, and answers this `question`, if
-    that is known. With `undo`, an order to revert now what the run has changed is stored too, unless it has changed
-    nothing.
+    """Store a command if it fits the run's state.
 
-    Raises NotFound, Conflict, and NotEntitled if only another person may approve.
+    `groups` are those of its author, `question` the one that was answered, if known. `undo` is an undo command stored
+    too, unless the run changed nothing. Raises NotFound, Conflict, and NotEntitled if only other people may approve.
     """
     run = tx.run(order.run_id)
     if run is None:
@@ -61,7 +56,6 @@ def accept(
 def _answered_step(
     tx: Transaction, run: Run, order: OperatorOrder, groups: frozenset[str], question: AskedQuestion | None
 ) -> StepState:
-    """The step whose question the order answers."""
     asked = approval.waiting_step(run)
     if asked is None:
         raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
@@ -87,4 +81,4 @@ _ORDERED: Mapping[OrderKind, type[kinds.Ordered]] = {
     OrderKind.UNDO: kinds.UndoOrdered,
     OrderKind.CLOSE_UNDO: kinds.UndoCloseOrdered,
 }
-"""The event by which the history tells of an order."""
+"""Event kinds of commands."""

@@ -1,8 +1,7 @@
-"""Pauses: whether one holds for a run, and how they begin and end. Pure.
+"""Pauses: which one holds a run, and how they begin and end. Pure.
 
-A pause is compared with what a run would touch, as far as that is known: the nodes of its target, or those of its job,
-those that an attempt of it names, and the jobs on them. Whether it is in force follows from the time alone, so no kill
-can keep one from beginning or ending. Who calls it: ``admission``, ``driver``, ``set_again``; ``service`` for orders.
+A pause is compared with all that a run is known to touch: nodes of its target or job, nodes of its attempts, and jobs
+on them. Whether it is active depends only on the time, so kills cannot affect it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from trainmedic_server.domain.topology import Topology
 _P = TypeVar("_P", bound=kinds.OfPause)
 
 MOST = 200
-"""Pauses at once: each decision looks at all of them."""
+"""Limit of pauses, because each decision checks all."""
 
 
 def holding(
@@ -38,9 +37,9 @@ def holding(
     topology: Topology,
     nodes: Collection[str] = (),
 ) -> OperatorPause | None:
-    """The pause that holds a run back now, of several the one that ends last; None where there is none.
+    """Return the active pause that holds a run, of several the one that ends last, or None.
 
-    `nodes` are those that it touches beside its target's.
+    `nodes` are those that it touches in addition to its target's.
     """
     candidates = [pause for pause in controls.pauses if not pause.observe and pause.is_in_force(now)]
     if not candidates:
@@ -52,7 +51,7 @@ def holding(
 
 
 def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause | None:
-    """The order by which the playbook's runs are only recorded; None where there is none."""
+    """Return the active restriction of the playbook to observing, or None."""
     pauses = (pause for pause in controls.pauses if pause.observe and pause.is_in_force(now))
     return next((pause for pause in pauses if pause.scope.covers(playbook, (), (), {})), None)
 
@@ -60,9 +59,8 @@ def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause
 def begin(
     controls: Controls, order: PauseOrder, actor: str, now: datetime, new_id: Callable[[], str]
 ) -> tuple[Controls, OperatorPause, list[Event]]:
-    """The switches with the pause that is ordered; one for the same runs that is in force gives way to it.
-
-    Raises Conflict where there are too many.
+    """Return the switches with the ordered pause, which replaces an active one of the same scope. Raises Conflict for
+    too many.
     """
     starts_at = max(order.starts_at or now, now)
     ends_at = starts_at + order.length if order.length else None
@@ -86,8 +84,9 @@ def begin(
 def end(
     controls: Controls, actor: str, now: datetime, wanted: Callable[[OperatorPause], bool] | None = None
 ) -> tuple[Controls, list[Event]]:
-    """The switches without the pauses that are `wanted`, or, with None, without those that hold runs back now. Of
-    these, one that recurs comes again with its next window."""
+    """Return the switches without the `wanted` pauses. None selects all that hold runs now; recurring ones return with
+    their next window.
+    """
     kept: list[OperatorPause] = []
     events: list[Event] = []
     for pause in controls.pauses:
@@ -103,9 +102,9 @@ def end(
 
 
 def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[Controls, list[Event]]:
-    """The switches as they are by now, and what has begun or ended by itself since this was last looked at.
+    """Return the current switches and the events since the last check.
 
-    A server that was paused by an earlier release, which knew no scopes, stays paused.
+    A server paused by an earlier release, which had no scopes, stays paused.
     """
     if controls.paused and not any(pause.scope.is_everything and not pause.observe for pause in controls.pauses):
         since_then = controls.paused_at or now
@@ -117,7 +116,7 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
         window = pause.window(now)
         if (
             is_now and not was and window is not None and window[0] != pause.at
-        ):  # of the order itself `pause_ordered` tells
+        ):  # `pause_ordered` covers the order itself
             events.append(recorded(_told(kinds.PauseBegan, pause), now))
         elif was and not is_now:
             events.append(recorded(_told(kinds.PauseEnded, pause), now))
@@ -126,12 +125,12 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
 
 
 def in_force(controls: Controls, now: datetime) -> frozenset[str]:
-    """The ids of the pauses that are in force."""
+    """Return the IDs of active pauses."""
     return frozenset(pause.id for pause in controls.pauses if pause.is_in_force(now))
 
 
 def as_of(controls: Controls, now: datetime) -> Controls:
-    """The switches, which say that everything is paused where it is."""
+    """Return the switches with a current ``paused``."""
     total = next(
         (
             pause
@@ -149,10 +148,7 @@ def as_of(controls: Controls, now: datetime) -> Controls:
 def chosen(
     pause_id: str | None, scope: Scope, pauses: Sequence[OperatorPause]
 ) -> Callable[[OperatorPause], bool] | None:
-    """Which pauses an operator ends: the one of this id, those of this scope, or, with None, all that hold now.
-
-    Raises NotFound where there is none of that id or scope.
-    """
+    """Return which pauses an operator ends: by ID, by scope, or None for all that hold now. Raises NotFound."""
     if pause_id is None and scope == EVERYTHING:
         return None
     matching = [
@@ -171,7 +167,6 @@ def _fresh_id(controls: Controls, new_id: Callable[[], str]) -> str:
 
 
 def _told(kind: type[_P], pause: OperatorPause) -> _P:
-    """What an event says of a pause."""
     scope = pause.scope
     return kind(
         pause.id,

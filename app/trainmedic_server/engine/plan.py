@@ -1,10 +1,7 @@
-"""What a run does next. Pure.
+"""The next instruction of a run. Pure.
 
-`advance` takes a run and what has come from outside, and returns the run as it should be stored, the events that say
-why, and what to do then. All state is in the run: a new process that reads it back from the store continues at the
-same point, so a restart needs no code of its own.
-
-Who calls it: ``driver``, and ``workers`` after a restart. Not here: one step (``steps``), an undo (``undoing``).
+`advance` returns the run to store, the events and what to do then. All state is in the run, so a restart continues from
+the store without further code.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 def advance(draft: RunDraft) -> RunPlan:
-    """What the run does next."""
+    """Return what the run does next."""
     then: Instruction | None = _advance_open(draft) if draft.run.is_open else None
     if then is None:
         then = undoing.next_undo(draft)
@@ -42,10 +39,10 @@ def advance(draft: RunDraft) -> RunPlan:
 
 
 def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptOutcome) -> RunPlan:
-    """Apply the outcome of an attempt and plan on: one plan, so that both are committed at once."""
+    """Apply an attempt's outcome and plan, to be committed together."""
     if outcome is not CALLED_OFF:
         (undoing if act.undo else steps).apply_outcome(draft, act.key, outcome)
-    elif not act.resumed:  # else a server that was killed may have made it
+    elif not act.resumed:  # otherwise a killed server may have made it
         steps.take_back_attempt(draft, act.key)
     if draft.refused is not None:
         _cancel_or_not_start(draft, draft.refused[1], draft.refused[0])
@@ -53,15 +50,15 @@ def conclude_and_advance(draft: RunDraft, act: PerformAttempt, outcome: AttemptO
 
 
 def is_called_off(draft: RunDraft, act: PerformAttempt) -> bool:
-    """Whether the run, were it planned now, would do something else than the attempt that is on record."""
+    """Return whether a new plan would differ from the persisted attempt."""
     then = conclude_and_advance(draft, act, CALLED_OFF).then
     return not isinstance(then, PerformAttempt) or (then.key, then.undo) != (act.key, act.undo)
 
 
 def cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> RunPlan:
-    """Close a run that must not act any more: not started where it never acted, else cancelled.
+    """Close a run that must not act: as not started if it never acted, otherwise as cancelled.
 
-    The next plan begins the undos that are then owed: begun in this one, they would not be carried out.
+    The next plan starts pending undos.
     """
     _mark_interrupted_unknown(draft, f"nobody asked again, because {reason}")
     _cancel_or_not_start(draft, reason, decision)
@@ -69,15 +66,14 @@ def cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> Run
 
 
 def fail_unreadable(draft: RunDraft, reason: str) -> RunPlan:
-    """Close a run whose playbook cannot be read any more, so that its next step is unknown. The next plan begins the
-    undos that are then owed."""
+    """Close a run whose playbook is unreadable. The next plan starts pending undos."""
     _mark_interrupted_unknown(draft, f"the run could not go on: {reason}")
     _close(draft, Status.FAILED, reason)
     return draft.plan(Idle())
 
 
 def why_stale(draft: RunDraft) -> str | None:
-    """Why a run that was delayed before it acted must not act any more; None if it may."""
+    """Return why a run delayed before its first act must no longer act, or None."""
     if draft.outside.resolved:
         return "the alert resolved before the run could act"
     age, max_age = draft.now - newest_beginning(draft.run, draft.outside), draft.context.max_age
@@ -87,18 +83,18 @@ def why_stale(draft: RunDraft) -> str | None:
 
 
 def newest_beginning(run: Run, outside: OutsideState) -> datetime:
-    """When the newest of the run's alerts that still fire began, or a person started the run."""
+    """Return the start of the run's newest firing alert, or of its manual start."""
     began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
     return max([*began, run.created_at] if run.started_by else began, default=run.created_at)
 
 
 def has_begun(run: Run) -> bool:
-    """Whether the run has done or asked anything yet."""
+    """Return whether the run has acted or asked."""
     return run.acted_at is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
-    """The run of mode observe: each step with the parameters that it would have had."""
+    """Return the run of mode observe, with the parameters that steps would have."""
 
     def observed(state: StepState) -> StepState:
         if state.phase == "steps":
@@ -110,7 +106,7 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
 
 
 def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
-    """What an open run does next; None once it has closed."""
+    """Return what an open run does next; None once closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
         then = _continue_attempt(draft, interrupted)
@@ -134,7 +130,7 @@ def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 
 def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
-    """Proceed with the first step that is not final, or close the run where there is none."""
+    """Proceed with the first step that is not final, or close the run."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))
@@ -158,10 +154,10 @@ def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 
 def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt | Wait | None:
-    """Repeat an attempt that a killed server may have made, under the same command id.
+    """Repeat an attempt that a killed server may have made, under the same command ID.
 
-    Sending a command again is acting, so while the server is paused the attempt waits. If there is nothing left to
-    wait for, or the pause was longer than the maximum age, the outcome stays unknown and None is returned.
+    Repeating is acting, so it waits during a pause. If nothing is left to wait for, or the pause exceeded the maximum
+    age, the outcome stays unknown and None is returned.
     """
     attempt = interrupted.attempts[-1]
     order = draft.outside.last(OrderKind.CANCEL, OrderKind.UNDO)
@@ -175,7 +171,7 @@ def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt
         _mark_interrupted_unknown(draft, "nobody asked again, because the server was paused for too long")
         return None
     if attempt.deadline <= draft.now or attempt.started_at > draft.now:
-        # It ran out while no server was up; or it was begun before the clock was set back.
+        # It timed out while no server was up, or began before the clock was set back.
         later = replace(attempt, deadline=draft.now + (attempt.deadline - attempt.started_at))
         draft.put(replace(interrupted, attempts=(*interrupted.attempts[:-1], later)))
     draft.set_status(Status.RUNNING)
@@ -207,8 +203,7 @@ def _close(draft: RunDraft, status: Status, message: str, decision: Decision | N
 
 
 def _summary(run: Run) -> str:
-    """Return a text for people: what was applied, what failed in steps that let the run continue, what the server is
-    not set up for, and what was skipped because the alert resolved."""
+    """Return a summary for people: applied, tolerated failures, and steps skipped because the alert resolved."""
     failed = [
         f"step {step.id}: {step.error or step.message}"
         for step in run.steps

@@ -1,7 +1,7 @@
-"""The values that planning takes and returns: `OutsideState` and `PlanningContext` go in, a `RunPlan` comes out,
-and the outcome of the attempt that it asked for goes into the next. Pure.
+"""Inputs and outputs of planning. Pure.
 
-Who calls it: ``plan``, ``steps`` and ``undoing`` work on a `RunDraft`; ``driver`` carries out a `RunPlan`.
+`OutsideState` and `PlanningContext` go in, a `RunPlan` comes out, and the outcome of its attempt goes into the next
+plan.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class OutsideState(Struct, frozen=True):
-    """What has come from outside the run: its alerts, the operators' orders, and the switches."""
+    """External state of a run."""
 
     alerts: tuple[AlertRecord, ...]
-    """Those tied to the run: the one that it was started for, then those that joined."""
+    """Linked alerts, the initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
     """Oldest first."""
     pause: OperatorPause | None = None
-    """The pause that holds the run; None where none does."""
+    """Pause that holds the run."""
     breaker: str | None = None
-    """Why the breaker is open; None while it is closed."""
+    """Why the breaker is open; None if closed."""
 
     @property
     def paused(self) -> bool:
         return self.pause is not None
 
     def under(self, controls: Controls, pause: OperatorPause | None) -> OutsideState:
-        """This state, with the switches as `controls` has them, and the pause that holds the run."""
+        """Return this state with the given switches."""
         breaker = (controls.breaker_reason or "the breaker is open") if controls.breaker_open else None
         if (self.pause, self.breaker) == (pause, breaker):
             return self
@@ -59,31 +59,31 @@ class OutsideState(Struct, frozen=True):
 
     @property
     def resolved(self) -> bool:
-        """Whether every alert of the run has resolved."""
+        """True if all alerts have resolved."""
         return bool(self.alerts) and all(record.is_resolved for record in decisive(self.alerts))
 
     @property
     def resolved_because(self) -> str:
-        """For a person: how the last of the alerts is known to have resolved."""
+        """For a person: how the end of the alerts became known."""
         return ", ".join(sorted({record.resolved_because or "" for record in decisive(self.alerts)}))
 
     def last(self, *kinds: OrderKind) -> OperatorOrder | None:
-        """The newest order of these kinds."""
+        """Return the newest order of these kinds."""
         return next((order for order in reversed(self.orders) if order.kind in kinds), None)
 
 
 class PerformAttempt(Struct, frozen=True):
-    """Make the last attempt of this step, or of its undo."""
+    """Make the last attempt of this step or its undo."""
 
     key: tuple[str, int]
-    """The key of the step (`StepState.key`)."""
+    """`StepState.key`."""
     undo: bool = False
     resumed: bool = False
-    """Whether a server that was killed may have made the attempt already."""
+    """True if a killed server may have made it."""
 
 
 class Wait(Struct, frozen=True):
-    """Do nothing until this moment, or, with None, until something outside changes."""
+    """Wait until this time; None until an external change."""
 
     until: datetime | None = None
 
@@ -96,7 +96,7 @@ Instruction = PerformAttempt | Wait | Idle
 
 
 class RunPlan(Struct, frozen=True):
-    """The run as it should be stored, the events that say why, and what to do once both are durable."""
+    """The run and events to store, and what to do once they are durable."""
 
     run: Run
     events: tuple[Event, ...]
@@ -107,54 +107,52 @@ class AttemptOutcome(Struct, frozen=True):
     """How an attempt ended."""
 
     status: str
-    """Outcome of the attempt:
+    """One of:
 
-    - ``applied``;
-    - ``failed``: not applied, and another attempt may succeed;
-    - ``rejected``: not applied, and no attempt will succeed;
-    - ``skipped``: not applied, because the server is not set up for it, which fails no run;
-    - ``unknown``: it may have been applied;
-    - ``stopped``: it ended early because the alert resolved;
-    - ``called_off``: it was not begun, because of an order or a report that came after it was persisted.
+    - ``applied``
+    - ``failed``: not applied; another attempt may succeed
+    - ``rejected``: not applied; no attempt will succeed
+    - ``skipped``: not applied, because the server is not set up for it; fails no run
+    - ``unknown``: possibly applied
+    - ``stopped``: ended early because the alert resolved
+    - ``called_off``: cancelled before start
     """
     output: Mapping[str, Any] = field(default_factory=dict)
-    """What the action returned, or what it knew when it failed."""
+    """Result of the action, or data known at failure."""
     error: str | None = None
     """For a person: why it was not applied."""
     in_part: bool = False
-    """Whether a part of it was applied although it did not succeed."""
+    """True if a part was applied although it failed."""
     may_be_repeated: bool = True
-    """False for one that was carried out and not as asked: another attempt would carry it out once more."""
+    """False if it was applied without the requested effect: a retry would apply it twice."""
     barred_by: Decision | None = None
-    """The guard that kept it from being made; None where it was made."""
+    """Guard that blocked it, or None."""
 
 
 CALLED_OFF = AttemptOutcome("called_off")
 
 
 class PlanningContext(Struct, frozen=True):
-    """What planning needs besides the run."""
+    """Further inputs of planning."""
 
     playbook: CompiledPlaybook | None
-    """The run's playbook; None where it cannot be read any more. Then the run is closed, and what it owes is still
-    taken back: for that the playbook is not needed."""
+    """None if unreadable. The run is then closed; undos do not need it."""
     actions: Actions
     new_id: Callable[[], str]
-    """Where the ids of commands come from."""
     max_age: timedelta
-    """How old an alert may be that a run still begins to act on."""
+    """Maximum age of an alert for a first act."""
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """By how much the clock was set forward after a moment."""
+    """Returns how far the clock was set forward after a time."""
     idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
-    """How much of the time of day after a moment went by with no server at work, or as the clock was set forward."""
+    """Returns the time without a working server, or skipped by the clock, after a time."""
     external_url: str = ""
-    """Where people reach the server; empty where that is not set."""
+    """Public URL of the server, or empty."""
     topology: Callable[[], Topology] = Topology
-    """Returns what is known of nodes, jobs and GPUs, for saying what an approval would reach."""
+    """Returns known nodes, jobs and GPUs, for approval previews."""
 
 
 class RunDraft:
-    """A run while it is planned: the functions of planning change it step by step, and note the events that say why."""
+    """A run during planning. Planning functions change it and add events."""
 
     def __init__(self, run: Run, outside: OutsideState, context: PlanningContext, now: datetime) -> None:
         self.run = run
@@ -166,19 +164,18 @@ class RunDraft:
 
     @property
     def playbook(self) -> CompiledPlaybook:
-        """The playbook, which every open run has."""
+        """Every open run has one."""
         assert self.context.playbook is not None
         return self.context.playbook
 
     def plan(self, then: Instruction) -> RunPlan:
-        """The run as it is drafted, with its events, and what to do then."""
         return RunPlan(self.run, tuple(self.events), then)
 
     def add_event(self, content: EventKind, actor: str = "trainmedic") -> None:
         self.events.append(recorded(content, self.now, self.run.id, actor))
 
     def put(self, step: StepState, **changes: Any) -> StepState:
-        """Replace the step of the same key, and with it what else of the run has changed."""
+        """Replace the step of the same key, and further fields of the run."""
         self.run = self.run.with_step(step, **changes)
         return step
 
@@ -187,10 +184,10 @@ class RunDraft:
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:
-        """The step, with its deadline where it is by the clock as it is now; that of a question without the time in
-        which no server was at work that could have taken an answer.
+        """Return the step with its effective deadline, adjusted for clock steps. Time without a working server does not
+        count for a question.
 
-        A clock that was set back meanwhile would hold the deadline off for as long; then the step begins to wait anew.
+        If the clock was set back to before its start, the step's wait starts again.
         """
         if step.deadline is None or step.started_at is None:
             return step
@@ -201,12 +198,11 @@ class RunDraft:
         return replace(step, deadline=step.deadline + later) if later else step
 
     def set_status(self, status: Status, waiting_on: str | None = None) -> None:
-        """Set the status of the open run, and what it waits for."""
         if (self.run.status, self.run.waiting_on) != (status, waiting_on):
             self.run = replace(self.run, status=status, waiting_on=waiting_on)
 
     def suspend_until_resumed(self) -> Wait:
-        """Suspend the run until the pause that holds it ends."""
+        """Suspend the run until its pause ends."""
         pause = self.outside.pause
         assert pause is not None
         why = pause.why(self.now)
@@ -218,12 +214,11 @@ class RunDraft:
         return Wait(pause.until(self.now))
 
     def refuse(self, decision: Decision, reason: str) -> None:
-        """Refuse the run: it must not begin to act. ``plan`` then closes it."""
+        """Block the run before its first act. ``plan`` closes it."""
         self.refused = (decision, reason)
 
     def scope(self) -> Scope:
-        """The names for this run's expressions. They are built on first access, because most steps have no
-        expression."""
+        """Return names for expressions, built on first access because most steps use none."""
         run, playbook, alerts = self.run, self.playbook, [record.alert for record in self.outside.alerts]
         url, topology = self.context.external_url, self.context.topology
         return scope.LazyScope(

@@ -1,8 +1,4 @@
-"""What a run would do: each step with the parameters that it would have now. Pure.
-
-Who calls it: ``plan`` for mode observe, ``steps`` for the question of an approval, and a start by hand that is only
-tried.
-"""
+"""Preview of a run's steps with current parameters. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> StepState:
-    """The step as mode observe records it. What depends on the outcome of a step cannot be known; such a step says so
-    in its message."""
+    """Return the step as mode observe records it. Its message states if it depends on earlier results."""
     message = None
     try:
         if not playbook.when(state.phase, state.index, names):
@@ -45,7 +40,7 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
 def steps_after(
     asking: StepState, run: Run, playbook: CompiledPlaybook, names: Scope, actions: Actions, topology: Topology
 ) -> tuple[StepAhead, ...]:
-    """The actions that an approval would let happen, in order: those of the same list of steps that come after it."""
+    """Return the actions that an approval would allow, in order."""
     phase = "steps" if asking.phase == APPROVAL else asking.phase
     first = 0 if asking.phase == APPROVAL else asking.index + 1
     ahead = [state for state in run.steps if state.phase == phase and state.index >= first and state.kind == "action"]
@@ -85,6 +80,6 @@ def _nodes_of(action: type[Action] | None, params: Mapping[str, Any], target: Ta
         try:
             parsed = cast("type[Action]", action).Params.model_validate(params, context=ON_RECORD)
             nodes |= set(cast("type[NodeTouchingAction]", action).touches(parsed, target))
-        except Exception:  # it may be another package's; the attempt itself fails with the reason
+        except Exception:  # third-party code; the attempt itself will fail with the reason
             return nodes
     return nodes

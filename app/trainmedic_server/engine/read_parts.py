@@ -1,8 +1,7 @@
-"""What is read of one part of each presence, read again only where that part has changed.
+"""Cached reading of one part of each presence.
 
-Of a hundred thousand ranks it takes a while to read where they are, and they hardly ever move. So it is read in a
-thread, and of those presences alone whose part is another object than before: the bus hands out the same object where
-a presence says the same again. Who calls it: ``job_watch`` and ``node_watch``.
+Parsing the locations of 100,000 ranks is slow, and they rarely change. It runs in a thread, only for presences whose
+part is another object. The bus returns the same object for an unchanged presence.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 
 class PartReader(Generic[T]):
-    """`read` makes something of a presence, of its member `part` alone; it runs in a thread."""
+    """`read` converts a presence by its member `part`, in a thread."""
 
     def __init__(self, part: str, read: Callable[[Presence], T]) -> None:
         self._part = part
@@ -25,7 +24,7 @@ class PartReader(Generic[T]):
         self._known: Mapping[str, tuple[Any, T]] = {}
 
     async def changed(self, presences: Sequence[Presence]) -> Mapping[str, T] | None:
-        """By name, what was made of each presence; None where nothing has changed since the last call."""
+        """Return results by name; None if nothing has changed since the last call."""
         before, part = self._known, self._part
         changed = [
             each for each in presences if each.name not in before or before[each.name][0] is not each.details.get(part)

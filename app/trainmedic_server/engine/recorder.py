@@ -1,9 +1,7 @@
-"""Making the changes of runs durable, and reading back what others changed; both in batches.
+"""Batched commits of run changes, and reads of external changes.
 
-A driver goes on only when `record` has returned: intent before act, outcome after. While the store is unavailable
-it is tried again, because a known outcome must not be lost while the process lives.
-
-Who calls it: ``driver`` and ``workers``. Not here: what is written when a delivery is admitted (``intake``).
+A driver continues only after `record` returns: intent before act, outcome after. An unavailable store is retried,
+because a known outcome must not be lost.
 """
 
 from __future__ import annotations
@@ -22,8 +20,9 @@ from trainmedic_server.engine.batching import Batcher
 from trainmedic_server.ports.store import RunStore, Transaction
 
 _BATCH = 200
-"""More would make deliveries, which share the store's one writer, wait longer in a storm; fewer would
-make the storm last longer (``benchmarks.alert_storm``)."""
+"""Compromise between the wait of deliveries, which share the store's only writer, and the duration of a storm
+(``benchmarks.alert_storm``).
+"""
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ log = telemetry.logger(__name__)
 
 
 class RunSnapshot(Struct, frozen=True):
-    """A run as the store has it, with its alerts and orders."""
+    """A stored run with its alerts and orders."""
 
     run: Run
     alerts: tuple[AlertRecord, ...]
@@ -39,14 +38,14 @@ class RunSnapshot(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """The alerts and rejections of a run that a change was planned with, by number. None if it does not matter."""
+    """Numbers of alerts and rejections that a change was planned with. None if irrelevant."""
 
     alerts: int | None = None
     rejections: int | None = None
 
 
 def rejections(orders: Sequence[OperatorOrder]) -> int:
-    """Return how many of the orders reject something."""
+    """Return the number of rejections."""
     return sum(order.kind is OrderKind.REJECT for order in orders)
 
 
@@ -58,7 +57,7 @@ class _Change(Struct, frozen=True):
 
 
 class Recorder:
-    """Writes the changes of runs, and reads runs with all that others have written about them."""
+    """Writes run changes and reads runs with external changes."""
 
     def __init__(self, store: RunStore, metrics: telemetry.Metrics) -> None:
         self._store = store
@@ -68,15 +67,15 @@ class Recorder:
         )
 
     async def record(self, run: Run, before: Run | None, events: tuple[Event, ...], seen: Seen = Seen()) -> bool:
-        """Return True once the run's change and its events are durable.
+        """Return True once the change and its events are durable.
 
-        If the store has other numbers of alerts or rejections than `seen`, nothing is kept and False is returned. So a
-        run does not close after another alert has joined it, and a question whose rejection was accepted ends by that.
+        If the stored numbers differ from `seen`, nothing is stored and False is returned. So a run cannot close after
+        another alert joined, and a rejected question ends by that.
         """
         return await self._changes.ask(_Change(run, before, events, seen))
 
     async def snapshot(self, run_id: str) -> RunSnapshot | None:
-        """The run as the store has it now; None where there is none."""
+        """Return the stored run, or None."""
         return await self._reads.ask(run_id)
 
     async def stop(self) -> None:
@@ -113,7 +112,7 @@ class Recorder:
         return [snapshots.get(run_id) for run_id in run_ids]
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
-        """What `work` returns once it is durable. While the store does not answer it is tried again."""
+        """Return the durable result of `work`. Retries while the store is unavailable."""
         backoff = Backoff(first=0.1, longest=5.0)
         while True:
             try:

@@ -1,6 +1,5 @@
-"""The names that a playbook's expressions and templates can use, as plain data.
-
-They are ``alert, alerts, labels, annotations, target, job, vars, steps, run``. Pure.
+"""Names for playbook expressions and templates: ``alert, alerts, labels, annotations, target, job, vars, steps, run``.
+Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 class LazyScope(Mapping[str, Any]):
-    """A scope that is built on first access, because most steps have no expression."""
+    """A scope built on first access, because most steps have no expression."""
 
     def __init__(self, make: Callable[[], Scope]) -> None:
         self._make = make
@@ -63,8 +62,9 @@ def of_step(step: StepState) -> dict[str, Any]:
 
 
 def of_job(target: Target | None, alert: Alert, verdicts: Mapping[str, VerdictsOnJob]) -> dict[str, Any]:
-    """What is known of the job that is the target: by the alert itself where that tells a verdict, so that it is the
-    same for the whole run."""
+    """Return the target job's data. A verdict in the alert itself takes precedence, so that it stays constant during
+    the run.
+    """
     job = target.job if target is not None else None
     verdict = verdict_alert.verdict_of(alert) or verdicts.get(job or "", VerdictsOnJob()).seen_by(alert.name)
     return {"name": job, "verdict": verdict.as_data()}
@@ -79,10 +79,9 @@ def build(
     external_url: str = "",
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
 ) -> Scope:
-    """The scope for the steps of `run`. The first of `alerts` is the one that the run was started for.
+    """Return the scope of a run's steps. The first alert is the run's initial one.
 
-    With `hindsight` False it has no step, so that an expression which asks for the outcome of a step fails. By that
-    mode observe notices what depends on how the run goes.
+    With `hindsight` False it has no step results, so that expressions that need them fail, which mode observe detects.
     """
     first = alerts[0]
     steps = {step.id: of_step(step) for step in run.steps if step.status.is_final} if hindsight else {}

@@ -1,8 +1,4 @@
-"""The engine as the rest of the program sees it: `Engine` admits deliveries, takes operators' orders, and runs the
-loops behind them.
-
-Who calls it: the HTTP server, and the simulation. Made by ``wiring``.
-"""
+"""`Engine`, the engine's interface to the rest of the program."""
 
 from __future__ import annotations
 
@@ -53,15 +49,14 @@ from trainmedic_server.ports.store import RunStore, Transaction
 log = telemetry.logger(__name__)
 
 _MOST_AHEAD_MS = 12 * 3_600_000
-"""By how much the time in an id may be ahead of its moment, after the clock was set back: half of the day that the
-history allows for."""
+"""Maximum lead of an ID's time after the clock was set back: half of the day that the history allows."""
 
 
 class Engine:
-    """From alerts to repairs. Made by wiring; `start` before use, `stop` after."""
+    """From alerts to repairs. Call `start` before use and `stop` after."""
 
     _in_force: frozenset[str] = frozenset()
-    """The ids of the pauses that were in force when the switches were last looked at."""
+    """IDs of pauses active at the last check."""
 
     def __init__(
         self,
@@ -121,34 +116,29 @@ class Engine:
         self._last_id, self._id_lock = (0, 0), threading.Lock()
 
     def leaves_change(self, action: str) -> bool:
-        """Return whether an action of this name changes something, and does more than revert another action. An action
-        that this server no longer has counts as one that does."""
+        """Return whether the action changes something other than reverting another action. True for unknown actions."""
         action_class = self._actions.action_class(action)
         return action_class is None or (action_class.harmful and not getattr(action_class, "gives_back", False))
 
     @property
     def controls(self) -> Controls:
-        """The current switches: pause and breaker."""
+        """Current switches: pause and breaker."""
         return self._controls
 
     @property
     def mode(self) -> Mode:
-        """The server's mode."""
         return self._mode
 
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
     ) -> Upcoming | None:
-        """What the run does next, by what people have told it (`orders`) too; None where it is over.
-
-        Raises StoreUnavailable.
-        """
+        """Return what the run does next, given operator commands; None if it is over. Raises StoreUnavailable."""
         playbook = await self._workers.playbook_for_reading(run) if run.is_open else None
         held_by = await self._held_by(run) if run.waiting_on == "target" else None
         return upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders)
 
     async def _held_by(self, run: Run) -> HeldBy | None:
-        """Return the run for which this one waits. Raises StoreUnavailable."""
+        """Return the run that blocks this one. Raises StoreUnavailable."""
         blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))
         driven = self._workers.driven(blocker) if blocker is not None else None
         if driven is None:
@@ -159,9 +149,9 @@ class Engine:
         return upcoming.holder(driven.run, ahead)
 
     async def start(self, took_over_as: str | None = None) -> None:
-        """Resume the runs that an earlier process left, then start the loops. Raises StoreUnavailable.
+        """Resume unfinished runs and start the loops. Raises StoreUnavailable.
 
-        `took_over_as` is the name of this server where there are several, for the history.
+        `took_over_as` is this server's name for the history, if there are several.
         """
         down_for = await self._store.transact(self._heartbeat.begin)
         await self._beat(recorded(ServerStarted(took_over_as or None), self._clock.now()))
@@ -170,25 +160,24 @@ class Engine:
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """Stop all loops and drivers. All state is in the store, so the next start continues."""
+        """Stop all loops and drivers. The next start continues from the store."""
         await end_tasks(self._loops)
         await self._intake.stop()
         await self._workers.stop()
         await self._recorder.stop()
 
     async def admit(self, delivery: Delivery) -> Admission:
-        """Decide on a delivery; everything is durable on return. Raises Saturated or StoreUnavailable."""
+        """Decide on a delivery; durable on return. Raises Saturated or StoreUnavailable."""
         return await self._intake.admit(delivery)
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Say what would be done about these alerts if they were delivered now, and change nothing.
-
-        With `at` their age is judged as of then. Raises StoreUnavailable.
+        """Explain what would be done about these alerts now, without changes. `at` sets the time for their age. Raises
+        StoreUnavailable.
         """
         return await self._explainer.explain(alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
-        """Say what a test of the playbooks would see of each alert, whatever the server knows."""
+        """Return what a playbook test would see of each alert."""
         return await self._explainer.explain_for_a_test(alerts)
 
     async def order(
@@ -202,13 +191,10 @@ class Engine:
         *,
         undo: bool = False,
     ) -> Run:
-        """Carry out an order of an operator, who is in these groups. Return the run as it then stands.
+        """Carry out an operator command and return the run's new state.
 
-        An answer to one `question` counts for no other. With `undo`, what the run has changed is reverted now, as by an
-        undo order.
-
-        Raises NotFound, Conflict if the run is not in a state for it, NotEntitled if only others may approve, or
-        StoreUnavailable.
+        An answer counts only for its `question`. `undo` also reverts the run's changes now. Raises NotFound, Conflict
+        for an unsuitable state, NotEntitled if only others may approve, StoreUnavailable.
         """
         order = OperatorOrder(self._new_id(), run_id, kind, actor, self._clock.now(), note)
         too = replace(order, id=self._new_id(), kind=OrderKind.UNDO) if undo else None
@@ -221,19 +207,18 @@ class Engine:
         return run
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
-        """Start a run by hand, or say what that would come to. Raises NotFound, Conflict, StoreUnavailable."""
+        """Start a run manually, or return the result of a dry run. Raises NotFound, Conflict, StoreUnavailable."""
         return await self._starter.start(order, by)
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
-        """Start another run for the alert of one that ended without success. Raises NotFound, Conflict,
-        StoreUnavailable."""
+        """Start another run for the alert of an unsuccessful one. Raises NotFound, Conflict, StoreUnavailable."""
         return await self._starter.retry(run_id, by)
 
     async def record_late_reply(self, reply: envelope.Reply) -> None:
-        """Record a reply to a command whose outcome was given up as unknown.
+        """Record a late reply to a command of unknown outcome.
 
-        It changes nothing of what is owed: the undo of a step whose outcome is unknown is carried out in any case,
-        and its receiver knows whether there is something to take back.
+        The undo stays pending: it is carried out in any case, and its receiver knows whether there is something to
+        revert.
         """
 
         def work(tx: Transaction) -> None:
@@ -246,8 +231,9 @@ class Engine:
         await self._store.transact(work)
 
     async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
-        """Keep the runs that the order names from starting and from acting, or from anything but being recorded, until
-        it ends or `resume`. Undos go on. Raises Conflict, StoreUnavailable."""
+        """Hold the runs in the order's scope, or only record them, until its end or `resume`. Undos continue. Raises
+        Conflict, StoreUnavailable.
+        """
         made: list[OperatorPause] = []
 
         def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
@@ -258,8 +244,7 @@ class Engine:
         return await self._change(change), made[0]
 
     async def resume(self, actor: str, pause_id: str | None = None, scope: Scope = EVERYTHING) -> Controls:
-        """End the pause of this id, those of this scope, or, without either, all that hold runs back now. Raises
-        NotFound, StoreUnavailable."""
+        """End a pause by ID or scope; without either, all that hold runs now. Raises NotFound, StoreUnavailable."""
 
         def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
             return pausing.end(controls, actor, self._clock.now(), pausing.chosen(pause_id, scope, controls.pauses))
@@ -267,12 +252,12 @@ class Engine:
         return await self._change(change)
 
     async def close_breaker(self, actor: str) -> Controls:
-        """Close the breaker manually, which begins its count again. Runs that it refused are not started now."""
+        """Close the breaker and restart its count. Runs that it blocked are not started."""
 
         def change(controls: Controls) -> tuple[Controls, Sequence[Event]]:
             if not controls.breaker_open:
                 return controls, []
-            now = self._clock.now()  # The time of this transaction: acts that are persisted by now do not count.
+            now = self._clock.now()  # within the transaction: acts persisted by now do not count
             closed = replace(
                 controls, breaker_open=False, breaker_opened_at=None, breaker_reason=None, breaker_closed_at=now
             )
@@ -298,7 +283,7 @@ class Engine:
         return self._controls
 
     def _put_in_force(self, controls: Controls) -> None:
-        """Apply these switches, which are durable, in all drivers."""
+        """Apply durable switches to all drivers."""
         before, self._controls = (self._controls.breaker_open, self._in_force), controls
         self._in_force = pausing.in_force(controls, self._clock.now())
         self._metrics.paused.set(controls.paused)
@@ -322,14 +307,15 @@ class Engine:
             self._workers.touch_all()
 
     def ago(self, span: timedelta) -> datetime:
-        """The moment from which so much time has passed in which a server was at work."""
+        """Return the time this far back, excluding downtimes."""
         return self._timeline.ago(span)
 
     def _new_id(self) -> str:
-        """A UUIDv7 of this moment: the history finds runs by it. It sorts after every earlier one of this process,
-        unless the clock was set back by more than `_MOST_AHEAD_MS` in between."""
+        """Return a UUIDv7 of now. It sorts after all earlier ones of this process, unless the clock was set back by
+        more than `_MOST_AHEAD_MS`.
+        """
         now_ms = int(self._clock.now().timestamp() * 1000)
-        with self._id_lock:  # admission asks from the store's thread
+        with self._id_lock:  # admission calls it from the store's thread
             last_ms, counter = self._last_id
             if now_ms > last_ms or now_ms < last_ms - _MOST_AHEAD_MS:
                 self._last_id = (now_ms, 0)
@@ -339,12 +325,12 @@ class Engine:
 
 
 def _is_unknown(run: Run, command_id: str) -> bool:
-    """Whether the outcome of the command is recorded as unknown; replies to other commands are repeats."""
+    """Return whether the command's outcome is recorded as unknown. Other replies are repeats."""
     attempts = [attempt for step in run.steps for attempt in (*step.attempts, *step.undo_attempts)]
     return any(attempt.command_id == command_id and attempt.status == "unknown" for attempt in attempts)
 
 
 def _may_answer(reply: envelope.Reply, run: Run) -> bool:
-    """Whether the reply is of the receiver to which the run sends its commands, as far as it says whose it is."""
+    """Return whether the reply's sender matches the run's target, as far as it is named."""
     target = run.target
     return target is not None and reply.job in (None, target.job) and reply.node in (None, target.node)

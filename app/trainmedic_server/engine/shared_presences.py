@@ -1,8 +1,4 @@
-"""One reader of presences for several loops: what one has read, the others take, while it is fresh.
-
-Who calls it: ``topology_watch``, ``node_watch``, ``job_diagnoses``, ``job_watch`` and ``agent_watch``, each every five
-or ten seconds from the server's start. What they are given, Redis has answered a few seconds ago at most.
-"""
+"""Shared cache of presences for several loops, at most a few seconds old."""
 
 from __future__ import annotations
 
@@ -14,19 +10,19 @@ from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Presence
 
 FRESH_FOR = 2.0
-"""Seconds. Presences are written every five."""
+"""Seconds. Presences are written every 5 s."""
 _FRESH_FOR_TIMES = 10
-"""Of many, reading takes its time: the next one waits for so many times as long, so that it takes a small share."""
+"""Minimum pause as a multiple of the reading's duration, which limits its share of time."""
 _LONGEST_FRESH = 4.5
-"""Seconds; less than the loops' five, so that each look comes to something new."""
+"""Seconds; less than the loops' 5 s, so that each check gets new data."""
 _LONG_REST = 2.0
-"""Seconds: behind a reading of a fifth of a second, for which a person who asks does not wait."""
+"""Seconds; after a reading of 0.2 s, too long for people to wait."""
 _RECENT = 10.0
-"""Seconds behind its being fresh in which a reading is shown to people nevertheless: the loops' longest pause."""
+"""Seconds for which people get older data: the loops' longest pause."""
 
 
 class SharedReading:
-    """One kind of presence, as it was read last; `elapsed` counts seconds and cannot be set."""
+    """One kind of presence. `elapsed` is a monotonic clock in seconds."""
 
     def __init__(self, read: Callable[[], Awaitable[list[Presence]]], elapsed: Callable[[], float]) -> None:
         self._read = read
@@ -35,21 +31,21 @@ class SharedReading:
         self._known: list[Presence] = []
         self._read_at: float | None = None
         self._rest = 0.0
-        """Seconds behind a reading in which another would take too large a share of the time."""
+        """Seconds of pause after a reading."""
 
     async def fresh(self) -> list[Presence]:
-        """The same list as before while it is fresh. Raises what reading does, which is not kept."""
+        """Return the cached list while fresh. Read errors are raised and not cached."""
         return await self._younger_than(min(max(FRESH_FOR, self._rest), _LONGEST_FRESH))
 
     async def recent(self) -> list[Presence]:
-        """What is there now; where reading takes long, what was read some seconds ago, at once. Raises as `fresh`."""
+        """Return current presences; if reading is slow, those of some seconds ago. Raises like `fresh`."""
         is_long = self._rest >= _LONG_REST
         return await self._younger_than(_LONGEST_FRESH + _RECENT if is_long else self._rest)
 
     async def _younger_than(self, age: float) -> list[Presence]:
         if self._read_at is None or self._elapsed() - self._read_at >= age:
-            # Who comes while it is read takes what comes of that, also where it fails: were each to try in its turn,
-            # people who ask would hold up the loops while Redis does not answer.
+            # Concurrent callers share a reading, also its failure. Otherwise people's requests would delay the loops
+            # during a Redis outage.
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read_anew())
             await asyncio.shield(self._reading)
@@ -63,13 +59,10 @@ class SharedReading:
 
 
 class SharedPresences:
-    """A source of presences that asks another one at most every two seconds, or less often where that takes long.
-
-    A failure is not kept.
-    """
+    """Presences read at most every 2 s, less often if reading is slow. Failures are not cached."""
 
     def __init__(self, source: PresenceSource, elapsed: Callable[[], float] | None = None) -> None:
-        """`elapsed` counts seconds and cannot be set."""
+        """`elapsed` is a monotonic clock in seconds."""
         elapsed = elapsed or asyncio.get_running_loop().time
         self._source = source
         self._jobs = SharedReading(source.jobs, elapsed)
@@ -77,30 +70,24 @@ class SharedPresences:
         self._agents = SharedReading(source.agents, elapsed)
 
     async def recent_jobs(self) -> list[Presence]:
-        """For people who ask: those that are there now; of thousands, for whom nobody is to wait, as they were some
-        seconds ago. Raises BusUnavailable."""
+        """Return jobs for people's requests, possibly some seconds old. Raises BusUnavailable."""
         return await self._jobs.recent()
 
     async def recent_agents(self) -> list[Presence]:
-        """As `recent_jobs`, of agents."""
+        """See `recent_jobs`."""
         return await self._agents.recent()
 
     async def jobs(self) -> list[Presence]:
-        """As of the source. Raises BusUnavailable."""
         return await self._jobs.fresh()
 
     async def launchers(self) -> list[Presence]:
-        """As of the source. Raises BusUnavailable."""
         return await self._launchers.fresh()
 
     async def agents(self) -> list[Presence]:
-        """As of the source. Raises BusUnavailable."""
         return await self._agents.fresh()
 
     def notices(self) -> Sequence[ArrivedNotice]:
-        """As of the source."""
         return self._source.notices()
 
     def discard_notices(self, entries: Collection[bytes]) -> None:
-        """As of the source."""
         self._source.discard_notices(entries)

@@ -1,8 +1,7 @@
-"""Alerts for which no report comes any more: the Alertmanager is asked whether they fire, or, without one, they are
-assumed to have resolved after a long silence.
+"""Alerts without reports: Alertmanager is asked whether they fire; without one, a long silence counts as resolution.
 
-Without this, one message that was lost would keep an undo from ever becoming due. The silence counts only while a
-server listened, and not by a clock that was set forward (`Timeline.ago`). Who calls it: ``service``.
+Otherwise a lost message could block an undo permanently. Downtimes and forward clock steps do not count
+(`Timeline.ago`).
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from trainmedic_server.ports.outside import AlertSource
 from trainmedic_server.ports.store import Transaction
 
 ASK_AFTER = timedelta(minutes=5)
-"""An alert with a more recent report is not asked about: Alertmanager's group_interval is five minutes."""
+"""Alertmanager's group_interval: alerts reported within it are not checked."""
 
 log = telemetry.logger(__name__)
 
 
 class SilentAlerts:
-    """Ends silent alerts of open runs, and of runs that owe an undo. `on_resolved` is called with the runs' ids."""
+    """Ends silent alerts of runs that are open or owe an undo. `on_resolved` gets the run IDs."""
 
     def __init__(
         self, services: EngineServices, source: AlertSource | None, on_resolved: Callable[[Iterable[str]], None]
@@ -39,17 +38,17 @@ class SilentAlerts:
 
     @property
     def interval(self) -> timedelta:
-        """Time between two checks: an alert is assumed resolved at most a tenth later than the setting says."""
+        """Time between checks: at most a tenth of the setting."""
         return min(max(self._services.limits.assume_resolved_after / 10, timedelta(seconds=0.5)), timedelta(minutes=1))
 
     async def run(self) -> None:
-        """Check now and then, until cancelled; not at once, because the start is busy."""
+        """Check until cancelled. Not at once, because the start is busy."""
         rest = loops.by_clock(self._services.clock)
         await rest(self.interval.total_seconds())
         await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, rest=rest)
 
     async def check(self) -> None:
-        """Check all silent alerts once, and end those that no longer fire."""
+        """Check all silent alerts once."""
         services = self._services
         patience = services.limits.assume_resolved_after
         moment = (
@@ -74,7 +73,7 @@ class SilentAlerts:
         return "assumed" if record.last_heard_at <= silent_since else None
 
     def _record_still_firing(self, tx: Transaction, record: AlertRecord) -> None:
-        """Record that the alert still fires, unless a newer report arrived meanwhile."""
+        """Record that the alert fires, unless a newer report arrived."""
         current = _unchanged(tx, record)
         if current is not None:
             tx.save_alerts([replace(current, last_heard_at=self._services.clock.now())])
@@ -95,7 +94,7 @@ class SilentAlerts:
 
 
 def _unchanged(tx: Transaction, record: AlertRecord) -> AlertRecord | None:
-    """The alert as it is stored, if nothing has been heard of it since `record` was read."""
+    """Return the stored alert if it had no report since `record`."""
     current = tx.alerts([record.identity]).get(record.identity)
     if current is None or current.is_resolved or current.last_heard_at > record.last_heard_at:
         return None

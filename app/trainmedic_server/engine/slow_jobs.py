@@ -1,12 +1,11 @@
-"""The verdicts on jobs that go on, slower than they could: made while an alert says so, stored, and told.
+"""Verdicts on slow jobs, created while an alert reports slowness.
 
-Prometheus has the parts of a rank's step: the median over the ranks, and the times of the slowest ranks. All other
-ranks count as the median rank, and no verdict names them. If Prometheus has no parts of the steps, the job's log
-counts: its own figures of waiting for data, or else a hint by its NCCL timeouts. A hint is stored and shown. It raises
-no alert and reaches no playbook.
+Prometheus has the ranks' median step parts and the slowest ranks' times. Other ranks count as median and are not named.
+Without such data, the log counts: its own figures on data waits, or NCCL timeouts as a hint. Hints are stored and
+shown, but raise no alert and reach no playbook.
 
-A verdict is made a while after the alert began, and anew every quarter of an hour while it fires. Where it names a
-cause it raises `TrainingSlow`, which the watch of failures tells as its own. Who calls it: ``wiring``.
+A verdict is renewed every 15 min while the alert fires. If it names a cause, it raises `TrainingSlow`, sent by
+``job_diagnoses``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ AGAIN_AFTER = timedelta(minutes=15)
 _LOOK_EVERY = timedelta(seconds=10)
 _OVER = timedelta(minutes=5)
 _OF_LATE = timedelta(minutes=30)
-"""Greatest age of a finding's last line for it to say something about a job that is slow now."""
+"""Maximum age of a finding's last line."""
 _MOST_FIRING, _MOST_JOBS, _MOST_EARLIER = 10_000, 20, 10
 _PARTS = ("data", "compute", "wait")
 
@@ -43,8 +42,7 @@ log = telemetry.logger(__name__)
 
 
 class SlowJobs:
-    """Watches for slow jobs. `history` is None without a Prometheus. `verdicts` receives the verdicts for
-    playbooks. `ids` returns a new ID each time."""
+    """Watches for slow jobs. `history` is None without Prometheus. `verdicts` receives the verdicts for playbooks."""
 
     def __init__(
         self,
@@ -63,11 +61,11 @@ class SlowJobs:
         self._ids = ids
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         await loops.repeat(self.look, _LOOK_EVERY, "slow jobs", self._metrics)
 
     async def look(self) -> None:
-        """Make the verdicts that are due. Raises TrainmedicError."""
+        """Make due verdicts. Raises TrainmedicError."""
         firing = await self._store.transact(lambda tx: tx.firing(_MOST_FIRING, SLOW_ALERTS))
         dropped = _named_by(firing, {THROUGHPUT_DROP})
         for job in sorted(_named_by(firing, SLOW_ALERTS))[:_MOST_JOBS]:
@@ -110,8 +108,7 @@ class SlowJobs:
         log.info("a job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
     async def _by_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
-        """Return a verdict from recent findings on a slow job. None if they show nothing and no alert states a
-        throughput drop."""
+        """Return a verdict from recent findings. None without evidence, unless an alert reports a throughput drop."""
         open_findings = await self._store.transact(lambda tx: tx.findings.all_open())
         findings = [
             each.as_finding
@@ -127,7 +124,7 @@ class SlowJobs:
         return slow.by_throughput(ThroughputDrop(), [evidence_of(each, slow.WHY_TIMEOUT) for each in timeouts])
 
     async def _parts(self, job: str, now: datetime) -> dict[int, RankStep]:
-        """What each rank's steps went into; empty where that is not measured. Raises MetricsUnavailable."""
+        """Return the parts of each rank's steps; empty if not measured. Raises MetricsUnavailable."""
         medians: dict[str, float] = {}
         own: dict[int, tuple[float, str]] = {}
         data: dict[int, tuple[float, str]] = {}
@@ -153,7 +150,6 @@ class SlowJobs:
 
 
 def _named_by(firing: Sequence[AlertRecord], names: Collection[str]) -> set[str]:
-    """Return the jobs of the alerts with these names."""
     named = {record.alert.labels.get("job_name", "") for record in firing if record.alert.name in names}
     return named - {""}
 
@@ -164,7 +160,7 @@ def _all_ranks(
     data: Mapping[int, tuple[float, str]],
     count: int,
 ) -> dict[int, RankStep]:
-    """The steps of all ranks. One whose own time is known waits for the rest of the step."""
+    """Return the steps of all ranks. A rank with known own time waits for the rest."""
     usual = RankStep(medians["data"], medians["compute"], medians["wait"])
     parts = dict.fromkeys(range(max(count, 1)), usual)
     for rank, (seconds, node) in own.items():

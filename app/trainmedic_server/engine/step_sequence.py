@@ -1,8 +1,4 @@
-"""Which steps a run has, and which of them is next. Pure.
-
-Who calls it: ``plan`` and ``undoing``, and ``admission`` for the steps of a new run. Not here: how one step
-proceeds (``steps``).
-"""
+"""Order of a run's steps, and the next one. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +9,18 @@ from trainmedic_server.domain.run import Run, StepState, StepStatus
 from trainmedic_server.ports.playbooks import CompiledPlaybook, Step
 
 _ENDS = ("on_success", "on_failure")
-"""What a run does once it is decided how it ends; of these steps none changes that."""
+"""Phases after the result is decided, which they cannot change."""
 
 
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
-    """The playbook's entry that a step's state belongs to."""
+    """Return the playbook's entry for a step."""
     if state.phase == APPROVAL:
         return playbook.definition.approval.step
     return _entries(playbook, state.phase)[state.index]
 
 
 def initial_steps(playbook: CompiledPlaybook, *, ask_first: bool) -> tuple[StepState, ...]:
-    """The steps of a new run, all pending; with mode approve's question in front if `ask_first`."""
+    """Return a new run's pending steps, with mode approve's question first if `ask_first`."""
     states = [StepState(APPROVAL, 0, APPROVAL, "approve")] if ask_first else []
     for phase in PHASES:
         for index, entry in enumerate(_entries(playbook, phase)):
@@ -34,12 +30,12 @@ def initial_steps(playbook: CompiledPlaybook, *, ask_first: bool) -> tuple[StepS
 
 
 def is_fatal(state: StepState, definition: Step) -> bool:
-    """Whether the run fails because of how this step ended."""
+    """Return whether the run fails because of this step."""
     match state.status:
         case StepStatus.REJECTED:
             return True
         case StepStatus.CANCELLED:
-            return state.kind != "action"  # An action is cancelled because the alert resolved: the run continues.
+            return state.kind != "action"  # a cancelled action means that the alert resolved: the run continues
         case StepStatus.FAILED | StepStatus.UNKNOWN:
             return definition.on_error == "fail"
         case StepStatus.TIMED_OUT:
@@ -49,7 +45,7 @@ def is_fatal(state: StepState, definition: Step) -> bool:
 
 
 def tolerates_timeout(definition: Step) -> bool:
-    """Return whether the run continues after this step has timed out."""
+    """Return whether the run continues after the step timed out."""
     if definition.on_error == "continue":
         return True
     if isinstance(definition, ApproveStep):
@@ -58,18 +54,17 @@ def tolerates_timeout(definition: Step) -> bool:
 
 
 def failed_step(run: Run, playbook: CompiledPlaybook) -> StepState | None:
-    """The step because of which the run fails; None if there is none."""
+    """Return the step that makes the run fail, or None."""
     regular = (step for step in run.steps if step.phase not in _ENDS)
     return next((step for step in regular if is_fatal(step, step_definition(playbook, step))), None)
 
 
 def next_step(run: Run, playbook: CompiledPlaybook, failed: StepState | None) -> StepState | None:
-    """The next step to proceed with: the first that is not final; in ``on_failure`` where the run has `failed`, in
-    ``on_success`` where all else is done.
+    """Return the first step that is not final: in ``on_failure`` after a failure, otherwise in the regular phases and
+    ``on_success``.
 
-    In these two a failed action does not keep the steps after it from running, because one of them may
-    notify a person. A rejected approval does, and so does a wait or an approval that timed out: the steps after it were
-    meant to run only once it had succeeded.
+    In the final phases, steps after a failed action still run, because they may notify a person. Steps after a
+    rejection or a timed-out wait or approval do not, because they depend on it.
     """
     phases = ("on_failure",) if failed is not None else (APPROVAL, "steps", "on_success")
     for state in run.steps:

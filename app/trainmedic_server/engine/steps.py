@@ -1,9 +1,4 @@
-"""How one step begins, waits, is tried again, and ends. Pure.
-
-`proceed` returns what to do about the first step that is not final, or None once that step has become final and the
-run can go on to the next. `apply_outcome` applies how an attempt ended. Who calls it: ``plan``, ``driver`` for
-`record_location`, and ``undoing`` for `attempt_again`. Not here: when an undo is due (``undoing``).
-"""
+"""Progress of one step: start, wait, retry, end. Pure. ``undoing`` handles undos."""
 
 from __future__ import annotations
 
@@ -38,13 +33,14 @@ from trainmedic_server.ports.actions import ON_RECORD, Action, Actions
 from trainmedic_server.ports.playbooks import Step
 
 MOST_STOPS = 20
-"""Most attempts of a step that stop because its alert, which flaps, had resolved."""
+"""Attempts that may be stopped by a flapping alert's resolution."""
 
 
 def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
-    """What to do about the first step that is not final.
+    """Return what to do about the first step that is not final.
 
-    None once it has become final, or where the run must not act (`RunDraft.refused`)."""
+    None once it is final, or if the run must not act (`RunDraft.refused`).
+    """
     definition = step_definition(draft.playbook, state)
     is_unwanted = after_resolve.is_unwanted(draft, state)
     if is_unwanted and state.attempts:
@@ -70,7 +66,7 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
 
 
 def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
-    """Return whether the step's condition is met. If not, end the step."""
+    """Return whether the step's condition holds. If not, end the step."""
     reason = "its condition was not met"
     try:
         if definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope()):
@@ -88,7 +84,7 @@ def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
 
 
 def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
-    """Record where the next attempt is to work. Its undo has to work there too, so its parameters change as well."""
+    """Record the destinations of the next attempt and of its undo."""
     state = draft.run.step(key)
     action = draft.context.actions.action_class(state.action) if state.action else None
     undo = state.undo
@@ -99,8 +95,8 @@ def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, 
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Apply the outcome of the last attempt of an action step."""
-    # The message of an open run is for people: what it waits for, or why its last attempt failed.
+    """Apply the outcome of an action step's last attempt."""
+    # An open run's message is for people: what it waits for, or its last error.
     message = "" if outcome.status == "applied" else outcome.error or outcome.status
     if draft.run.message != message:
         draft.run = replace(draft.run, message=message)
@@ -133,7 +129,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.run = replace(draft.run, acted_at=None)
         draft.refuse(outcome.barred_by, f"before the run could act the breaker opened: {outcome.error}")
     may_follow = outcome.status not in ("rejected", "skipped") and outcome.may_be_repeated and outcome.barred_by is None
-    # After an attempt that stopped because the alert had resolved, a new one follows if the alert fires again.
+    # A stopped attempt is repeated if the alert fires again.
     most = definition.retry.attempts if outcome.status != "stopped" else max(definition.retry.attempts, MOST_STOPS)
     if may_follow and attempt.number < most:
         delay = min(
@@ -143,8 +139,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         draft.add_event(kinds.AttemptFailed(state.id, attempt.number, outcome.error, delay.total_seconds()))
         return
     if may_have_acted:
-        # Also where the last attempt certainly failed: an earlier one may have been applied, so that the undo
-        # stays owed, and is about that one.
+        # Even if the last attempt failed, an earlier one may have been applied, so its undo stays pending.
         draft.end(with_undo_as_owed(state), StepStatus.UNKNOWN)
         draft.add_event(kinds.StepUnknown(state.id, state.action, outcome.error))
         return
@@ -152,7 +147,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
 
 
 def take_back_attempt(draft: RunDraft, key: tuple[str, int]) -> None:
-    """Have the step be as it was before its last attempt, which was put on record and never begun."""
+    """Restore the step's state before its last attempt, which did not start."""
     state = draft.run.step(key)
     *earlier, unmade = state.attempts
     acted_at = draft.run.acted_at if has_acted_before(draft.run, state, draft.context.actions) else None
@@ -165,7 +160,7 @@ def take_back_attempt(draft: RunDraft, key: tuple[str, int]) -> None:
 
 
 def has_acted_before(run: Run, state: StepState, actions: Actions) -> bool:
-    """Whether the run may have changed anything before the last attempt of this step."""
+    """Return whether the run may have changed anything before this step's last attempt."""
     if len(state.attempts) > 1 or state.attempts[-1].status == "unknown":
         return True
     others = (step for step in run.steps if step.key != state.key and step.attempts)
@@ -173,14 +168,15 @@ def has_acted_before(run: Run, state: StepState, actions: Actions) -> bool:
 
 
 def is_harmful(actions: Actions, name: str | None) -> bool:
-    """Whether the action of this name changes anything; one that this server does not have cannot."""
+    """Return whether the action changes anything. False for unknown actions."""
     action = actions.action_class(name) if name else None
     return action is not None and action.harmful
 
 
 def with_undo_as_owed(state: StepState) -> StepState:
-    """The step, which ends without success, with the undo that it owes: of the last attempt that may have been applied,
-    because those after it may have other ids; none where certainly no attempt was."""
+    """Return an unsuccessful step with its pending undo, of the last possibly applied attempt. Without one, the undo is
+    dropped.
+    """
     if state.undo is None:
         return state
     applied = [attempt.command_id for attempt in state.attempts if _may_be_applied(attempt)]
@@ -194,9 +190,11 @@ def _may_be_applied(attempt: Attempt) -> bool:
 
 
 def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timedelta) -> Attempt:
-    """The next attempt. It keeps the command id while the last outcome is unknown, so that a receiver which did apply
-    the command does not apply it twice. After a certain failure it gets a new id, because receivers remember the
-    outcome by the id and would only repeat the failure."""
+    """Return the next attempt.
+
+    It keeps the command ID after an unknown outcome, so that nothing is applied twice. After a failure it gets a new
+    ID, because receivers would repeat the stored result.
+    """
     is_unknown = bool(attempts) and attempts[-1].status == "unknown"
     command_id = attempts[-1].command_id if is_unknown else draft.context.new_id()
     number = attempts[-1].number + 1 if attempts else 1
@@ -204,7 +202,7 @@ def attempt_again(draft: RunDraft, attempts: tuple[Attempt, ...], timeout: timed
 
 
 def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAttempt | Wait | None:
-    # Further away than any retry can be is one from before the clock was set back.
+    # A time beyond the longest retry is from before the clock was set back.
     if state.retry_at and draft.now < state.retry_at <= draft.now + definition.retry.max_delay:
         draft.set_status(Status.WAITING, "retry")
         return Wait(state.retry_at)
@@ -241,7 +239,7 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
 
 
 def _was_held_up(run: Run) -> bool:
-    """Whether time has passed since the run was admitted; at that moment the breaker was closed."""
+    """Return whether the run was delayed after admission, when the breaker was closed."""
     return run.waiting_on is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
@@ -268,13 +266,12 @@ def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | Non
 
 
 def held_by_pause(draft: RunDraft, state: StepState) -> bool:
-    """Whether the step must wait until an operator resumes the paused server."""
+    """Return whether the step must wait for the end of a pause."""
     return draft.outside.paused and is_harmful(draft.context.actions, state.action)
 
 
 def _stop(draft: RunDraft, state: StepState, error: str) -> None:
-    """End a step that began and is stopped, because the alert resolved. Continue with the steps that await the
-    resolution."""
+    """End a step because the alert resolved, and continue with the steps that wait for that."""
     state = with_undo_as_owed(replace(state, retry_at=None))
     draft.end(state, StepStatus.CANCELLED, error=error)
     draft.add_event(kinds.StepStopped(state.id, state.action, error, state.output))
@@ -293,8 +290,9 @@ def _undo_of(
     command_id: str,
     output: Mapping[str, Any] | None = None,
 ) -> Undo | None:
-    """The undo as far as it is known: before the attempt, or with its output. It is owed from before the attempt, so
-    that after a crash in between the next server finds it; unless the playbook says ``undo: never``."""
+    """Return the undo, as far as known. It is pending from before the attempt, so that the next server finds it after a
+    crash; ``undo: never`` makes it available only.
+    """
     inverse = action.inverse(action.Params.model_validate(params, context=ON_RECORD), output)
     if inverse is None:
         return None
@@ -305,7 +303,7 @@ def _undo_of(
 def _known_undo(
     context: PlanningContext, state: StepState, definition: ActionStep, output: Mapping[str, Any]
 ) -> Undo | None:
-    """The step's undo as it follows from the action's output, which may hold the earlier state."""
+    """Return the undo after the action's output, which may contain the earlier state."""
     action = context.actions.action_class(definition.action)
     if action is None:
         return state.undo
@@ -313,8 +311,7 @@ def _known_undo(
 
 
 def interrupted(run: Run) -> StepState | None:
-    """The step with an attempt in flight. A running server plans only after the attempt has ended, so there is such a
-    step only after a restart."""
+    """Return the step with an attempt in flight. During planning this occurs only after a restart."""
     return next(
         (step for step in run.steps if step.status is StepStatus.RUNNING and step.attempts[-1].status == "running"),
         None,
@@ -322,7 +319,7 @@ def interrupted(run: Run) -> StepState | None:
 
 
 def mark_outcome_unknown(draft: RunDraft, state: StepState, reason: str) -> None:
-    """End a step whose attempt was in flight and is not repeated: whether it was applied stays unknown."""
+    """End a step whose interrupted attempt is not repeated."""
     attempt = replace(state.attempts[-1], status="unknown", ended_at=draft.now, error=reason)
     attempts = (*state.attempts[:-1], attempt)
     draft.end(state, StepStatus.UNKNOWN, error=reason, attempts=attempts)

@@ -1,10 +1,8 @@
-"""The topology, kept up to date for the resolution of targets.
+"""Current topology for target resolution.
 
-A delivery never waits for Redis: it sees jobs and agents as they were a few seconds ago. Presences that could not be
-read for a minute are forgotten, because a target is refused rather than guessed. Until they are read again, no node
-counts as unknown. Nothing is read while no playbook needs it.
-
-Caller: ``wiring``, which runs `watch` in addition to the engine and passes `topology` to the engine.
+Deliveries never wait for Redis and see data of a few seconds ago. Presences not read for a minute are dropped, because
+unknown targets are refused, not guessed; until then no node counts as unknown. Nothing is read while no playbook needs
+it.
 """
 
 from __future__ import annotations
@@ -31,23 +29,21 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
-"""As often as a job writes its presence."""
+"""Interval of presences."""
 FORGET_AFTER = timedelta(minutes=1)
 RENEW_EVERY = timedelta(milliseconds=200)
-"""Shortest time between two readings that alerts on unknown targets cause. `SharedPresences` makes it longer where
-reading takes long."""
+"""Minimum time between readings caused by unknown targets. `SharedPresences` extends it if reading is slow."""
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
-"""The same after one that failed or took too long: deliveries must not wait for a Redis that does not answer."""
+"""Minimum time after a failed or slow reading, so that deliveries do not wait for a silent Redis."""
 LONGEST_RENEWAL = 0.5
-"""Seconds that a delivery waits for such a reading."""
+"""Seconds that a delivery waits for a reading."""
 _NOTHING = (JobTopology(), AgentTopology())
 
 log = telemetry.logger(__name__)
 
 
 class TopologyWatch:
-    """`is_needed` returns whether any playbook works on what presences report. `cluster` returns the known state of a
-    cluster."""
+    """`is_needed` returns whether a playbook needs presences. `cluster` returns the cluster's state."""
 
     def __init__(
         self,
@@ -59,25 +55,25 @@ class TopologyWatch:
         cluster: Callable[[], ClusterTopology],
     ) -> None:
         self.presences = presences
-        """For others that read them as well."""
+        """Shared with other readers."""
         self._clock = clock
         self._metrics = metrics
         self._is_needed = is_needed
         self._written = written
         self._cluster = cluster
         self.verdicts = JobVerdicts(clock)
-        """Who began the failures of jobs; ``job_diagnoses`` puts it in."""
+        """Filled by ``job_diagnoses``."""
         self.remembered: Callable[[], NodeNames] = NodeNames
-        """Nodes whose agents were connected within the retention. ``agent_watch`` sets it."""
+        """Nodes with an agent within the retention. Set by ``agent_watch``."""
         self._known = _NOTHING
-        """Both as of one moment, replaced together: who asks may be the run store's thread."""
+        """Replaced as a whole, because the store's thread reads it."""
         self._presences: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self._as_of: datetime | None = None
         self._renew_from: datetime | None = None
-        """Before this moment `renew` reads nothing; None until it was first called."""
+        """Earliest next reading by `renew`; None before the first."""
 
     def topology(self) -> Topology:
-        """The topology as it was last read."""
+        """Return the topology as last read."""
         jobs, agents = self._known
         return Topology(
             self._written,
@@ -90,7 +86,7 @@ class TopologyWatch:
         )
 
     async def watch(self) -> None:
-        """Keep the topology up to date until cancelled."""
+        """Update until cancelled."""
         rest = loops.by_clock(self._clock)
         await loops.repeat(self._refresh_or_forget, REFRESH_EVERY, "whereabouts", self._metrics, rest=rest)
 
@@ -104,8 +100,9 @@ class TopologyWatch:
             raise
 
     async def renew(self) -> None:
-        """Read the presences again, because an alert names a target that is not known: its node or job may have
-        connected since the last reading. A delivery waits for this, so it is rare and short."""
+        """Read again because an alert names an unknown target, which may have just connected. A delivery waits, so this
+        is rare and short.
+        """
         now = self._clock.now()
         if self._as_of is None or (self._renew_from is not None and now < self._renew_from):
             return
@@ -113,12 +110,11 @@ class TopologyWatch:
         try:
             async with asyncio.timeout(LONGEST_RENEWAL):
                 await self.refresh(recent=True)
-        except (BusUnavailable, TimeoutError):  # `watch` reports a Redis that does not answer
+        except (BusUnavailable, TimeoutError):  # `watch` reports outages of Redis
             self._renew_from = now + RENEW_AFTER_FAILURE
 
     async def refresh(self, *, recent: bool = False) -> None:
-        """Read all presences again, if any playbook needs them; with `recent`, not those that were read for another
-        loop two seconds ago. Raises BusUnavailable."""
+        """Read all presences, if needed. `recent` avoids another loop's data of 2 s ago. Raises BusUnavailable."""
         if not self._is_needed():
             self._forget()
             return
@@ -127,7 +123,7 @@ class TopologyWatch:
             jobs, listed = await asyncio.gather(source.recent_jobs(), source.recent_agents())
         else:
             jobs, listed = await asyncio.gather(source.jobs(), source.agents())
-        # A presence that is not trusted, and was not a moment ago, makes no node known.
+        # Untrusted presences count only if they were trusted a moment ago.
         agents = [agent for agent in listed if agent.doubt is None or agent.details]
         presences = (
             {job.name: (job.details.get("placement"), job.details.get("namespace")) for job in jobs},
@@ -135,7 +131,7 @@ class TopologyWatch:
         )
         before = self._presences
         if presences != before:
-            # For a hundred thousand ranks this takes a second, which deliveries should not wait for.
+            # 100,000 ranks take 1 s, for which deliveries should not wait.
             known_agents = self._known[1] if before is not None and presences[1] == before[1] else None
             self._known = await asyncio.to_thread(_read, jobs, agents, known_agents)
             self._presences = presences
@@ -148,7 +144,7 @@ class TopologyWatch:
 def _read(
     jobs: Sequence[Presence], agents: Sequence[Presence], known: AgentTopology | None
 ) -> tuple[JobTopology, AgentTopology]:
-    """`known` is what the agents say, where that is known."""
+    """Return both topologies. `known` is that of the agents, if unchanged."""
     agent_topology = known or AgentTopology.of({agent.name: agent.details for agent in agents})
     agent_topology.prepare()
     return JobTopology.of({job.name: job.details for job in jobs}, agent_topology), agent_topology

@@ -1,9 +1,8 @@
-"""When an undo is due, and how it is carried out. Pure.
+"""Due undos and their attempts. Pure.
 
-An undo is a duty. It is planned once its run is closed, or while pause holds the run back; and neither pause, mode,
-guards, breaker nor the target's lock hold it back. It stays owed until it is certain that nothing is left to take
-back, and is tried again, ever more slowly: a receiver that refuses it today, or has forgotten the command, can be set
-right. Only a person can end the duty otherwise, by closing it with a note. Who calls it: ``plan``.
+An undo is planned after its run has closed, or during a pause. Pause, mode, guards, breaker and locks do not block it.
+It stays pending until nothing is certainly left to revert and is retried with growing intervals, because a failing
+receiver can be fixed. Only a person can drop it, with a note.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from trainmedic_server.ports.actions import Actions
 FIRST_RETRY = timedelta(seconds=2)
 LONGEST_RETRY = timedelta(minutes=5)
 FREQUENT_ATTEMPTS = 300
-"""How many attempts are made at the intervals above: about a day's, which a downtime does not use up."""
+"""Attempts at the intervals above, about a day's worth."""
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50
-"""Of an undo that is tried for weeks the run keeps the first attempt and the last ones."""
+"""Stored attempts: the first and the last ones."""
 _WAITS_FOR_PERSON = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
-"""An undo that has not begun, or has ended without success, begins when an operator orders it."""
+"""An operator command starts these."""
 _ENDED = {
     Status.FAILED: "the run failed",
     Status.CANCELLED: "the run was cancelled",
     Status.REJECTED: "the run was rejected",
 }
-"""Reasons why `on_failure` undos are due, by how the run ended."""
+"""Reasons of `on_failure` undos, by the run's end."""
 _UNSUCCESSFUL = frozenset(_ENDED)
 
 
 def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
-    """The next undo to perform, newest step first, or when one is due. A step that has not ended is not undone yet."""
+    """Return the next undo to perform, newest step first, or when one is due. Only final steps are undone."""
     order = draft.outside.last(OrderKind.UNDO, OrderKind.CLOSE_UNDO)
     by_hand = order if order is not None and order.kind is OrderKind.UNDO else None
     later: list[datetime] = []
@@ -64,13 +63,13 @@ def next_undo(draft: RunDraft) -> PerformAttempt | Wait | Idle:
 
 
 def next_undo_while_paused(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait:
-    """The next undo of a run that the pause suspends, because pause holds no undo back; if none is due, `hold`."""
+    """Return the next undo of a paused run; if none is due, `hold`."""
     then = next_undo(draft)
     return hold if isinstance(then, Idle) else then
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Apply the outcome of the last attempt of an undo."""
+    """Apply the outcome of an undo's last attempt."""
     state = draft.run.step(key)
     undo = state.undo
     assert undo is not None
@@ -87,10 +86,10 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
 
 
 def with_duties_of_closed(run: Run, actions: Actions) -> Run:
-    """Return the run, which has just closed, with its pending undos by how it ended.
+    """Return a just closed run with its pending undos.
 
-    After a success ``on_failure`` undos are no longer pending; an operator can still order them. Without success, what
-    was on hold during a person's decision is to be released, whatever its trigger.
+    After success, ``on_failure`` undos are only available. Otherwise, what was held for a person's decision is
+    released, whatever its trigger.
     """
     for state in run.steps:
         undo = state.undo
@@ -105,20 +104,19 @@ def with_duties_of_closed(run: Run, actions: Actions) -> Run:
 
 
 def can_be_undone(run: Run) -> bool:
-    """Whether there is anything that an operator could order undone."""
+    """Return whether an operator could order any undo."""
     possible = (*_WAITS_FOR_PERSON, UndoStatus.RUNNING)
     return any(step.undo and step.undo.status in possible for step in run.steps)
 
 
 def can_be_closed(run: Run) -> bool:
-    """Whether a person could end a duty of the run that is not carried out."""
+    """Return whether a person could drop a pending undo."""
     possible = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
     return any(step.undo and step.undo.status in possible for step in run.steps)
 
 
 def _can_be_closed(undo: Undo) -> bool:
-    """Whether the duty can end now. An attempt that is in flight, or was when the server was killed, ends first,
-    because it may be the one that carries the undo out."""
+    """Return whether the undo can be dropped now. An attempt in flight must end first, because it may succeed."""
     if undo.status is UndoStatus.RUNNING:
         return undo.attempts[-1].status != "running"
     return undo.status in (UndoStatus.ARMED, UndoStatus.FAILED)
@@ -131,16 +129,16 @@ def _close(draft: RunDraft, state: StepState, undo: Undo, order: OperatorOrder) 
 
 
 def _wait_after(number: int) -> timedelta:
-    """How long after the failed attempt of this number the next one is made."""
+    """Return the wait after the failed attempt of this number."""
     if number > FREQUENT_ATTEMPTS:
         return LATER_RETRY
-    # After 16 attempts the wait is past the longest one by far.
+    # After 16 attempts the wait far exceeds the longest one.
     doublings = min(number - 1, 16)
     return min(FIRST_RETRY * (1 << doublings), LONGEST_RETRY)
 
 
 def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
-    """Why the undo is due now; None if it is not."""
+    """Return why the undo is due, or None."""
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
             return f"resolved ({draft.outside.resolved_because})"
@@ -154,8 +152,7 @@ def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrd
 
 
 def _is_unanswered(order: OperatorOrder, undo: Undo) -> bool:
-    """Whether no attempt has answered the order yet. Ids say so and not times, because a clock can be set back. Every
-    attempt after an order bears its id, so those that are kept suffice."""
+    """Return whether no attempt carried out the command yet. Compares IDs, because clocks can be set back."""
     return all(attempt.order != order.id for attempt in undo.attempts)
 
 
@@ -166,7 +163,7 @@ def _has_failed(draft: RunDraft) -> bool:
 
 
 def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
-    """Return whether the step put something on hold (``Action.is_hold``) and the run asked a person after it."""
+    """Return whether the step put something on hold (``Action.is_hold``) and the run asked a person later."""
     action = actions.action_class(state.action or "")
     if not getattr(action, "is_hold", False):
         return False
@@ -177,16 +174,16 @@ def _was_held_for_person(run: Run, state: StepState, actions: Actions) -> bool:
 def _continue(
     draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None
 ) -> PerformAttempt | datetime:
-    """The next attempt of an undo that has begun, or when it is due: at once if an operator orders it again."""
+    """Return the next attempt of a started undo, or when it is due; at once if an operator orders it."""
     last = undo.attempts[-1]
     if last.status == "running":
-        # It ran out while no server was up; or it was begun before the clock was set back.
+        # It timed out while no server was up, or began before the clock was set back.
         if last.deadline <= draft.now or last.started_at > draft.now:
             later = replace(last, deadline=draft.now + _timeout(draft, undo))
             draft.put(replace(state, undo=replace(undo, attempts=(*undo.attempts[:-1], later))))
         draft.add_event(UndoResumed(state.id, undo.action, last.command_id))
         return PerformAttempt(state.key, undo=True, resumed=True)
-    # Further away than the wait was, it is from before the clock was set back: an undo does not wait for that.
+    # A time beyond the wait is from before the clock was set back.
     is_later = undo.retry_at is not None and draft.now < undo.retry_at <= draft.now + _wait_after(last.number)
     if undo.retry_at and is_later and not (by_hand and _is_unanswered(by_hand, undo)):
         return undo.retry_at

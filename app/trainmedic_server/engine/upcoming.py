@@ -1,9 +1,6 @@
-"""What a run does next: a look ahead that changes nothing. Pure.
+"""Look-ahead on a run's next step, without changes, by the rules of ``plan`` and ``steps``. Pure.
 
-It goes by the same rules as ``plan`` and ``steps``: which step is the next, whether its condition holds, and with which
-parameters it would act. What depends on the outcome of a step that has not ended cannot be told, and says so.
-
-Who calls it: ``service``, for the API.
+What depends on unfinished steps is marked as unknown.
 """
 
 from __future__ import annotations
@@ -33,8 +30,7 @@ def of_run(
     verdicts: Mapping[str, VerdictsOnJob] = MappingProxyType({}),
     orders: Sequence[OperatorOrder] = (),
 ) -> Upcoming | None:
-    """Return what the run does next. None if it is over. `playbook` is None if it cannot be read; `held_by` is the run
-    for which it waits, `verdicts` those on jobs that failed, `orders` the operators' orders to the run."""
+    """Return what the run does next; None if it is over. `playbook` None: unreadable. `held_by`: the blocking run."""
     if not run.is_open:
         return _next_undo(run, alerts)
     if playbook is None:
@@ -55,14 +51,14 @@ def of_run(
 
 
 def _from(run: Run, state: StepState) -> Sequence[StepState]:
-    """The step and those that may follow it: ``on_failure`` is apart."""
+    """Return the step and those that may follow; ``on_failure`` is separate."""
     in_failure = state.phase == "on_failure"
     steps = [step for step in run.steps if (step.phase == "on_failure") == in_failure]
     return steps[steps.index(state) :]
 
 
 def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
-    """Describe a run for which another one waits; `ahead` is what it does next."""
+    """Describe a blocking run, with its next step."""
     ahead = ahead or Upcoming()
     doing = f"waits for {ahead.waits_for}" if ahead.waits_for else f"carries out step {ahead.now or ahead.step or '?'}"
     return HeldBy(
@@ -71,12 +67,12 @@ def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
 
 
 def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
-    """What keeps a run from beginning its next step."""
+    """Return what blocks a run's next step."""
     if run.waiting_on == "target":
         by = f", which run {held_by.run_id} has" if held_by else ""
         holder_id = held_by.run_id if held_by else None
         waits_for = {"waits_for": f"{run.target_key}{by}", "holder": holder_id, "held_by": held_by}
-        # A run takes its target before anything else, so one that has not acted has waited since its admission.
+        # A run takes its target first, so one that has not acted has waited since admission.
         return {**waits_for, "waiting_since": run.created_at if run.acted_at is None else None}
     if run.waiting_on == "resume":
         return {"waits_for": "somebody to resume the server"}
@@ -84,7 +80,7 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
 
 
 def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord]) -> dict[str, Any]:
-    """What the run waits for in the step that it is at."""
+    """Return what the current step waits for."""
     if isinstance(definition, WaitStep):
         otherwise = _ends_with("continue" if definition.on_error == "continue" else definition.on_timeout)
         return {"waits_for": _resolution_of(alerts), "deadline": state.deadline, "at_deadline": otherwise}
@@ -113,7 +109,7 @@ def _resolution_of(alerts: Sequence[AlertRecord]) -> str:
 
 
 def _first_of(playbook: CompiledPlaybook, names: Scope, steps: Sequence[StepState], has_failed: bool) -> Upcoming:
-    """The first of these steps whose condition holds, or may."""
+    """Return the first step whose condition holds or is unknown."""
     for state in steps:
         note = None
         definition = step_sequence.step_definition(playbook, state)
@@ -145,7 +141,7 @@ def _rendered(
 
 
 def _next_undo(run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
-    """What a closed run gives back next, the newest step first; None where it owes nothing."""
+    """Return a closed run's next undo, newest step first, or None."""
     for state in reversed(run.steps):
         if state.undo is not None and state.undo.status.is_owed:
             return _of_undo(state, state.undo, alerts)

@@ -1,7 +1,4 @@
-"""The alert of a verdict: by which labels playbooks take it, and what it says. Pure.
-
-Who calls it: the engine (``engine.job_diagnoses``), and the simulation, for tests in which a job fails.
-"""
+"""Labels and annotations of verdict alerts. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +13,16 @@ from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 
 ALERTNAME = "TrainingFailed"
 OF_SLOW = "TrainingSlow"
-"""That of a job that goes on slower than it could."""
+"""Alertname for slow jobs."""
 RESTARTED_BY = "restarted_by"
-"""Label of a failure after which the job restarts without the server."""
+"""Label of failures after which the job restarts by itself."""
 SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
 
 
 def labels_of(job: str, verdict: Mapping[str, Any], *, restarts: bool = False) -> dict[str, str]:
-    """Return the labels, for a verdict as `Verdict.plain` gives it. There is a node among them only where it names
-    one. `restarts` is whether a launcher reported that it starts another attempt."""
+    """Return the labels for a verdict (`Verdict.plain`), with a node only if named. `restarts`: a launcher reported
+    another attempt.
+    """
     is_slow = str(verdict.get("fingerprint", "")).startswith(SLOW)
     name, severity = (OF_SLOW, "warning") if is_slow else (ALERTNAME, "critical")
     labels = {"alertname": name, "severity": severity, "component": "training", SOURCE: DIAGNOSIS}
@@ -34,13 +32,13 @@ def labels_of(job: str, verdict: Mapping[str, Any], *, restarts: bool = False) -
 
 
 def labels_of_suspect(node: str) -> dict[str, str]:
-    """Return the labels of the alert of a node that `SUSPECT_JOBS` jobs have failed on within `SUSPECT_WITHIN`."""
+    """Return the labels for a node on which `SUSPECT_JOBS` jobs failed within `SUSPECT_WITHIN`."""
     labels = {"alertname": NODE_SUSPECT, "severity": "warning", "component": "node", SOURCE: DIAGNOSIS}
     return {**labels, "node": node, "needs": "people"}
 
 
 def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
-    """Return what people are told; what is empty is left out."""
+    """Return the texts for people, without empty ones."""
     said = {name: str(verdict.get(name) or "") for name in ("summary", "advice", "confidence")}
     said["ranks"] = ", ".join(str(rank) for rank in verdict.get("ranks", ())[:100])
     said["same_before"] = str(verdict.get("same_before", 0))
@@ -48,7 +46,7 @@ def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
 
 
 def verdict_of(alert: Alert) -> JobVerdict | None:
-    """Return the verdict that an alert tells; None where it tells none."""
+    """Return the verdict in an alert, or None."""
     if alert.name not in (ALERTNAME, OF_SLOW) or alert.labels.get(SOURCE) != DIAGNOSIS:
         return None
     ranks = [rank for rank in alert.annotations.get("ranks", "").replace(" ", "").split(",") if rank.isdecimal()]

@@ -1,7 +1,4 @@
-"""All drivers: starting them, touching them when something changes, and resuming runs after a restart.
-
-Who calls it: ``service``. Not here: carrying one run through (``driver``).
-"""
+"""Drivers of all runs: start, touch, and resumption after a restart."""
 
 from __future__ import annotations
 
@@ -24,16 +21,16 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _READ_AT_ONCE = 100
-"""Versions of playbooks that are kept compiled for who only reads."""
+"""Cached compiled playbooks for readers."""
 
 _LAST_COMMIT_SECONDS = 1.0
-"""How long a server that stops tries to put on record what it had not begun."""
+"""Time limit at shutdown for recording attempts that did not start."""
 
 log = telemetry.logger(__name__)
 
 
 class Workers:
-    """One task for each run that is open or has an undo due."""
+    """One task for each run that is open or has a due undo."""
 
     def __init__(self, services: EngineServices) -> None:
         self._services = services
@@ -41,23 +38,23 @@ class Workers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._touched_early: set[str] = set()
         self._awaited: dict[str, asyncio.Future[Driver | None]] = {}
-        """Who waits for a driver that is about to begin."""
+        """Waiters for drivers that are about to start."""
         self._read_before: dict[tuple[str, str], CompiledPlaybook] = {}
         self._stopped = False
 
     def start(self, started: StartedRun) -> None:
-        """Drive a run that has just been admitted."""
+        """Drive an admitted run."""
         run, outside = started.run, OutsideState((started.alert,))
         self._services.metrics.open_runs.inc()
         self._services.metrics.show_run(None, run)
         claim = claims.of_run(run, self._services.actions)
         if not self._services.locks.try_acquire(run.id, claim):
-            self._services.locks.wait(run.id, claim)  # This comes before the drivers of runs that are admitted later.
+            self._services.locks.wait(run.id, claim)  # queue before runs that are admitted later
         received_at = started.alert.first_heard_at
         self._launch(Driver(run, started.playbook, outside, self._services, received_at, started.then))
 
     def touch(self, run_ids: Iterable[str]) -> None:
-        """Have the drivers of these runs read what has changed in the store; a closed run gets one again."""
+        """Make the drivers of these runs reload. Closed runs get a new driver."""
         for run_id in run_ids:
             driver = self._drivers.get(run_id)
             if driver is not None:
@@ -68,11 +65,11 @@ class Workers:
                 self._spawn(run_id, self._revive(run_id))
 
     def touch_all(self) -> None:
-        """Have every driver read a switch that has changed."""
+        """Make all drivers reload, because a switch changed."""
         self.touch(list(self._drivers))
 
     async def planned(self, run_id: str, at_most: float) -> None:
-        """Return once the run's driver has planned with all that it was touched for, or after `at_most` seconds."""
+        """Return once the run's driver has planned with all touches, or after `at_most` seconds."""
         try:
             async with asyncio.timeout(at_most):
                 driver = self._drivers.get(run_id) or await self._next_driver(run_id)
@@ -82,10 +79,9 @@ class Workers:
             return
 
     async def recover(self, down_for: timedelta) -> None:
-        """Resume what an earlier process left: open runs, and undos that are due.
+        """Resume open runs and due undos of an earlier process.
 
-        Runs that have begun take their targets before those that still waited for one; attempts that
-        were in flight are resumed in the order in which they were begun.
+        Runs that have begun take their targets before waiting ones. Attempts in flight resume in order of their start.
         """
         unfinished = await self._services.store.transact(lambda tx: tx.unfinished())
         unfinished.sort(key=lambda run: (run.waiting_on == "target", _in_flight_since(run) or run.created_at, run.id))
@@ -99,7 +95,7 @@ class Workers:
             log.info("resumed unfinished runs", count=len(unfinished), down_for=duration.write(down_for))
 
     async def stop(self) -> None:
-        """Cancel all drivers. Their runs continue when the next process starts."""
+        """Cancel all drivers. Their runs continue at the next start."""
         self._stopped, drivers = True, list(self._drivers.values())
         await end_tasks(self._tasks.values())
         with contextlib.suppress(TimeoutError):
@@ -107,10 +103,10 @@ class Workers:
                 await asyncio.gather(*(self._take_back(driver) for driver in drivers))
 
     async def _take_back(self, driver: Driver) -> None:
-        """What goes wrong with one run keeps no other one's record from being set right, nor the server from ending."""
+        """Take back an unstarted attempt. Log errors, so that shutdown continues."""
         try:
             await driver.take_back_unbegun()
-        except Exception:  # nobody is left who could tell it, and the others must not end with it
+        except Exception:  # no caller is left, and the others must not fail too
             log.exception("an attempt that was not begun stays on record as running", run_id=driver.run.id)
 
     async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
@@ -143,10 +139,10 @@ class Workers:
         return RunDraft(run, outside, self._services.planning_context(playbook), self._services.clock.now())
 
     def _stale(self, draft: RunDraft, down_for: timedelta) -> str | None:
-        """Why a run must not act any more after a downtime; None where it goes on.
+        """Return why a run must not act after a downtime, or None.
 
-        A run that has acted goes on unless the server was down for longer than the maximum age; so does one that waits
-        for approval or in a wait step. A run that was rejected goes on in any case, and ends as rejected.
+        A run that has acted or waits in a step continues unless the downtime exceeded the maximum age. A rejected run
+        continues in any case, to end as rejected.
         """
         if approval_steps.is_rejected(draft):
             return None
@@ -157,7 +153,7 @@ class Workers:
         return None if plan.has_begun(draft.run) else plan.why_stale(draft)
 
     async def playbook_of(self, run: Run) -> CompiledPlaybook:
-        """The playbook in the version that the run started with. Raises NotFound, PlaybookError, StoreUnavailable."""
+        """Return the run's version of its playbook. Raises NotFound, PlaybookError, StoreUnavailable."""
         loaded = self._services.catalog.get(run.playbook)
         if loaded is not None and loaded.version == run.version:
             return loaded
@@ -167,7 +163,7 @@ class Workers:
         return self._services.catalog.compile(text, f"{run.playbook}@{run.version[:12]}")
 
     async def playbook_for_reading(self, run: Run) -> CompiledPlaybook | None:
-        """As `playbook_of`, for who asks often; None where it cannot be read. Raises StoreUnavailable."""
+        """Return the cached `playbook_of`; None if unreadable. Raises StoreUnavailable."""
         key = (run.playbook, run.version)
         if key not in self._read_before:
             try:
@@ -182,12 +178,12 @@ class Workers:
         return self._read_before[key]
 
     def driven(self, run_id: str) -> RunSnapshot | None:
-        """Return the run as its driver has it, with the driver's knowledge of it. None if no driver has it."""
+        """Return the driver's view of a run; None without a driver."""
         driver = self._drivers.get(run_id)
         return driver.snapshot if driver is not None else None
 
     async def _revive(self, run_id: str) -> None:
-        """Drive a closed run again, because an undo of it may be due."""
+        """Drive a closed run again, because an undo may be due."""
         snapshot = await self._services.recorder.snapshot(run_id)
         if snapshot is None or not snapshot.run.steps:
             self._tell_of_driver(run_id, None)
@@ -195,14 +191,14 @@ class Workers:
         outside = OutsideState(snapshot.alerts, snapshot.orders)
         driver = self._drivers[run_id] = Driver(snapshot.run, None, outside, self._services, None)
         if run_id in self._touched_early:
-            # It was touched while the snapshot was read, which may be older than what it was touched for.
+            # It was touched during the read, so the snapshot may be outdated.
             self._touched_early.discard(run_id)
             driver.touch()
         self._tell_of_driver(run_id, driver)
         await self._drive(driver)
 
     async def _next_driver(self, run_id: str) -> Driver | None:
-        """The driver that a closed run gets because it was touched; None where it gets none."""
+        """Return the driver that a touched closed run gets, or None."""
         if run_id not in self._tasks:
             return None
         begun = self._awaited.setdefault(run_id, asyncio.get_running_loop().create_future())
@@ -223,14 +219,14 @@ class Workers:
         task.add_done_callback(lambda _: self._ended(run_id))
 
     def _ended(self, run_id: str) -> None:
-        """Begin another driver where the run was touched after the last one had read, and before its task ended."""
+        """Start another driver if the run was touched after the last read."""
         del self._tasks[run_id]
         if run_id in self._touched_early and not self._stopped:
             self._touched_early.discard(run_id)
             self._spawn(run_id, self._revive(run_id))
 
     async def _drive(self, driver: Driver) -> None:
-        """Drive the run to its end. After a bug, which is logged and counted, it is tried again from the store."""
+        """Drive the run to its end. After a bug, which is logged and counted, retry from the store."""
         backoff, failed = Backoff(first=1.0, longest=60.0), False
         try:
             while True:
@@ -242,7 +238,7 @@ class Workers:
                     if driver.is_touched:
                         continue
                     return
-                except Exception:  # the boundary of a run: a bug in one must not take down the others
+                except Exception:  # a bug in one run must not affect the others
                     wait = backoff.next()
                     self._services.metrics.loop_errors.labels("driver").inc()
                     log.exception("a run's driver failed; starting it again", run_id=driver.run.id, retry_in=wait)
@@ -253,6 +249,6 @@ class Workers:
 
 
 def _in_flight_since(run: Run) -> datetime | None:
-    """When the attempt that a killed server had in flight was begun; None where there was none."""
+    """Return when the interrupted attempt began, or None."""
     last = [attempts[-1] for step in run.steps for attempts in (step.attempts, step.undo_attempts) if attempts]
     return min((attempt.started_at for attempt in last if attempt.status == "running"), default=None)
