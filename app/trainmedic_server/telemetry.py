@@ -56,13 +56,13 @@ class JobMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = ["job_name"]
         gone = GaugeMetricFamily(
-            "trainmedic_job_gone", "1 for a job that is gone and did not say that it ended.", labels=labels
+            "trainmedic_job_gone", "1 for a job that is gone without reporting its end.", labels=labels
         )
         failures = CounterMetricFamily(
-            "trainmedic_job_failures", "Failures that a job or its launcher has told of.", labels=labels
+            "trainmedic_job_failures", "Failures reported by a job or its launcher.", labels=labels
         )
         restarts = CounterMetricFamily(
-            "trainmedic_job_restarts", "Attempts that a launcher has begun after the first.", labels=labels
+            "trainmedic_job_restarts", "Attempts that a launcher started after the first.", labels=labels
         )
         for life in self._lives:
             gone.add_metric([life.name], float(life.state is LifeState.GONE))
@@ -114,46 +114,38 @@ class Metrics:
         self.effects = counter(
             "trainmedic_effects", "Runs whose effect was measured, by playbook and verdict.", ["playbook", "verdict"]
         )
-        self.undos = counter("trainmedic_undos", "Undo duties, by outcome.", ["status"])
+        self.undos = counter("trainmedic_undos", "Undos, by outcome.", ["status"])
 
     def _add_slack(self) -> None:
         self.slack_left_out = Counter(
-            "trainmedic_slack_left_out", "Questions and edits that Slack refuses.", registry=self.registry
+            "trainmedic_slack_left_out", "Questions and edits that Slack rejects.", registry=self.registry
         )
         self.slack_presses = Counter(
-            "trainmedic_slack_presses", "Presses in Slack, by outcome.", ["outcome"], registry=self.registry
+            "trainmedic_slack_presses", "Button clicks in Slack, by outcome.", ["outcome"], registry=self.registry
         )
         self.slack_connected = Gauge(
-            "trainmedic_slack_connected", "1 while the connection to Slack stands.", registry=self.registry
+            "trainmedic_slack_connected", "1 while connected to Slack.", registry=self.registry
         )
 
     def _add_counters(self) -> None:
         counter = functools.partial(Counter, registry=self.registry)
-        self.lease_renewals = counter(
-            "trainmedic_lease_renewals", "Renewals of leases asked for, by outcome.", ["outcome"]
-        )
-        self.leases_lost = counter("trainmedic_leases_lost", "Leases that ran out while they were still wanted.")
-        self.leases_set_again = counter(
-            "trainmedic_leases_set_again", "Effects whose lease had run out that were brought about again."
-        )
+        self.lease_renewals = counter("trainmedic_lease_renewals", "Requested lease renewals, by outcome.", ["outcome"])
+        self.leases_lost = counter("trainmedic_leases_lost", "Leases that expired while still needed.")
+        self.leases_set_again = counter("trainmedic_leases_set_again", "Effects reapplied after their lease expired.")
         self.store_errors = counter("trainmedic_store_errors", "Failed calls of the run store.")
         self.bus_errors = counter("trainmedic_bus_errors", "Failed calls of Redis.")
-        self.prometheus_errors = counter("trainmedic_prometheus_errors", "Failed questions to Prometheus.")
-        self.event_errors = counter(
-            "trainmedic_event_errors", "Failed tries to hand on events, by listener.", ["listener"]
-        )
+        self.prometheus_errors = counter("trainmedic_prometheus_errors", "Failed queries of Prometheus.")
+        self.event_errors = counter("trainmedic_event_errors", "Failed event deliveries, by listener.", ["listener"])
         self.events_left_out = counter(
-            "trainmedic_events_left_out", "Events that the receiver of --events-to takes for wrong."
+            "trainmedic_events_left_out", "Events that the receiver of --events-to rejects as invalid."
         )
         self.spans_left_out = counter(
-            "trainmedic_spans_left_out", "Spans that the collector of --traces-to takes for wrong."
+            "trainmedic_spans_left_out", "Spans that the collector of --traces-to rejects as invalid."
         )
-        self.loop_errors = counter(
-            "trainmedic_loop_errors", "Unexpected errors that a background loop survived.", ["loop"]
-        )
+        self.loop_errors = counter("trainmedic_loop_errors", "Unexpected errors in background loops.", ["loop"])
         self.clock_steps = counter(
             "trainmedic_clock_steps",
-            "Steps of the machine's clock by more than a minute, by what was made of them.",
+            "Steps of the machine's clock by more than a minute, by kind.",
             ["kind"],
         )
         self.refused_messages = counter(
@@ -165,12 +157,12 @@ class Metrics:
         self.findings = counter(
             "trainmedic_findings", "Findings in logs that were new, by rule and role.", ["rule", "role"]
         )
-        self.finding_updates = counter("trainmedic_finding_updates", "What nodes have said of findings.")
+        self.finding_updates = counter("trainmedic_finding_updates", "Finding updates received from nodes.")
         self.finding_updates_lost = counter(
-            "trainmedic_finding_updates_lost", "What nodes have said of findings and the server has not got."
+            "trainmedic_finding_updates_lost", "Finding updates from nodes that the server missed."
         )
         self.findings_dropped = counter(
-            "trainmedic_findings_dropped", "Findings that were not kept, because their node or job has too many open."
+            "trainmedic_findings_dropped", "Findings dropped because their node or job has too many open."
         )
         self.finding_claims_cut = counter(
             "trainmedic_finding_claims_cut",
@@ -182,9 +174,9 @@ class Metrics:
             "Messages that no route takes and a default channel gets, by kind.",
             ["kind"],
         )
-        self.message_errors = counter("trainmedic_message_errors", "Failed tries to send a message.", ["channel"])
+        self.message_errors = counter("trainmedic_message_errors", "Failed attempts to send a message.", ["channel"])
         self.finding_alert_errors = counter(
-            "trainmedic_finding_alert_errors", "Failed tries to tell the alerts of findings."
+            "trainmedic_finding_alert_errors", "Failed attempts to send finding alerts."
         )
 
     def _add_durations(self) -> None:
@@ -194,21 +186,17 @@ class Metrics:
             "trainmedic_alert_to_action_seconds", "From receipt of an alert to its run's first act."
         )
         self.finding_to_alert_seconds = histogram(
-            "trainmedic_finding_to_alert_seconds", "From a finding's arrival to its alert being taken."
+            "trainmedic_finding_to_alert_seconds", "From a finding's arrival to the acceptance of its alert."
         )
         self.webhook_seconds = histogram("trainmedic_webhook_seconds", "From a delivery's receipt to its reply.")
-        self.event_loop_lag_seconds = histogram(
-            "trainmedic_event_loop_lag_seconds", "By how much later than asked the event loop came to a task."
-        )
+        self.event_loop_lag_seconds = histogram("trainmedic_event_loop_lag_seconds", "Delay of the event loop.")
         self.batch_wait_seconds = histogram(
-            "trainmedic_batch_wait_seconds", "How long the oldest of a batch had waited, by what waits.", ["queue"]
+            "trainmedic_batch_wait_seconds", "Wait of the oldest entry of a batch, by queue.", ["queue"]
         )
-        self.batch_seconds = histogram(
-            "trainmedic_batch_seconds", "From a batch's beginning until it was handled, by what waits.", ["queue"]
-        )
+        self.batch_seconds = histogram("trainmedic_batch_seconds", "Duration of handling a batch, by queue.", ["queue"])
         self.batch_size = Histogram(
             "trainmedic_batch_size",
-            "How many were handled together, by what waits.",
+            "Entries per batch, by queue.",
             ["queue"],
             buckets=_SIZES,
             registry=self.registry,
@@ -239,32 +227,28 @@ class Metrics:
         gauge = functools.partial(Gauge, registry=self.registry)
         self.queue_depth = gauge("trainmedic_queue_depth", "Deliveries that wait for admission.")
         self.redis_used_share = gauge(
-            "trainmedic_redis_used_share", "How much of what Redis may have is in use, from 0 to 1.", ["of"]
+            "trainmedic_redis_used_share", "Share of Redis capacity in use, from 0 to 1.", ["of"]
         )
         self.open_runs = gauge("trainmedic_open_runs", "Runs that are open.")
-        self.undos_owed = gauge("trainmedic_undos_owed", "Runs that still owe an undo.")
-        self.undos_delayed = gauge(
-            "trainmedic_undos_delayed", "Runs with an undo that was tried, did not succeed and is still owed."
-        )
-        self.runs_asking = gauge("trainmedic_runs_awaiting_approval", "Runs that wait for a person's answer.")
-        self.agents_lost = gauge("trainmedic_agents_lost", "Agents that were there in the last day and are not.")
-        self.leases = gauge("trainmedic_leases", "Effects that last only while they are renewed.")
-        self.working = gauge("trainmedic_working", "1 while this server works, 0 while it stands by for another.")
+        self.undos_owed = gauge("trainmedic_undos_owed", "Runs with a pending undo.")
+        self.undos_delayed = gauge("trainmedic_undos_delayed", "Runs with a pending undo that has failed.")
+        self.runs_asking = gauge("trainmedic_runs_awaiting_approval", "Runs awaiting approval.")
+        self.agents_lost = gauge("trainmedic_agents_lost", "Agents lost within the last day.")
+        self.leases = gauge("trainmedic_leases", "Effects that end unless renewed.")
+        self.working = gauge("trainmedic_working", "1 while this server is the leader, 0 while on standby.")
         self.paused = gauge("trainmedic_paused", "1 while an operator has paused the server.")
-        self.pauses = gauge("trainmedic_pauses", "Pauses in force, those of a playbook, node, job or label included.")
+        self.pauses = gauge("trainmedic_pauses", "Active pauses, including those of a playbook, node, job or label.")
         self.breaker_open = gauge("trainmedic_breaker_open", "1 while the breaker is open.")
         self.retention_failing = gauge(
             "trainmedic_retention_failing",
-            "1 while what is old could not be archived or deleted when it was last tried.",
+            "1 if the last archiving or deletion of old data failed.",
         )
-        self.messages_waiting = gauge(
-            "trainmedic_messages_waiting", "Messages to people that were not sent yet.", ["channel"]
-        )
+        self.messages_waiting = gauge("trainmedic_messages_waiting", "Unsent messages to people.", ["channel"])
         self.clock_ahead_seconds = gauge(
             "trainmedic_clock_ahead_seconds",
-            "By how much the machine's clock is ahead of the time that is kept; 0 while it is followed.",
+            "Seconds by which the machine clock is ahead of the time in use; 0 while it is followed.",
         )
-        self.open_findings = gauge("trainmedic_open_findings", "Findings in logs that are not over.")
+        self.open_findings = gauge("trainmedic_open_findings", "Open findings in logs.")
         self.log_rules_loaded = gauge("trainmedic_log_rules_loaded", "Log rules that are loaded.")
         self.log_rule_errors = gauge("trainmedic_log_rule_errors", "Files of log rules that could not be loaded.")
         self.playbooks_loaded = gauge("trainmedic_playbooks_loaded", "Playbooks that are loaded.")

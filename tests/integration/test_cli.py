@@ -275,6 +275,6 @@ def test_a_run_can_be_explained_by_the_server(command_line: CommandLine, tmp_pat
     shown = tmp_path / "run.json"
     shown.write_text(command_line.run("history", "show", run_id, "--output", "json").out)
     explained = command_line.run("playbook", "explain", str(shown), "--server", command_line.url)
-    assert f"decision: duplicate (run {run_id} was decided on for this very alert)" in explained.out, explained.err
+    assert f"decision: duplicate (run {run_id} was decided for this same alert)" in explained.out, explained.err
     refused = command_line.run("playbook", "explain", str(shown), "--server", command_line.url, "--playbooks", ".")
     assert refused.code == 2

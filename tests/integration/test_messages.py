@@ -112,7 +112,7 @@ def test_the_sixth_job_of_a_power_emergency_is_told_though_the_server_is_killed(
     (title, text), (later, _) = sink.taken
     assert title == "[warning] save on job:llm-5 did not start: 5 runs are open, at most 5"
     assert "raise max_concurrent in the guards of the playbook" in text
-    assert later.startswith("[info] Re: save on job:llm-5: it has started after all, as run ")
+    assert later.startswith("[info] Re: save on job:llm-5: started later, as run ")
 
 
 TELLS = """

@@ -264,7 +264,7 @@ class MemoryLives:
         if job == "llm-2":
             raise errors.Conflict("The job is not gone: it is present.")
         if job not in ("llm-1", "team/llm-1"):
-            raise errors.NotFound("No job of that name is remembered.")
+            raise errors.NotFound("No job of that name is known.")
         self.ended.append((job, actor, note))
         return JobLife(job, LifeState.ENDED, START, reason=note)
 

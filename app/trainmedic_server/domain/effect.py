@@ -105,7 +105,7 @@ def _verdict(better: str | None, comparison: Comparison | None, at: float, after
         still = "still held 10 minutes after" if holds else "did not hold at the act"
         return EffectVerdict.NO_CHANGE, f"the alert's condition {still}"
     if not (math.isfinite(at) and math.isfinite(after)):
-        return EffectVerdict.NOT_MEASURED, "the metric was not a number, so the change cannot be told"
+        return EffectVerdict.NOT_MEASURED, "the metric was not a number, so the change is unknown"
     if better is None:
         return EffectVerdict.NOT_MEASURED, "neither the rule nor the playbook says which way is better"
     share = f"{LEAST_CHANGE:.0%} of the larger value"

@@ -133,8 +133,8 @@ def _kinds(name: str) -> Iterator[MessageKind]:
     elif name in list(MessageKind):
         yield MessageKind(name)
     else:
-        hint = did_you_mean(name, MessageKind) or f"; there are all, {', '.join(MessageKind)}"
-        raise ValueError(f"there is no message {name!r}{hint}")
+        hint = did_you_mean(name, MessageKind) or f"; use all, {', '.join(MessageKind)}"
+        raise ValueError(f"unknown message kind {name!r}{hint}")
 
 
 def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule:
@@ -143,7 +143,7 @@ def _changed(rule: MessageRule, level: str, channels: str | None) -> MessageRule
     if level in ("on", "off"):
         return replace(rule, is_on=level == "on")
     if level not in list(Severity):
-        raise ValueError(f"{level!r} is none of on, off, {', '.join(Severity)}")
+        raise ValueError(f"{level!r} is unknown; use on, off, {', '.join(Severity)}")
     return replace(rule, is_on=True, severity=Severity(level))
 
 

@@ -103,7 +103,7 @@ class AgentWatch:
         if changes.save or changes.forget:
             await self._store.transact(lambda tx: _keep(tx, changes, now))
         for life in changes.lost:
-            log.warning("an agent is lost", node=life.name, last_heard=life.seen_at.isoformat())
+            log.warning("agent lost", node=life.name, last_heard=life.seen_at.isoformat())
         for name in changes.forget:
             del lives[name]
         lives |= {life.name: life for life in changes.save}

@@ -63,7 +63,7 @@ class Breaker:
         known_nodes = self._topology().nodes
         reason, opened = await self._recorder.transact(lambda tx: self._count(tx, run, nodes, own, known_nodes))
         if opened is not None:
-            log.error("the breaker has opened", why=reason, run_id=run.id)
+            log.error("breaker opened", why=reason, run_id=run.id)
             self._on_opened(opened)
         return reason
 

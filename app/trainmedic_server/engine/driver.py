@@ -182,7 +182,7 @@ class Driver:
         if plan.has_begun(self.run):
             return None  # it acted before a restart and continues
         if self._outside.breaker is not None:
-            reason = f"the target was busy, and meanwhile the breaker opened: {self._outside.breaker}"
+            reason = f"the target was busy, and then the breaker opened: {self._outside.breaker}"
             return reason, Decision.BREAKER_OPEN
         stale = plan.why_stale(self._draft())
         if stale is None:
@@ -543,7 +543,7 @@ async def _outcome_of(name: str, call: Call, work: Work, now: datetime, metrics:
         return AttemptOutcome("unknown", error="the action did not end in time")
     except Exception as failure:  # an action's bug ends its attempt, not the server
         metrics.loop_errors.labels("action").inc()
-        log.exception("an action failed in a way that it does not declare", action=name)
+        log.exception("action raised an undeclared error", action=name)
         return AttemptOutcome(
             "unknown", error=f"unexpected {type(failure).__name__} in the action; see the server's log"
         )

@@ -114,7 +114,7 @@ class EffectMeasuring:
                 done.append(self._later(effect, is_away))
             except Exception as error:  # a bug with one effect must not block the others
                 self._metrics.loop_errors.labels("effects").inc()
-                log.exception("an effect could not be measured", run_id=effect.run_id)
+                log.exception("cannot measure effect", run_id=effect.run_id)
                 done.append(effect.not_measured(f"measuring it failed: {type(error).__name__}"))
         if done:
             await self._store.transact(lambda tx: tx.effects.save(done))
@@ -137,7 +137,7 @@ class EffectMeasuring:
     async def _measured(self, effect: Effect, run: Run) -> Effect:
         """Return the effect with its verdict. Raises MetricsUnavailable."""
         if run.acted_at is None:
-            return effect.not_measured("the act was called off")
+            return effect.not_measured("the act was cancelled before start")
         if effect.query is not None:
             series = await self._read(effect.query, effect.acted_at)
             return _of_series(effect, series, None) or effect.not_measured("the playbook's query has no series")

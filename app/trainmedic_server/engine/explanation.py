@@ -196,7 +196,7 @@ def _reacting(
         explanation = replace(explanation, target_from=target_resolution.node_reasons(alert.labels, context.topology))
     decision = decisions.get(definition.name)
     if decision is None:
-        explanation = replace(explanation, why="the alert has resolved; nothing begins on that")
+        explanation = replace(explanation, why="the alert has resolved, so no run starts")
     else:
         is_imagined = decision.run_id.startswith(_IMAGINED)
         run_id = None if is_imagined else decision.run_id
@@ -221,7 +221,7 @@ def _told_by(decision: Decision, run_id: str | None) -> str:
             f"run {run_id} is open on this target" if run_id else "a run for an alert before it is open on this target"
         )
     if decision is Decision.DUPLICATE:
-        return f"run {run_id} was decided on for this very alert" if run_id else "the same alert came before it"
+        return f"run {run_id} was decided for this same alert" if run_id else "the same alert came before it"
     return ""
 
 

@@ -22,7 +22,7 @@ OLDEST = timedelta(hours=1)
 """Older lines raise no alert, because the state they describe may have changed."""
 _BOOT_ERROR = timedelta(seconds=5)
 """Maximum error of the boot time, which is computed from two clocks."""
-SUSPECTED = "it is suspected: it waits for "
+SUSPECTED = "suspected: waits for "
 _LONGEST_RANKS = 1000
 _IDENTITY = IdentityLabels()
 _NAMES_OF_TARGETS = frozenset(
@@ -49,7 +49,7 @@ def silence_reason(known: KnownFinding, rule: LogRule | None, update: FindingUpd
     if rule.alert is None:
         return "its rule raises none"
     if known.role is not Role.ROOT and known.role is not rule.role:
-        return f"what it says is a {known.role}, which begins nothing"
+        return f"what it says is a {known.role}, which raises no alert"
     if is_before_boot(known, update.booted_at):
         return "its lines are from before the node was booted"
     if now - known.last_at > OLDEST:

@@ -240,9 +240,7 @@ class FindingIntake:
         self._metrics.finding_updates.inc(len(updates))
         if work.dropped:
             self._metrics.findings_dropped.inc(work.dropped)
-            log.warning(
-                "a node or job has too many findings that are not over; more are not kept", dropped=work.dropped
-            )
+            log.warning("dropping findings: a node or job has too many open", dropped=work.dropped)
         for node, number in work.cut_claims.items():
             self._metrics.finding_claims_cut.inc(number)
             log.warning("dropping claimed jobs: a node's files name too many", node=node, updates=number)
@@ -250,7 +248,7 @@ class FindingIntake:
             self._open[_Group.of(known)] += 1
             name = known.rule if known.rule in rules else "unknown"
             self._metrics.findings.labels(name, known.role.value).inc()
-            log.info("a finding", rule=name, role=known.role.value, target=known.target.key, id=known.id)
+            log.info("new finding", rule=name, role=known.role.value, target=known.target.key, id=known.id)
         if any(work.known[finding_id].tell_at is not None for finding_id in work.changed):
             self._on_alerts()
 

@@ -62,7 +62,7 @@ class KeptTargets:
         try:
             first = plan.advance(RunDraft(started.run, OutsideState((started.alert,)), context, now))
         except Exception:  # a bug must stay limited to this run; its driver meets it again
-            log.exception("a run could not be planned as it was admitted", run_id=started.run.id)
+            log.exception("cannot plan run at admission", run_id=started.run.id)
             return None
         return first if first.run.is_open else None
 

@@ -22,9 +22,9 @@ from trainmedic_server.ports.outside import Clock, ClockWatch
 from trainmedic_server.ports.store import Transaction
 
 _SENTENCES = {
-    "stepped": "the machine's clock was set; the time from before is kept for a while",
-    "believed": "the machine's clock was set, and is followed from now on",
-    "returned": "the machine's clock is back at the time that was kept",
+    "stepped": "machine clock was set; keeping the previous time for now",
+    "believed": "machine clock was set; following it now",
+    "returned": "machine clock returned to the previous time",
 }
 
 log = telemetry.logger(__name__)
@@ -84,7 +84,7 @@ class Heartbeat:
         set_back_by = self._timeline.take_set_back()
         if set_back_by and not any(step.kind == "believed" for step in steps):
             seconds = -round(set_back_by.total_seconds())
-            log.warning("the machine's clock is behind what it was at the last heartbeat", seconds=seconds)
+            log.warning("machine clock is behind the last heartbeat", seconds=seconds)
             self._metrics.clock_steps.labels("believed").inc()
             self._events.append(recorded(ClockStepped("believed", seconds), now))
         self._set_back_by += set_back_by

@@ -109,7 +109,7 @@ class DeliveryIntake:
             if miss.decision == NoReaction.NO_PROOF:
                 self._tell_unproven(alert, miss)
             if miss.decision == NoReaction.MATCH_FAILED:
-                log.warning("a playbook's condition failed", playbook=miss.playbook, alert=alert.name, why=miss.reason)
+                log.warning("playbook condition failed", playbook=miss.playbook, alert=alert.name, why=miss.reason)
                 content = MatchFailed(miss.playbook, alert.name, miss.reason)
                 failures.append(recorded(content, self._services.clock.now()))
         return matched
@@ -119,7 +119,7 @@ class DeliveryIntake:
         key, now = (miss.playbook, alert.name), asyncio.get_running_loop().time()
         if now - self._unproven_logged.get(key, -_UNPROVEN_EVERY) >= _UNPROVEN_EVERY:
             self._unproven_logged[key] = now
-            log.warning("an alert proves too little", playbook=miss.playbook, alert=alert.name, why=miss.reason)
+            log.warning("alert lacks required proof", playbook=miss.playbook, alert=alert.name, why=miss.reason)
 
     async def _admit(self, deliveries: Sequence[Delivery]) -> Sequence[Admission]:
         async with self._matching:  # keep transactions in order of arrival

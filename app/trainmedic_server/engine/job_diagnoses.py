@@ -340,7 +340,7 @@ class JobDiagnoses:
         )
         await self._store.transact(lambda tx: tx.verdicts.save([made]))
         self._verdicts.take(job, made.began_at, JobVerdict.of(plain))
-        log.info("a job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
+        log.info("job failed", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
         if made.node and made.node != stored.node:
             await self._suspect(made.node, now)
         return made

@@ -96,7 +96,7 @@ class JobWatch:
             lives = dict(await self._known_lives())
             life = lives.get(job)
             if life is None:
-                raise NotFound("No job of that name is remembered.")
+                raise NotFound("No job of that name is known.")
             change = job_life.ended_on_purpose(life, note, self._clock.now())
             if change is None:
                 raise Conflict(f"The job is not gone: it is {life.state}.")
@@ -218,7 +218,7 @@ class JobWatch:
 
         await self._store.transact(work)
         for event in events:
-            log.info("a job's life has changed", change=event.kind, **event.data)
+            log.info("job state changed", change=event.kind, **event.data)
 
 
 def _ranks_of(job: Presence) -> _Ranks:

@@ -30,7 +30,7 @@ class KeptJobs:
         def work(tx: Transaction) -> None:
             before = {(each.job, each.attempt) for each in tx.findings.kept_jobs()}
             if len(before) >= MOST and (job, attempt) not in before:
-                raise errors.Conflict(f"{MOST} jobs are kept already; release one first")
+                raise errors.Conflict(f"{MOST} jobs are locked already; release one first")
             tx.findings.keep_job(kept)
             tx.append([recorded(JobKept(job, attempt, note), kept.at, actor=actor)])
 
@@ -42,7 +42,7 @@ class KeptJobs:
 
         def work(tx: Transaction) -> None:
             if not tx.findings.release_job(job, attempt):
-                raise errors.NotFound("Nothing of that job is kept under that name and attempt.")
+                raise errors.NotFound("No data of that job and attempt is locked.")
             tx.append([recorded(JobReleased(job, attempt), self._clock.now(), actor=actor)])
 
         await self._store.transact(work)

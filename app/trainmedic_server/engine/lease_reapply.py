@@ -34,7 +34,7 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
     if not run.mode == mode == Mode.ENFORCE:
         return "the mode is not enforce"
     if any(step.kind == "approve" for step in run.steps):
-        return "a person approved it once, and not for a second time"
+        return "a person approved it only once"
     nodes = tx.touched_nodes(run.id) if controls.pauses else ()
     pause = pausing.holding(controls, run.playbook, run.target, run.every_label, now, Topology(), nodes)
     if pause is not None:
@@ -42,7 +42,7 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
     if controls.breaker_open:
         return controls.breaker_reason or "the breaker is open"
     if fires is None:
-        return "nobody has said yet that its alert still fires"
+        return "it is not known yet whether its alert fires"
     # `fires` is from before the wait for the targets, so read the store again.
     is_over = all(alert.is_resolved for alert in decisive(tx.alerts_of([run.id]).get(run.id, [])))
     return "none of its alerts fires" if is_over or not fires else None
@@ -60,7 +60,7 @@ def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, a
         if attempt.command_id == command_id
     ]
     if guards.cooldown and max([*started, *made]) > ago(guards.cooldown):
-        return f"cooldown: it was last brought about less than {duration.write(guards.cooldown)} ago"
+        return f"cooldown: last applied less than {duration.write(guards.cooldown)} ago"
     if guards.max_runs:
         lately = [at for at in started if at > ago(guards.max_runs.per)]
         if len(lately) >= guards.max_runs.count:

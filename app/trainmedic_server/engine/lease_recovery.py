@@ -166,7 +166,7 @@ class LeaseRecovery:
         await self._record_set_again(renewals)
         failed = [renewal for renewal in renewals if not _is_in_effect(renewal)]
         if failed:
-            log.warning("an expired effect could not be set again", run_id=run_id, why=failed[0].why)
+            log.warning("cannot reapply expired effect", run_id=run_id, why=failed[0].why)
             await self._services.store.transact(lambda tx: self._record_obstacle(tx, run_id, failed[0].why, asked=True))
 
     async def _prepare(self, run_id: str) -> _PreparedRun | None:
@@ -198,7 +198,7 @@ class LeaseRecovery:
                         return True
                 return False
             except errors.TemporaryFailure as error:
-                log.warning("the Alertmanager did not say whether an alert still fires", error=str(error))
+                log.warning("cannot ask Alertmanager whether an alert fires", error=str(error))
         if not firing:
             return False
         # Use event-loop time: the wall clock may be changed.

@@ -110,13 +110,13 @@ class LeaseRenewer:
             missed = [renewal for renewal in renewals if renewal.outcome in ("refused", "unanswered")]
             if missed:
                 places = sorted({renewal.node for renewal in missed})
-                log.warning("leases were not renewed", places=places[:_SHOWN], of=len(places), why=missed[0].why)
+                log.warning("leases not renewed", places=places[:_SHOWN], of=len(places), why=missed[0].why)
             await self._recovery.handle_renewals(action, renewals)
         except errors.StoreUnavailable as error:
-            log.warning("the outcome of renewals could not be recorded", error=str(error))
+            log.warning("cannot record renewals", error=str(error))
         except Exception:  # the boundary of one renewal
             self._services.metrics.loop_errors.labels("leases").inc()
-            log.exception("renewing leases failed")
+            log.exception("cannot renew leases")
 
 
 def _leased(actions: Actions) -> Mapping[str, LeasedAction]:

@@ -45,14 +45,14 @@ async def repeat(
                 if retries is not None:
                     retries.reset()
                 if is_failing:
-                    log.info("a background loop goes on", loop=name)
+                    log.info("background loop recovered", loop=name)
                 is_failing = False
         except Exception as error:  # one failure must not end the loop
             wait = retries.next() if retries is not None else wait
             if not isinstance(error, errors.TrainmedicError):
                 metrics.loop_errors.labels(name).inc()
-                log.exception("a background loop failed; trying again", loop=name, retry_in=wait)
+                log.exception("background loop failed; retrying", loop=name, retry_in=wait)
             elif not is_failing:
-                log.warning("a background loop is held up; trying again", loop=name, error=str(error), retry_in=wait)
+                log.warning("background loop delayed; retrying", loop=name, error=str(error), retry_in=wait)
             is_failing = True
         await rest(wait)

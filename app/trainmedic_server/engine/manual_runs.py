@@ -210,11 +210,11 @@ def _to_repeat(run: Run, alerts: list[AlertRecord]) -> tuple[Target, AlertRecord
     if run.is_open:
         raise errors.Conflict(f"run {run.id} is open; it is {run.status}")
     if run.status is Status.SUCCEEDED:
-        raise errors.Conflict(f"run {run.id} has succeeded; start the playbook anew, with 'runs start'")
+        raise errors.Conflict(f"run {run.id} has succeeded; start the playbook again with 'runs start'")
     if run.target is None:
         raise errors.Conflict(f"run {run.id} has no target: {run.message}")
     firing = [record for record in alerts if not record.is_resolved]
     if not firing:
-        raise errors.Conflict(f"the alert of run {run.id} has resolved; start the playbook anew, with 'runs start'")
+        raise errors.Conflict(f"the alert of run {run.id} has resolved; start the playbook again with 'runs start'")
     own = [record for record in firing if record.identity == run.alert]
     return run.target, (own or firing)[0]

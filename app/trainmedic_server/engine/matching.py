@@ -69,7 +69,7 @@ class MatchedAlert(Struct, frozen=True):
         """Return the reactions if the alert's first report is its end."""
         if self.refused:
             return (_not_accepted(self.refused),)
-        why = "it was first heard of as resolved; nothing begins on that"
+        why = "its first report was its end, so no run starts"
         names = (candidate.playbook.definition.name for candidate in self.candidates)
         return (*(Reaction(name, NoReaction.RESOLVED, why) for name in names), *self.misses)
 

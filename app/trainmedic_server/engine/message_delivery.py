@@ -39,7 +39,7 @@ KEPT = timedelta(days=7)
 """How long sent messages are remembered."""
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
-_TOO_LATE = "they could not be told for a day"
+_TOO_LATE = "not sent for a day"
 _BROKEN_FOR = timedelta(seconds=30)
 """How long a playbook file must be invalid before people are notified. Saving twice takes less."""
 
@@ -239,7 +239,7 @@ class MessageDelivery:
                 # Do not retry: some services have it, or the failure is permanent.
                 outcome = "failed"
                 self._metrics.message_errors.labels(channel).inc()
-                log.error("a message could not be sent", channel=channel, kind=kind, error=str(error))
+                log.error("cannot send message", channel=channel, kind=kind, error=str(error))
         at = self._clock.now()
         self._last_sent[channel, kind, messages[0].topic] = at
 
@@ -262,7 +262,7 @@ class MessageDelivery:
 
     def _count_given_up(self, channel: str, count: int, why: str) -> None:
         self._metrics.messages.labels("any", "given_up").inc(count)
-        log.error("messages were given up", channel=channel, messages=count, why=why)
+        log.error("dropped messages", channel=channel, messages=count, why=why)
 
     async def _notify(self, channel: str, messages: Sequence[Message]) -> None:
         title, text, severity = message_texts.together(messages, self._clock.now())
@@ -324,5 +324,5 @@ def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tu
         surplus = tx.messages.count_waiting(channel) - MOST_WAITING
         if surplus > 0:
             tx.messages.drop(tx.messages.oldest_waiting(channel, surplus))
-            given_up[channel, "too many wait"] = surplus
+            given_up[channel, "too many waiting"] = surplus
     return given_up

@@ -102,9 +102,9 @@ def _of_run(event: Event, run: Run, kinds_told: set[MessageKind]) -> Draft | Non
         case kinds.UndoDelayed():
             return _delayed(content, run, kinds_told)
         case kinds.UndoDone():
-            return _undone("what it did is taken back", run, kinds_told)
+            return _undone("its changes are reverted", run, kinds_told)
         case kinds.UndoClosed():
-            return _undone(f"{event.actor} has ended the duty to take it back", run, kinds_told)
+            return _undone(f"{event.actor} dropped the pending undo", run, kinds_told)
         case _:
             return None
 
@@ -180,7 +180,7 @@ def _lateness(message: Message, now: datetime) -> str:
 def of_broken_playbooks(problems: Sequence[str]) -> Draft:
     """Return the message on invalid playbook files. Problems have the form ``file:line:column: message``."""
     files = sorted({problem.partition(":")[0] for problem in problems})
-    text = "\n".join([*problems[:_MOST_LINES], "What was loaded before goes on."])
+    text = "\n".join([*problems[:_MOST_LINES], "The previous versions stay active."])
     title = f"{count(len(files), 'playbook file')} cannot be loaded: {', '.join(files[:3])}"
     return Draft(MessageKind.PLAYBOOK_BROKEN, PLAYBOOKS, title, cut(text, _MOST_CHARACTERS), hold=timedelta(0))
 
@@ -243,7 +243,7 @@ def _story(run: Run) -> str:
     ]
     owed = [step.undo.action for step in run.steps if step.undo and step.undo.status.is_owed]
     if owed:
-        lines.append(f"Still to be taken back, by {', '.join(owed)}.")
+        lines.append(f"Still to revert, by {', '.join(owed)}.")
     return "\n".join(lines)
 
 
@@ -344,7 +344,7 @@ def _started_later(content: kinds.StartedLater, run: Run, kinds_told: set[Messag
     """Return the message that a run started after its refusal was reported."""
     if MessageKind.NOT_STARTED not in kinds_told:
         return None
-    return _follow_up(run, f"it has started after all, as run {links.short_id(content.run_id)}")
+    return _follow_up(run, f"started later, as run {links.short_id(content.run_id)}")
 
 
 def _digest(*parts: str) -> str:
@@ -354,10 +354,10 @@ def _digest(*parts: str) -> str:
 def _delayed(content: kinds.UndoDelayed, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
     if MessageKind.UNDO_OVERDUE in kinds_told:
         return None
-    title = f"{runs.title_of(run)}: what it did cannot be taken back"
+    title = f"{runs.title_of(run)}: its changes cannot be reverted"
     text = (
         f"{content.action} of step {content.step}: {content.error}\n"
-        "It is tried again until it succeeds, or a person ends the duty: "
+        "It is retried until it succeeds or a person drops the undo: "
         f"trainmedic runs close-undo {run.id} --note TEXT"
     )
     return Draft(MessageKind.UNDO_OVERDUE, run.playbook, title, text, run.id, OVERDUE, f"{run.id}/overdue")
@@ -381,14 +381,14 @@ def _follow_up(run: Run, what: str) -> Draft:
 
 def _opened(content: kinds.BreakerOpened) -> Draft:
     text = (
-        f"{content.why}\nNo run starts, and none does anything new, until a person closes it; what was "
-        "done is given back as ever. Look at what the nodes have in common, then: trainmedic resume --breaker"
+        f"{content.why}\nNo run starts or makes further changes until a person closes it; undos "
+        "continue. Check what the nodes have in common, then run: trainmedic resume --breaker"
     )
-    return Draft(MessageKind.BREAKER, SERVER, "The breaker has opened", text)
+    return Draft(MessageKind.BREAKER, SERVER, "The breaker opened", text)
 
 
 def _breaker_closed(actor: str) -> Draft:
-    text = "Its count begins again: only nodes that runs act on from now on count."
+    text = "Its count restarts: only later acts count."
     return Draft(MessageKind.BREAKER, SERVER, f"The breaker was closed by {actor}", text)
 
 
@@ -399,15 +399,15 @@ def _paused(event: Event, pause: kinds.OfPause) -> Draft:
         case kinds.Resumed():
             happened = f"Resumed by {event.actor}"
         case kinds.PauseBegan():
-            happened = "A pause has begun"
+            happened = "A pause began"
         case _:
-            happened = "A pause is over"
+            happened = "A pause ended"
     return Draft(MessageKind.PAUSE, SERVER, f"{happened}{_circumstances(event, pause)}")
 
 
 def _observing(event: Event, change: kinds.ModeChanged) -> Draft:
-    happened = "lets it act as written again" if change.mode == kinds.AS_WRITTEN else "keeps it to observing"
-    return Draft(MessageKind.PAUSE, SERVER, f"{event.actor} {happened}{_circumstances(event, change)}")
+    happened = "Acts as written again" if change.mode == kinds.AS_WRITTEN else "Restricted to observing"
+    return Draft(MessageKind.PAUSE, SERVER, f"{happened} by {event.actor}{_circumstances(event, change)}")
 
 
 def _circumstances(event: Event, pause: kinds.OfPause) -> str:
@@ -425,7 +425,7 @@ def _circumstances(event: Event, pause: kinds.OfPause) -> str:
 def _started(content: kinds.ServerStarted) -> Draft | None:
     """Return a message only if there are several servers."""
     name = content.took_over_as
-    return Draft(MessageKind.TAKEOVER, SERVER, f"{name} is the server that works now") if name else None
+    return Draft(MessageKind.TAKEOVER, SERVER, f"{name} is the leader now") if name else None
 
 
 # --- several as one -----------------------------------------------------------------------------------
@@ -433,13 +433,13 @@ def _started(content: kinds.ServerStarted) -> Draft | None:
 
 def _heading(kind: MessageKind, topic: str, count: int) -> str:
     of_several = {
-        MessageKind.APPROVAL: f"{topic}: {count} runs ask to be approved",
+        MessageKind.APPROVAL: f"{topic}: {count} runs await approval",
         MessageKind.RUN_FAILED: f"{topic}: {count} runs failed",
         MessageKind.NOT_STARTED: f"{topic}: {count} runs did not start",
-        MessageKind.TARGET_UNKNOWN: f"{topic}: {count} alerts name nothing that is known",
-        MessageKind.UNDO_OVERDUE: f"{topic}: what {count} runs did cannot be taken back",
+        MessageKind.TARGET_UNKNOWN: f"{topic}: {count} alerts name no known target",
+        MessageKind.UNDO_OVERDUE: f"{topic}: what {count} runs did cannot be reverted",
         MessageKind.REPAIRED: f"{topic}: {count} runs succeeded",
-        MessageKind.GIVEN_BACK: f"{topic}: what {count} runs did is taken back",
+        MessageKind.GIVEN_BACK: f"{topic}: what {count} runs did is reverted",
     }
     return of_several.get(kind, f"{topic}: {count} messages")
 

@@ -43,9 +43,9 @@ def accept(
                 raise errors.Conflict(f"run {run.id} has applied nothing that can be undone")
         case OrderKind.CLOSE_UNDO:
             if run.is_open:
-                raise errors.Conflict(f"run {run.id} is open; cancel it first, then close what it still owes")
+                raise errors.Conflict(f"run {run.id} is open; cancel it first, then close its pending undo")
             if not undoing.can_be_closed(run):
-                raise errors.Conflict(f"run {run.id} owes no undo that could be closed")
+                raise errors.Conflict(f"run {run.id} has no pending undo to close")
     accepted = [order, undo] if undo is not None and undoing.can_be_undone(run) else [order]
     for new_order in accepted:
         tx.add_order(new_order)
@@ -61,7 +61,7 @@ def _answered_step(
         raise errors.Conflict(f"run {run.id} does not wait for approval; it is {run.status}")
     terms = Terms.of(asked)
     if question not in (None, AskedQuestion(asked.id, terms.asked)):
-        raise errors.Conflict(f"run {run.id} asks something else by now; look at what it asks")
+        raise errors.Conflict(f"run {run.id} now asks a different question; read it first")
     answers = approval.answers(asked, tx.orders_of([run.id]).get(run.id, ()))
     approvers = {earlier.actor for earlier in answers if earlier.kind is OrderKind.APPROVE}
     if len(approvers) >= terms.count or len(approvers) < len(answers):

@@ -60,14 +60,14 @@ def cancel_or_not_start(draft: RunDraft, reason: str, decision: Decision) -> Run
 
     The next plan starts pending undos.
     """
-    _mark_interrupted_unknown(draft, f"nobody asked again, because {reason}")
+    _mark_interrupted_unknown(draft, f"not asked again, because {reason}")
     _cancel_or_not_start(draft, reason, decision)
     return draft.plan(Idle())
 
 
 def fail_unreadable(draft: RunDraft, reason: str) -> RunPlan:
     """Close a run whose playbook is unreadable. The next plan starts pending undos."""
-    _mark_interrupted_unknown(draft, f"the run could not go on: {reason}")
+    _mark_interrupted_unknown(draft, f"the run cannot continue: {reason}")
     _close(draft, Status.FAILED, reason)
     return draft.plan(Idle())
 
@@ -165,10 +165,10 @@ def _continue_attempt(draft: RunDraft, interrupted: StepState) -> PerformAttempt
         if order is None and not draft.outside.resolved:
             return draft.suspend_until_resumed()
         over = f"{order.actor} ended the run" if order is not None else "the alert resolved"
-        _mark_interrupted_unknown(draft, f"nobody asked again, because the server was paused and {over}")
+        _mark_interrupted_unknown(draft, f"not asked again, because the server was paused and {over}")
         return None
     if draft.run.waiting_on == "resume" and draft.now - attempt.started_at > draft.context.max_age:
-        _mark_interrupted_unknown(draft, "nobody asked again, because the server was paused for too long")
+        _mark_interrupted_unknown(draft, "not asked again, because the server was paused for too long")
         return None
     if attempt.deadline <= draft.now or attempt.started_at > draft.now:
         # It timed out while no server was up, or began before the clock was set back.

@@ -119,5 +119,5 @@ class Recorder:
                 return await self._store.transact(work)
             except errors.StoreUnavailable as error:
                 wait = backoff.next()
-                log.error("the run store is unavailable; trying again", error=str(error), retry_in=wait)
+                log.error("run store unavailable; retrying", error=str(error), retry_in=wait)
                 await asyncio.sleep(wait)

@@ -68,7 +68,7 @@ class SilentAlerts:
                 await self._services.store.transact(lambda tx: self._record_still_firing(tx, record))
                 return None
             except errors.TemporaryFailure as error:
-                log.warning("the Alertmanager did not say whether an alert still fires", error=str(error))
+                log.warning("cannot ask Alertmanager whether an alert fires", error=str(error))
         silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         return "assumed" if record.last_heard_at <= silent_since else None
 

@@ -105,7 +105,7 @@ class SlowJobs:
         await self._store.transact(lambda tx: tx.verdicts.save([made]))
         if not is_hint:
             self._verdicts.take(job, now, JobVerdict.of(plain), is_slow=True)
-        log.info("a job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
+        log.info("job is slow", job=job, cause=made.cause, confidence=made.confidence, verdict=verdict.summary)
 
     async def _by_log(self, job: str, now: datetime, *, has_dropped: bool) -> Verdict | None:
         """Return a verdict from recent findings. None without evidence, unless an alert reports a throughput drop."""

@@ -48,7 +48,7 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
         return None
     if held_by_pause(draft, state) and not is_unwanted:
         if draft.outside.resolved and any(map(_may_be_applied, state.attempts)):
-            paused = "nobody asked again, because the server was paused and the alert resolved"
+            paused = "not asked again, because the server was paused and the alert resolved"
             mark_outcome_unknown(draft, state, f"it may have been applied; {paused}")
             return None
         return draft.suspend_until_resumed()
@@ -127,7 +127,7 @@ def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome
         return
     if outcome.barred_by is not None and not has_acted_before(draft.run, state, draft.context.actions):
         draft.run = replace(draft.run, acted_at=None)
-        draft.refuse(outcome.barred_by, f"before the run could act the breaker opened: {outcome.error}")
+        draft.refuse(outcome.barred_by, f"the breaker opened before the run could act: {outcome.error}")
     may_follow = outcome.status not in ("rejected", "skipped") and outcome.may_be_repeated and outcome.barred_by is None
     # A stopped attempt is repeated if the alert fires again.
     most = definition.retry.attempts if outcome.status != "stopped" else max(definition.retry.attempts, MOST_STOPS)
@@ -211,7 +211,7 @@ def _act(draft: RunDraft, state: StepState, definition: ActionStep) -> PerformAt
         _fail(draft, state, f"there is no action {definition.action!r} in this server")
         return None
     if action.harmful and draft.run.acted_at is None and draft.outside.breaker and _was_held_up(draft.run):
-        draft.refuse(Decision.BREAKER_OPEN, f"before the run could act the breaker opened: {draft.outside.breaker}")
+        draft.refuse(Decision.BREAKER_OPEN, f"the breaker opened before the run could act: {draft.outside.breaker}")
         return None
     params = state.params
     if not state.attempts:

@@ -95,7 +95,7 @@ class TopologyWatch:
             await self.refresh()
         except BusUnavailable:
             if self._as_of is not None and self._clock.now() - self._as_of > FORGET_AFTER:
-                log.warning("the nodes of jobs are unknown while Redis is unreachable")
+                log.warning("job locations unknown: Redis is unreachable")
                 self._forget()
             raise
 

@@ -69,13 +69,13 @@ def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
 def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
     """Return what blocks a run's next step."""
     if run.waiting_on == "target":
-        by = f", which run {held_by.run_id} has" if held_by else ""
+        by = f", held by run {held_by.run_id}" if held_by else ""
         holder_id = held_by.run_id if held_by else None
         waits_for = {"waits_for": f"{run.target_key}{by}", "holder": holder_id, "held_by": held_by}
         # A run takes its target first, so one that has not acted has waited since admission.
         return {**waits_for, "waiting_since": run.created_at if run.acted_at is None else None}
     if run.waiting_on == "resume":
-        return {"waits_for": "somebody to resume the server"}
+        return {"waits_for": "an operator to resume the server"}
     return {}
 
 
@@ -89,7 +89,7 @@ def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord]) 
         waits_for = f"approval: {state.message.removesuffix('.')}" if state.message else "approval"
         if terms.lapsed:
             return {"waits_for": f"{waits_for} (asked again then)", "not_before": state.retry_at}
-        otherwise = "it is handed on" if terms.on_timeout == "escalate" else _ends_with(terms.on_timeout)
+        otherwise = "it is escalated" if terms.on_timeout == "escalate" else _ends_with(terms.on_timeout)
         return {"waits_for": waits_for, "deadline": state.deadline, "at_deadline": otherwise}
     if state.retry_at is not None:
         number = len(state.attempts) + 1
@@ -100,7 +100,7 @@ def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord]) 
 
 def _ends_with(on_timeout: str) -> str:
     words = {"fail": "the run fails", "reject": "the run is rejected", "approve": "it counts as approved"}
-    return words.get(on_timeout, "the run goes on")
+    return words.get(on_timeout, "the run continues")
 
 
 def _resolution_of(alerts: Sequence[AlertRecord]) -> str:

@@ -107,7 +107,7 @@ class Workers:
         try:
             await driver.take_back_unbegun()
         except Exception:  # no caller is left, and the others must not fail too
-            log.exception("an attempt that was not begun stays on record as running", run_id=driver.run.id)
+            log.exception("cannot take back unstarted attempt", run_id=driver.run.id)
 
     async def _recover_run(self, snapshot: RunSnapshot, down_for: timedelta) -> None:
         run, playbook = snapshot.run, None
@@ -119,7 +119,7 @@ class Workers:
             raise
         except errors.TrainmedicError as error:
             if run.is_open:
-                log.error("a run cannot go on", run_id=run.id, why=str(error))
+                log.error("cannot continue run", run_id=run.id, why=str(error))
                 run = await self._close(run, plan.fail_unreadable(self._draft(run, outside, None), str(error)))
         draft = self._draft(run, outside, playbook)
         reason = self._stale(draft, down_for) if run.is_open else None
@@ -241,7 +241,7 @@ class Workers:
                 except Exception:  # a bug in one run must not affect the others
                     wait = backoff.next()
                     self._services.metrics.loop_errors.labels("driver").inc()
-                    log.exception("a run's driver failed; starting it again", run_id=driver.run.id, retry_in=wait)
+                    log.exception("run driver failed; restarting it", run_id=driver.run.id, retry_in=wait)
                 failed = True
                 await asyncio.sleep(wait)
         finally:

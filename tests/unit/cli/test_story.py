@@ -47,8 +47,8 @@ def test_the_run_that_is_waited_for_is_named_as_in_the_table() -> None:
     upcoming = dict.fromkeys(
         ("now", "not_before", "deadline", "step", "outcome", "params", "action", "question", "note")
     )
-    upcoming |= {"waits_for": f"job:llm-7, which run {run} has", "holder": run}
-    assert "waits for job:llm-7, which run f06b8a6f has" in story.next_line(upcoming, "2026-01-31T03:00:00Z")
+    upcoming |= {"waits_for": f"job:llm-7, held by run {run}", "holder": run}
+    assert "waits for job:llm-7, held by run f06b8a6f" in story.next_line(upcoming, "2026-01-31T03:00:00Z")
 
 
 def test_a_run_that_waits_says_what_it_waits_for_how_long_and_since_when() -> None:
@@ -58,11 +58,11 @@ def test_a_run_that_waits_says_what_it_waits_for_how_long_and_since_when() -> No
         ("now", "not_before", "deadline", "step", "outcome", "params", "action", "question", "note")
     )
     held_by = {"run_id": run, "playbook": "cap", "doing": "waits for Hot to resolve", "until": "2026-01-31T03:12:00Z"}
-    upcoming |= {"waits_for": f"node:n1, which run {run} has", "holder": run, "held_by": held_by}
+    upcoming |= {"waits_for": f"node:n1, held by run {run}", "holder": run, "held_by": held_by}
     upcoming["waiting_since"] = "2026-01-31T02:57:00Z"
     line = story.next_line(upcoming, "2026-01-31T03:00:00Z")
     assert line.startswith(
-        "waits for node:n1, which run f06b8a6f has; that run of cap waits for Hot to resolve, "
+        "waits for node:n1, held by run f06b8a6f; that run of cap waits for Hot to resolve, "
         "until 03:12Z (in 12 min) at the latest; waiting since 02:57Z (3 min ago)"
     )
 

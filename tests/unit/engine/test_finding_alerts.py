@@ -37,7 +37,7 @@ async def test_a_cascade_alerts_nobody(world: FindingWorld) -> None:
 @pytest.mark.parametrize(
     ("finding", "members", "why"),
     [
-        ({"rule": "gpu-xid", "role": Role.TEARDOWN}, {}, "what it says is a teardown, which begins nothing"),
+        ({"rule": "gpu-xid", "role": Role.TEARDOWN}, {}, "what it says is a teardown, which raises no alert"),
         ({"rule": "gone"}, {}, "no rule of its name is loaded"),
         ({"rule": "gpu-xid", "ago": 3700}, {}, "its lines are more than an hour old"),
         ({"rule": "gpu-xid", "ago": 60}, {"booted": 30}, "its lines are from before the node was booted"),
@@ -80,7 +80,7 @@ async def test_a_suspected_finding_waits_for_its_confirmation(world: FindingWorl
         if first is suspect:
             known = await fresh.only()
             assert known.is_suspected
-            assert known.no_alert_because == "it is suspected: it waits for gpu-xid or NodeDown"
+            assert known.no_alert_because == "suspected: waits for gpu-xid or NodeDown"
             assert fresh.taker.told == []
         await fresh.tell(second)
         assert sorted(fresh.alerts()) == [("GPUXidLogged", "firing"), ("LoaderSlow", "firing")]

@@ -290,7 +290,7 @@ async def test_a_server_that_comes_back_waits_for_the_resolved_that_it_may_have_
     await w.restart(after=400)
     await w.pass_time(RESENT_AFTER - 60)
     assert held.again == []
-    assert await held_because(w) == ["nobody has said yet that its alert still fires"]
+    assert await held_because(w) == ["it is not known yet whether its alert fires"]
     await w.pass_time(60 + THIRD)
     assert len(held.again) == 1
     held.lapse()
@@ -331,7 +331,7 @@ async def test_the_playbooks_cooldown_bounds_how_soon(world: MakeWorld) -> None:
     held.lapse()
     await w.pass_time(1000)
     assert held.again == []
-    assert await held_because(w) == ["cooldown: it was last brought about less than 20m ago"]
+    assert await held_because(w) == ["cooldown: last applied less than 20m ago"]
     await w.pass_time(200 + THIRD)
     assert len(held.again) == 1
     held.lapse()

@@ -57,8 +57,8 @@ async def test_an_outage_is_logged_when_it_begins_and_when_it_is_over() -> None:
     with capture_logs() as logs:
         metrics = await rounds.run()
     held_up, goes_on = logs
-    assert (held_up["event"], held_up["error"]) == ("a background loop is held up; trying again", "away")
-    assert (goes_on["event"], goes_on["loop"]) == ("a background loop goes on", "rounds")
+    assert (held_up["event"], held_up["error"]) == ("background loop delayed; retrying", "away")
+    assert (goes_on["event"], goes_on["loop"]) == ("background loop recovered", "rounds")
     assert metrics.registry.get_sample_value("trainmedic_loop_errors_total", {"loop": "rounds"}) is None
 
 

@@ -109,7 +109,7 @@ async def test_a_pause_says_who_and_since_when() -> None:
     [run] = standing.running
     assert run.waiting_on == "resume"
     assert run.next is not None
-    assert run.next.waits_for == "somebody to resume the server"
+    assert run.next.waits_for == "an operator to resume the server"
     await world.engine.stop()
 
 

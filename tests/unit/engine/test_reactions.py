@@ -147,10 +147,10 @@ async def test_what_is_refused_for_want_of_proof_is_logged_with_what_to_do(world
         for _ in range(3):
             await w.post(alert)
         await w.resolve(alert)
-    (told,) = [entry for entry in logs if entry["event"] == "an alert proves too little"]
+    (told,) = [entry for entry in logs if entry["event"] == "alert lacks required proof"]
     assert (told["playbook"], told["alert"]) == ("proven", "Hot")
     assert "deploy the rules of this release" in told["why"]
     await w.pass_time(3600)
     with capture_logs() as logs:
         await w.post(w.alert(gpu="1", node="n1"))
-    assert "an alert proves too little" in [entry["event"] for entry in logs]
+    assert "alert lacks required proof" in [entry["event"] for entry in logs]

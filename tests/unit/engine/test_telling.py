@@ -212,7 +212,7 @@ async def test_a_failure_is_told_as_it_is_on_record(begin: Any) -> None:
     await t.world.pass_time(15)
     ((_, text, _, _),) = t.channels.sent
     assert "- cap: unknown, no agent on node 'n1' is connected" in text
-    assert "Still to be taken back, by test.uncap." in text
+    assert "Still to revert, by test.uncap." in text
 
 
 @pytest.mark.parametrize("after", [15, 0.1])
@@ -226,7 +226,7 @@ async def test_people_who_were_told_of_a_failure_hear_how_it_ended(begin: Any, a
     await t.world.pass_time(70)
     assert sorted(t.channels.titles[1:]) == ["[info] capping: 2 messages"]
     assert "Hot has resolved" in t.channels.sent[1][1]
-    assert "what it did is taken back" in t.channels.sent[1][1]
+    assert "its changes are reverted" in t.channels.sent[1][1]
 
 
 async def test_an_undo_that_succeeds_within_two_minutes_is_no_news(begin: Any) -> None:
@@ -248,7 +248,7 @@ async def test_an_undo_that_cannot_be_given_back_is_told_once(begin: Any) -> Non
     await t.world.pass_time(1)
     await t.world.post(t.world.alert(node="n1", status="resolved"))
     await t.world.pass_time(3600)
-    assert t.channels.titles == ["[critical] capping on node:n1: what it did cannot be taken back"]
+    assert t.channels.titles == ["[critical] capping on node:n1: its changes cannot be reverted"]
 
 
 async def test_pausing_and_the_breaker_are_told_with_who_did_it(begin: Any) -> None:
@@ -277,7 +277,7 @@ async def test_a_pause_is_told_with_what_until_when_and_why(begin: Any) -> None:
     assert pause.ends_at is not None
     assert t.channels.titles == [f"[info] Paused by ann (node n1, until {pause.ends_at:%d %b %H:%M}Z): new fans"]
     await t.world.pass_time(1900)
-    assert t.channels.titles[1:] == ["[info] A pause is over (node n1): new fans"]
+    assert t.channels.titles[1:] == ["[info] A pause ended (node n1): new fans"]
 
 
 async def test_a_playbook_that_cannot_be_loaded_is_told_once_until_it_is_mended(begin: Any) -> None:
@@ -313,7 +313,7 @@ async def test_repairs_are_told_where_that_is_wished(begin: Any) -> None:
     await t.world.pass_time(15)
     assert t.channels.titles == [
         "[info] capping on node:n1: applied test.cap",
-        "[info] capping on node:n1: what it did is taken back",
+        "[info] capping on node:n1: its changes are reverted",
     ]
 
 
@@ -482,7 +482,7 @@ async def test_a_server_of_several_says_that_it_has_taken_over(world: MakeWorld)
     await w.engine.start("10.1.2.3:8080")
     await w.pass_time(15)
     await one.kill()
-    assert channels.titles == ["[warning] 10.1.2.3:8080 is the server that works now"]
+    assert channels.titles == ["[warning] 10.1.2.3:8080 is the leader now"]
 
 
 def test_rules_change_the_defaults_one_after_the_other() -> None:
@@ -497,8 +497,8 @@ def test_rules_change_the_defaults_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("run_faild=on", "there is no message 'run_faild'; did you mean 'run_failed'"),
-        ("pause=loud", "'loud' is none of on, off, info, warning, critical"),
+        ("run_faild=on", "unknown message kind 'run_faild'; did you mean 'run_failed'"),
+        ("pause=loud", "'loud' is unknown; use on, off, info, warning, critical"),
         ("pause", "'pause' is not kind=severity"),
     ],
 )
@@ -581,7 +581,7 @@ async def test_people_hear_when_it_has_started_after_all(begin: Any) -> None:
     refused, started = (await t.world.runs())[2], (await t.world.runs())[4]
     assert t.channels.titles == [
         "[warning] capping on node:n2 did not start: 2 runs are open, at most 2",
-        f"[info] Re: capping on node:n2: it has started after all, as run {started.id[-8:]}",
+        f"[info] Re: capping on node:n2: started later, as run {started.id[-8:]}",
     ]
     assert "started_later" in await t.world.story(refused.id)
 
@@ -636,7 +636,7 @@ async def test_the_breaker_and_a_pause_are_told_once_and_not_for_each_alert(begi
     await t.world.engine.pause("ann")
     await t.world.post(t.world.alert(node="n8"))
     await t.world.pass_time(70)
-    assert t.channels.titles == ["[critical] The breaker has opened", "[info] Paused by ann (everything)"]
+    assert t.channels.titles == ["[critical] The breaker opened", "[info] Paused by ann (everything)"]
 
 
 async def test_a_node_that_nobody_knows_is_told_once_by_name(begin: Any) -> None:

@@ -96,7 +96,7 @@ async def test_a_run_that_waits_for_its_target_says_who_has_it() -> None:
     assert waiting is not None
     assert (told.waits_for, told.step, told.outcome) == ("Hot to resolve", None, "succeeded")
     assert told.deadline == first.created_at + timedelta(minutes=20)
-    assert (waiting.waits_for, waiting.holder) == (f"gpu:node-1/0, which run {first.id} has", first.id)
+    assert (waiting.waits_for, waiting.holder) == (f"gpu:node-1/0, held by run {first.id}", first.id)
     assert (waiting.step, waiting.params) == ("cap", {"amount": 80.0})
     holder = waiting.held_by
     assert holder is not None

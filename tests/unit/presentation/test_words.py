@@ -56,7 +56,7 @@ def test_what_is_no_time_is_shown_as_it_is() -> None:
 
 UPCOMING: dict[str, Any] = {
     "now": "wait",
-    "waits_for": f"job:llm-7, which run {RUN} has",
+    "waits_for": f"job:llm-7, held by run {RUN}",
     "holder": RUN,
     "held_by": {"playbook": "cap", "doing": "waits for Hot to resolve", "until": None},
     "deadline": "2026-01-31T12:30:00Z",
@@ -72,7 +72,7 @@ def test_what_comes_next_is_one_sentence_on_each_surface() -> None:
     """The command line shortens the run's ID and the console links it. Text from outside is escaped."""
     line = story.next_line(UPCOMING, AT.isoformat())
     assert line == (
-        "at wait; waits for job:llm-7, which run f06b8a6f has; that run of cap waits for Hot to resolve; "
+        "at wait; waits for job:llm-7, held by run f06b8a6f; that run of cap waits for Hot to resolve; "
         "at the latest 12:30Z (in 30 min): the run fails; next slow: job.scale_lr factor=0.5 (only if <b>)"
     )
     told = runs.upcoming(UPCOMING)

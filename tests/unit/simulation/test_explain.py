@@ -110,7 +110,7 @@ def test_an_alert_that_has_resolved_begins_nothing(tmp_path: Path) -> None:
     alert = {"labels": {"alertname": "Hot", "node": "n1"}, "status": "resolved"}
     explanation = explained(tmp_path, alert)
     assert (explanation.matched, explanation.decision) == (True, None)
-    assert explanation.why == "the alert has resolved; nothing begins on that"
+    assert explanation.why == "the alert has resolved, so no run starts"
 
 
 def test_the_text_is_one_line_each_whatever_a_label_holds(tmp_path: Path) -> None:
