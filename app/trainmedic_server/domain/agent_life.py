@@ -21,7 +21,6 @@ class AgentLife(Struct, frozen=True):
 
     name: str
     seen_at: datetime
-    """Last recorded report."""
     lost_at: datetime | None = None
     """When the loss was detected; None while present."""
 

@@ -19,7 +19,6 @@ _64_BITS = (1 << 64) - 1
 
 
 MOST_REASONS = 5
-"""Problems listed in the reason of a rejected alert."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm. It vouches for the alert's own name, so
@@ -50,17 +49,13 @@ class Alert(Struct, frozen=True, dict=True):
     """One entry of ``alerts[]`` in a delivery. Times are aware UTC."""
 
     fingerprint: str
-    """Alertmanager's hash of the labels."""
     status: AlertStatus
     labels: Mapping[str, str]
-    """Playbooks match on them, and targets are derived from them."""
     annotations: Mapping[str, str]
-    """Texts of the rule for people."""
     starts_at: datetime
     ends_at: datetime | None = None
     """None while it fires (Alertmanager sends the year 0001)."""
     generator_url: str = ""
-    """The rule's page in Prometheus."""
     original: Mapping[str, str] | None = None
     """Labels as sent, which alone determine the identity. None if no alert map changed them."""
 
@@ -106,12 +101,10 @@ class AlertRecord(Struct, frozen=True):
     """An alert with its reports. Times are aware UTC."""
 
     alert: Alert
-    """From the last report."""
     first_heard_at: datetime
     last_heard_at: datetime
     """Last report, or last answer of Alertmanager that it fires."""
     count: int = 1
-    """Number of reports."""
     resolved_at: datetime | None = None
     """When the end became known; None while it fires."""
     resolved_because: str | None = None
@@ -123,7 +116,6 @@ class AlertRecord(Struct, frozen=True):
     - ``assumed``: no report for too long
     """
     reactions: tuple[Reaction, ...] = ()
-    """Reactions of the playbooks that name its alertname."""
 
     @property
     def identity(self) -> Identity:
@@ -135,12 +127,10 @@ class AlertRecord(Struct, frozen=True):
 
     @property
     def is_stand_in(self) -> bool:
-        """True if it stands in for an alert in a manually started run."""
         return self.alert.fingerprint.startswith(BY_HAND)
 
     @property
     def has_reaction(self) -> bool:
-        """True if a playbook reacted to it, regardless of guards."""
         return any(reaction.is_effective for reaction in self.reactions)
 
 
@@ -156,7 +146,6 @@ class RejectedAlert(Struct, frozen=True):
     """Malformed entry of ``alerts[]``. No playbook sees it."""
 
     index: int
-    """Position in the delivery, from 0."""
     name: str
     """The ``alertname`` label. Empty if unreadable."""
     problems: tuple[tuple[str, str], ...]
@@ -168,7 +157,6 @@ class RejectedAlert(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """The first problems as one text."""
         listed = [f"{path}: {message}" for path, message in self.problems[:MOST_REASONS]]
         more = len(self.problems) - len(listed)
         return "; ".join(listed) + (f"; and {more} more" if more > 0 else "")
@@ -185,18 +173,12 @@ class Delivery(Struct, frozen=True):
     id: str
     """UUIDv7."""
     received_at: datetime
-    """Aware UTC."""
     receiver: str
-    """Receiver name in Alertmanager's configuration."""
     group_key: str
-    """Alertmanager's key of the alert group."""
     external_url: str
-    """URL of the Alertmanager."""
     alerts: tuple[Alert, ...] = field(default=())
     truncated: int = 0
-    """Number of alerts that Alertmanager omitted because of ``max_alerts``."""
     rejected: tuple[RejectedAlert, ...] = ()
-    """Malformed entries, not in `alerts`."""
     ignored: tuple[tuple[str, str], ...] = ()
     """Malformed members without consequences, treated as absent, as (path, message)."""
 

@@ -14,7 +14,6 @@ class Label(NamedTuple):
     """A non-empty label."""
 
     name: str
-    """Original spelling."""
     value: str
 
     def __str__(self) -> str:
@@ -23,7 +22,6 @@ class Label(NamedTuple):
 
     @property
     def is_exported(self) -> bool:
-        """True if the scrape renamed the metric's own label."""
         return self.name.lower().startswith(EXPORTED)
 
 
@@ -44,7 +42,6 @@ class AlertLabels:
         is_usual = len(names) <= _MOST_KEPT and max(map(len, names), default=0) <= _LONGEST_KEPT
         self._names = _names_kept(names) if is_usual else _LabelNames(names)
         self._read: dict[str | tuple[str, ...], Sequence[Label]] = {}
-        """Cache by requested names."""
 
     def under(self, name: str) -> Sequence[Label]:
         """Return the labels of a lower-case name, several if they differ only in case."""
@@ -55,12 +52,10 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
-        """Return the first value of a label; empty if absent."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 
     def values(self, name: str) -> Iterator[str]:
-        """Return all values of the label, exported or not."""
         return (label.value for form in (name, EXPORTED + name) for label in self.under(form))
 
     def of(self, names: tuple[str, ...]) -> Sequence[Label]:

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from trainmedic_server.domain.proof import XID_LABELS
 
 _LONGEST = 4_000
-"""Characters of a text that are read."""
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")
@@ -65,7 +64,6 @@ _TRANSLATED = {
     "显卡": "gpu",
     "空闲": "idle",
 }
-"""Words of other languages in alert names."""
 _JOINED = {"notready": "not ready", "crashloop": "crash loop", "crashlooping": "crash loop", "diskspace": "disk space"}
 _GPU = frozenset({"gpu", "gpus", "dcgm", "nvidia", "vram", "cuda", "nvml", "xid"})
 _GPU_LABELS = frozenset({"uuid", "gpu_uuid", "gpu", "gpu_id"})
@@ -75,11 +73,8 @@ class Suggestion(Struct, frozen=True):
     """A possible rename entry of an alert map."""
 
     name: str
-    """Alertname that a playbook reacts to."""
     because: str
-    """Evidence, for a person."""
     matchers: tuple[str, ...] = ()
-    """Further conditions on the alert."""
 
 
 class _Topic(Struct, frozen=True):
@@ -89,7 +84,6 @@ class _Topic(Struct, frozen=True):
     words: tuple[tuple[str, ...], ...]
     """Groups of word prefixes; each group must occur. Short words and words after ``=`` must match whole."""
     metrics: tuple[str, ...]
-    """Parts of metric names with this meaning, lower-case."""
     not_words: tuple[str, ...] = ()
     needs_gpu: bool = False
 
@@ -259,7 +253,6 @@ def _with_code(suggestion: Suggestion, labels: Mapping[str, str], is_complete: b
 
 
 def snippet(alertname: str, suggestion: Suggestion) -> str:
-    """Return the suggested alert map entry as YAML."""
     lines = ["rename:", f"  - alert: {_quoted(alertname)}", f"    as: {suggestion.name}"]
     if suggestion.matchers:
         lines.insert(2, f"    matchers: [{', '.join(map(_quoted, suggestion.matchers))}]")

@@ -23,9 +23,7 @@ class StepAhead(Struct, frozen=True):
     params: Mapping[str, Any]
     """Rendered parameters; empty if they depend on the run."""
     targets: tuple[str, ...]
-    """Target keys."""
     nodes: tuple[str, ...]
-    """Nodes that it may change, sorted."""
     gpus: int | None
     """Number of GPUs concerned; None if unknown."""
     note: str | None = None
@@ -39,12 +37,9 @@ class Terms(Struct, frozen=True):
     by: tuple[str, ...] = ()
     """Allowed approvers: ``user:NAME``, ``group:NAME``, or a name of either kind. Empty allows any operator."""
     count: int = 1
-    """Number of different people who must approve."""
     on_timeout: str = "fail"
     asked: int = 1
-    """How often the question was asked."""
     escalated: bool = False
-    """True after escalation to the next approvers."""
     lapsed: bool = False
     """True if it timed out and will be asked again. It can still be answered."""
     to: str | None = None
@@ -54,7 +49,6 @@ class Terms(Struct, frozen=True):
 
     @property
     def nodes(self) -> frozenset[str]:
-        """All nodes that the steps may change."""
         return frozenset(node for step in self.steps for node in step.nodes)
 
     @property
@@ -64,7 +58,6 @@ class Terms(Struct, frozen=True):
         return max(known, default=None)
 
     def as_data(self) -> dict[str, Any]:
-        """Return the terms as step parameters."""
         return {**asdict(self), "steps": [asdict(step) for step in self.steps]}
 
     @classmethod
@@ -77,7 +70,6 @@ class Terms(Struct, frozen=True):
         return cls(steps=steps, **_tuples(written))
 
     def may_be_answered_by(self, name: str, groups: Sequence[str] | frozenset[str] = ()) -> bool:
-        """Return whether this operator may approve."""
         return not self.by or any(_is_meant(entry, name, groups) for entry in self.by)
 
 
@@ -108,7 +100,6 @@ class AskedQuestion(Struct, frozen=True):
 
     step: str
     asked: int
-    """How often it had been asked."""
 
 
 def _tuples(members: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +107,6 @@ def _tuples(members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def waiting_step(run: Run) -> StepState | None:
-    """Return the step that waits for an answer, or None."""
     if run.status is not Status.AWAITING_APPROVAL:
         return None
     return next((step for step in run.steps if step.kind == "approve" and step.status is StepStatus.WAITING), None)
@@ -136,7 +126,6 @@ def answers(step: StepState, orders: Sequence[OperatorOrder]) -> list[OperatorOr
 
 
 def approvers(step: StepState) -> tuple[str, ...]:
-    """Return the people who approved this step, in order."""
     given = step.output.get("approved_by")
     if given is not None:
         return tuple(given)
@@ -145,6 +134,5 @@ def approvers(step: StepState) -> tuple[str, ...]:
 
 
 def approved_by(run: Run) -> tuple[str, ...]:
-    """Return the distinct people who approved anything in the run, in order."""
     names = (name for step in run.steps if step.kind == "approve" for name in approvers(step))
     return tuple(dict.fromkeys(names))

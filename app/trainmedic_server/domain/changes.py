@@ -21,33 +21,24 @@ class Change(Struct, frozen=True):
     run_id: str
     playbook: str
     target: str
-    """Target key."""
     step: str
-    """Step ID."""
     action: str
     params: Mapping[str, Any]
     before: str | None
     """Value before, as reported by the action; None if unknown."""
     after: str | None
-    """Value after."""
     is_certain: bool
     """False if it is unknown whether the action was applied."""
     since: datetime
-    """When it was made or last tried."""
     undo: UndoTrigger
-    """When it is reverted automatically."""
     is_reversible: bool
-    """True if an operator can order its undo."""
     given_back: str
-    """For a person: when it is reverted."""
     not_before: datetime | None
-    """Next undo attempt; None if none has failed."""
     latest: datetime | None
     """When the run's current wait times out and ends the run. None if it does not wait."""
     lease: timedelta | None
     """How long it lasts without renewal; None if it does not expire."""
     undo_error: str | None
-    """Error of the last undo attempt."""
 
 
 def of_run(run: Run, firing: Sequence[str] = ()) -> Iterator[Change]:

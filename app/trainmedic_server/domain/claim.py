@@ -15,7 +15,6 @@ class Claim(Struct, frozen=True):
 
     target: Target
     disks_only: bool = False
-    """Only the disks of the target's node."""
     nothing: bool = False
     """True for a run without changes, which blocks no run and waits for none."""
 

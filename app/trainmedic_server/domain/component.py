@@ -25,13 +25,11 @@ class Component(StrEnum):
     NETWORK = "network"
     """Network between nodes, and services reached over it."""
     STORAGE = "storage"
-    """Shared file systems and object stores."""
     NODE = "node"
     """Machine with its disks, memory and processors, and the cluster that schedules pods on it."""
     TRAINING = "training"
     """Training job: program, data, metrics, speed."""
     TRAINMEDIC = "trainmedic"
-    """Trainmedic itself: server, agents, playbooks, rules."""
 
 
 _OF_CAUSE: Mapping[str, Component] = {
@@ -84,7 +82,6 @@ def component_of(labels: Mapping[str, str], playbook: str = "", target: Target |
 
 
 def component_of_run(run: Run) -> Component:
-    """Return the component of the run's alert, otherwise of its playbook or target."""
     return component_of(run.every_label, run.playbook, run.target)
 
 

@@ -36,7 +36,6 @@ def of_jobs(ranks: Iterable[Rank], agents: AgentTopology) -> Contradictions:
 
 
 def of_agents(agents: AgentTopology) -> Contradictions:
-    """Return contradictions between agents that list the same GPU."""
     return _by_name(
         (node, f"GPU {uuid} is listed by the agent of node {other} too")
         for uuid, nodes in sorted(agents.contested.items())

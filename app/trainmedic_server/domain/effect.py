@@ -16,11 +16,9 @@ from trainmedic_server.domain.promql import Comparison
 BEFORE = timedelta(minutes=10)
 AFTER = timedelta(minutes=10)
 EVERY = timedelta(seconds=30)
-"""Distance of the measured points."""
 AROUND = timedelta(minutes=2)
 """Period of the medians before and after, and maximum age of the value at the act."""
 LEAST_CHANGE = 0.1
-"""Minimum change, as a share of the larger value."""
 
 
 class EffectVerdict(StrEnum):
@@ -48,14 +46,12 @@ class Effect(Struct, frozen=True):
     query: str | None = None
     """None until derived from the alert's rule."""
     origin: str = "rule"
-    """Origin of the query: ``playbook`` or ``rule``."""
     better: str | None = None
     """``lower`` or ``higher``."""
     operator: str | None = None
     limit: float | None = None
     """Number in the alert's condition, if its rule compares with one."""
     before: float | None = None
-    """The metric `BEFORE` the act."""
     at: float | None = None
     after: float | None = None
     series: tuple[tuple[float, float | None], ...] = ()

@@ -30,7 +30,6 @@ def kinds_of(parent: type[EventKind]) -> Iterator[type[EventKind]]:
 
 
 def name_of(kind: type[EventKind]) -> str:
-    """Return the `Event.kind` of a kind."""
     return str(kind.__struct_config__.tag)
 
 
@@ -40,7 +39,6 @@ def names(*parents: type[EventKind]) -> frozenset[str]:
 
 
 EVENT_KINDS: Mapping[str, type[EventKind]] = {name_of(each): each for each in kinds_of(EventKind)}
-"""Kinds by name."""
 DECIDED: Mapping[Decision, type[Decided]] = {
     decision: kind for decision in Decision if issubclass(kind := EVENT_KINDS.get(decision, EventKind), Decided)
 }
@@ -49,7 +47,6 @@ UNDO_OVER = names(UndoDone, UndoClosed)
 
 
 def recorded(content: EventKind, at: datetime, run_id: str | None = None, actor: str = "trainmedic") -> Event:
-    """Return the event with this content."""
     name, _, defaults = _form(content.__class__)
     data = asdict(content)
     for member, default in defaults:
@@ -92,7 +89,6 @@ def _fits(value: Any, type_: Any) -> bool:
 
 @cache
 def _form(kind: type[EventKind]) -> tuple[str, Mapping[str, None], Sequence[tuple[str, Any]]]:
-    """Return the kind's name, its required members (as None) and the others' defaults."""
     required = {field.name: None for field in fields(kind) if field.required}
     defaults = [
         (field.name, field.default if field.default is not NODEFAULT else {})

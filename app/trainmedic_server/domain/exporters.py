@@ -44,7 +44,6 @@ def is_central(labels: AlertLabels, exported: bool = False) -> bool:
 
 
 def is_central_name(pod: str) -> bool:
-    """Return whether a pod of this name measures other machines."""
     return _is_central_text(pod)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 MOST_HOSTS = 4096
 """Limit for one list. More would delay other alerts, and no run works on so many."""
 LONGEST = 65_536
-"""Limit of characters in a list."""
 _LONGEST_NAME = 512
 """Limit of a host name; real ones have at most 253."""
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12})(?:[:/]([0-9]{1,6}))?)?")
@@ -46,7 +45,6 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Split at commas and blanks outside of brackets."""
     depth, begin = 0, 0
     for place, character in enumerate(text):
         depth += (character == "[") - (character == "]")
@@ -84,7 +82,6 @@ def _closing(part: str, begin: int) -> int:
 
 
 def _numbers(inside: str, depth: int) -> Iterator[str]:
-    """Yield the numbers within brackets with their leading zeros."""
     if depth > _DEEPEST:
         raise UnreadableHostList("has too many brackets within brackets")
     for entry in _split(inside):

@@ -24,7 +24,6 @@ _FIELDS = {
     "node:": "observed_by_node",
     "gpu:": "observed_by_gpu",
 }
-"""`WrittenTopology` fields by key prefix."""
 
 
 def parse(written: Mapping[str, str | Sequence[str]]) -> WrittenTopology:

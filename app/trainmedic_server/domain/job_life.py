@@ -42,15 +42,12 @@ class JobLife(Struct, frozen=True):
     name: str
     state: LifeState
     since: datetime
-    """Start of the state (aware UTC)."""
     instance: str = ""
     """Process that reported last; empty if only its launcher did."""
     reason: str = ""
     """For a person: why it is gone, or how the last process or attempt ended."""
     failures: int = 0
-    """Failures reported by its processes and attempts."""
     restarts: int = 0
-    """Attempts that its launcher began after the first."""
     numbers: Mapping[str, int] = field(default_factory=dict)
     """Last notice number by launcher instance, to detect repeats."""
 
@@ -78,7 +75,6 @@ def heard(life: JobLife | None, name: str, instance: str, now: datetime) -> Life
 
 
 def missed(life: JobLife, now: datetime) -> LifeChange | None:
-    """Return the change by `GONE_AFTER` of silence."""
     if life.state is not LifeState.PRESENT:
         return None
     reason = life.reason or _SILENT
@@ -158,7 +154,6 @@ def ended_on_purpose(life: JobLife, note: str, now: datetime) -> LifeChange | No
 
 
 def is_forgotten(life: JobLife, kept_since: datetime) -> bool:
-    """Return whether to forget the job. `kept_since` is `KEPT` ago."""
     return life.state is not LifeState.PRESENT and life.since < kept_since
 
 

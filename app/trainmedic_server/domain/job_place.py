@@ -102,7 +102,6 @@ def _namespaces_of(job: str, topology: Topology) -> frozenset[str]:
 
 
 def _pods_of_ranks(job: str, topology: Topology) -> Iterator[Pod]:
-    """Yield the pods of the job's ranks, by reported GPUs or host names."""
     for name in topology.jobs.nodes_by_job.get(job, ()):
         pod = topology.cluster.pods_by_name.get(name)
         if pod is not None:
@@ -120,7 +119,6 @@ def _is_workload(pod: Pod) -> bool:
 
 
 def _other_pod(job: str, labels: AlertLabels, topology: Topology) -> Unresolved | None:
-    """Return why the alert comes from a pod or node outside this job, or None."""
     behind = labels.under("exported_instance")
     if exporters.is_central(labels, exported=bool(behind)):
         return None
@@ -171,7 +169,6 @@ def _gpu_of(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -
 
 
 def _other_gpu(job: str, key: str | None, topology: Topology) -> Unresolved | None:
-    """Return why the job does not use a reported GPU, or None."""
     gpu = topology.agents.gpus_by_key.get(key) if key is not None else None
     if gpu is None or key is None or job not in topology.jobs.nodes_by_job:
         return None

@@ -21,22 +21,18 @@ class JobVerdict(Struct, frozen=True):
     cause: str | None = None
     """Class such as ``gpu`` or ``unknown``."""
     confidence: str | None = None
-    """``high``, ``medium`` or ``low``."""
     advice: str | None = None
     node: str | None = None
     """Faulty node; only with high confidence."""
     ranks: tuple[int, ...] = ()
-    """Where it began, ascending."""
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> JobVerdict:
-        """Return the verdict from its JSON members."""
         texts = {name: str(said[name]) if said.get(name) else None for name in ("cause", "confidence", "advice")}
         node = str(said["node"]) if said.get("node") else None
         return cls(**texts, node=node, ranks=tuple(int(rank) for rank in said.get("ranks") or ()))
 
     def as_data(self) -> dict[str, Any]:
-        """Return the verdict for expressions."""
         return {
             "cause": self.cause,
             "confidence": self.confidence,

@@ -34,9 +34,7 @@ class MessageKind(StrEnum):
     """Subject of a message."""
 
     APPROVAL = "approval"
-    """A person is asked whether a run may act."""
     RUN_FAILED = "run_failed"
-    """A run failed, and its playbook notified no one."""
     NOT_STARTED = "not_started"
     """A guard blocks a playbook that reacts to an alert."""
     TARGET_UNKNOWN = "target_unknown"
@@ -44,9 +42,7 @@ class MessageKind(StrEnum):
     UNDO_OVERDUE = "undo_overdue"
     """A change could not be reverted for 2 min."""
     BREAKER = "breaker"
-    """The breaker opened or was closed."""
     PAUSE = "pause"
-    """A user paused or resumed the server or a part."""
     PLAYBOOK_BROKEN = "playbook_broken"
     """A playbook file has been invalid for 30 s."""
     TAKEOVER = "takeover"
@@ -54,9 +50,7 @@ class MessageKind(StrEnum):
     FOLLOW_UP = "follow_up"
     """Outcome of the subject of an earlier message."""
     REPAIRED = "repaired"
-    """A run acted, and its alert ended."""
     GIVEN_BACK = "given_back"
-    """A run's change is reverted."""
 
 
 class MessageRule(Struct, frozen=True):
@@ -94,13 +88,10 @@ class Message(Struct, frozen=True):
     kind: MessageKind
     severity: Severity
     topic: str
-    """Key for grouping, such as the playbook's name."""
     title: str
-    """One line, understandable alone."""
     text: str
     """Further lines, shown if the message is not grouped; may be empty."""
     at: datetime
-    """Creation time."""
     due_at: datetime
     """Earliest time of sending. Until then, messages of its topic are grouped, and short-lived conditions are dropped.
     """

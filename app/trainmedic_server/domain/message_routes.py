@@ -19,7 +19,6 @@ from trainmedic_server.domain.message import MessageKind, Severity
 
 VARIABLE = "TRAINMEDIC_MESSAGE_ROUTES"
 NOTIFY = "notify"
-"""Kind of messages sent by ``notify`` steps."""
 KINDS: tuple[str, ...] = (*MessageKind, NOTIFY)
 _ALL, _DEFAULT = "all", "default"
 _EXAMPLE = "gpu=component:gpu,node;severity:warning,critical"
@@ -40,7 +39,6 @@ class MessageRoute(Struct, frozen=True):
     components: frozenset[Component] = frozenset()
     severities: frozenset[Severity] = frozenset()
     kinds: frozenset[str] = frozenset()
-    """Subset of `KINDS`."""
 
     def takes(self, component: Component, severity: Severity, kind: str) -> bool:
         return (
@@ -73,7 +71,6 @@ class MessageRoutes(Struct, frozen=True):
     """The routes of all channels."""
 
     channels: tuple[str, ...] = ()
-    """All channel names, sorted."""
     routes: Mapping[str, tuple[MessageRoute, ...]] = field(default_factory=dict)
     """By channel name. Channels that are only defaults have none."""
     defaults: tuple[str, ...] = ()
@@ -91,7 +88,6 @@ class MessageRoutes(Struct, frozen=True):
         return ChosenChannels(self.defaults or self.channels, is_taken=False)
 
     def may_get(self, name: str, kind: str) -> bool:
-        """Return whether messages of the kind can reach the channel."""
         return any(name in self.choose(each, severity, kind).names for each in Component for severity in Severity)
 
     def described(self, name: str) -> list[str]:
@@ -176,7 +172,6 @@ def _route(conditions: str, where: str) -> MessageRoute:
 
 
 def _values(text: str | None, there: Iterable[str], make: Callable[[str], _Choice], where: str) -> frozenset[_Choice]:
-    """Return the values of a field. Empty if not tested. Raises ValueError."""
     if text is None:
         return frozenset()
     known: Sequence[str] = list(there)

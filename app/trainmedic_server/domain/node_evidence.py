@@ -26,9 +26,7 @@ from trainmedic_server.domain.topology import Pod, Topology
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?")
 LISTING = ("nodes", "nodelist", "node_list", "hostlist", "nodeset", "slurm_nodelist")
-"""Labels that may list several hosts."""
 UNKNOWN = "is no node that is known"
-"""Follows a label in refusals."""
 _SHOWN = 5
 _MOST_LOOKED_UP = 20
 """Hosts resolved of a list. Longer lists name several nodes anyway."""
@@ -42,10 +40,8 @@ class Naming(Struct, frozen=True):
     nodes: Nodes
     """Known nodes: none if the name is unknown, several if ambiguous."""
     host: str = ""
-    """Name in the label, without a port."""
 
     def told(self, topology: Topology) -> str:
-        """Return the label's meaning and its sources, for a person."""
         if not self.nodes:
             if not (counts := topology.known.counts()):
                 return f"{self.label} names it; neither agents, cluster nor inventory list any node"
@@ -79,7 +75,6 @@ class NodeEvidence:
         return self._unknown() if self.subjects else self._of_exporter()
 
     def reasons(self) -> list[str]:
-        """Return a sentence with sources for each label that names a node."""
         reasons = []
         if isinstance(self.by_gpu, str):
             label = next(iter(self._labels.of(self._identity.gpu_uuid)))
@@ -143,7 +138,6 @@ class NodeEvidence:
             yield self._listed
 
     def _named_if_known(self) -> Iterator[Naming]:
-        """Yield labels that mean a node only if their value is a node's name."""
         if self._is_of_lines:
             return
         for label in self._labels.of(self._identity.node_if_known):
@@ -258,7 +252,6 @@ class NodeEvidence:
         return Unresolved("target_ambiguous", why)
 
     def _unknown(self) -> str | Unresolved:
-        """Return the unknown name if all labels agree on it."""
         namings = [naming for naming in self.subjects if naming.label.name.lower() != "exported_instance"]
         namings = namings or list(self.subjects)
         if not all(_agree_on_host(naming, namings[0]) for naming in namings):
@@ -296,7 +289,6 @@ class NodeEvidence:
         return None
 
     def _of_exporter(self) -> str | Unresolved:
-        """Return the exporter's node, or that of the alert's pod."""
         namings, refused = self._places_of_exporter()
         for pod, label in self._workloads():
             namings.append(Naming(label, frozenset({self._topology.known.name_of(pod.node)}), pod.name))
@@ -316,7 +308,6 @@ class NodeEvidence:
 
     @once
     def is_of_central(self) -> bool:
-        """True if the exporter measures other machines."""
         return exporters.is_central(self._labels)
 
     @once
@@ -361,7 +352,6 @@ class NodeEvidence:
         return pod if self._instance.host in (pod.name, *pod.addresses) else None
 
     def _workloads(self) -> Iterator[tuple[Pod, Label]]:
-        """Yield the pods that the alert is about."""
         exported = self._named_pod("exported_namespace", "exported_pod")
         if exported is not None:
             if not exporters.is_central_name(exported.name):
@@ -383,7 +373,6 @@ class NodeEvidence:
         return self._topology.cluster.pods_by_full_name.get(f"{self._labels.value(namespace)}/{pod}")
 
     def _pod_of(self, host: str) -> Pod | None:
-        """Return the pod with this host name."""
         cluster = self._topology.cluster
         if not cluster.pods:
             return None
@@ -396,7 +385,6 @@ class NodeEvidence:
 
 
 def _common(namings: Sequence[Naming]) -> Nodes:
-    """Return the nodes that all labels may mean."""
     common = namings[0].nodes if namings else _NONE
     for naming in namings[1:]:
         common &= naming.nodes

@@ -61,11 +61,9 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     names: frozenset[str] = frozenset()
     aliases: Mapping[str, Nodes] = field(default_factory=dict)
-    """Nodes by address or host name."""
 
     @cached_property
     def by_spelling(self) -> Mapping[str, Nodes]:
-        """Nodes by complete name or address."""
         nodes: dict[str, Nodes] = {}
         for name in self.names:
             _add(nodes, spelled(name), frozenset({name}))
@@ -75,7 +73,6 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     @cached_property
     def by_beginning(self) -> Mapping[str, Nodes]:
-        """Nodes by shorter forms of their full names."""
         nodes: dict[str, Nodes] = {}
         for name, whose in self.by_spelling.items():
             for shorter in _shorter(name):
@@ -84,7 +81,6 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     @cached_property
     def longer_names(self) -> Mapping[str, Sequence[str]]:
-        """Full names by shorter form."""
         longer: dict[str, list[str]] = {}
         for name in self.by_spelling:
             for shorter in _shorter(name):
@@ -93,7 +89,6 @@ class NodeNames(Struct, frozen=True, dict=True):
 
     @cached_property
     def spellings(self) -> Mapping[str, Sequence[str]]:
-        """Other names of each node."""
         called: dict[str, list[str]] = {}
         for alias, whose in self.aliases.items():
             for node in whose:
@@ -105,7 +100,6 @@ class NodeNames(Struct, frozen=True, dict=True):
         return frozenset({name}) if name in self.names else self.by_spelling.get(spelled(name), _NONE)
 
     def related(self, name: str) -> Nodes:
-        """Return nodes of which this is a shorter or longer name."""
         text = spelled(name)
         nodes = self.by_beginning.get(text, _NONE)
         for shorter in _shorter(text):
@@ -154,15 +148,12 @@ class KnownNodes(Struct, frozen=True, dict=True):
         return self._one_name_each(related) if related and not self._is_elsewhere(spelled(name)) else _NONE
 
     def knows(self, name: str) -> bool:
-        """Return whether any source has exactly this name."""
         return any(name in source.names for source in self.sources)
 
     def is_gone(self, name: str) -> bool:
-        """Return whether the node is known only from a lost agent."""
         return name in self.remembered.names and not any(name in source.names for source in self.sources[:-1])
 
     def who_knows(self, name: str) -> str:
-        """Return the sources that know this name, for a person."""
         titles = ("an agent", "the cluster", "the inventory", "an agent that is gone")
         knowing = (title for title, source in zip(titles, self.sources, strict=True) if name in source.names)
         return next(knowing, "nobody")

@@ -17,13 +17,11 @@ class Scope(Struct, frozen=True):
     """Runs to which a pause applies: all given conditions must hold. Without any it applies to all runs."""
 
     playbook: str | None = None
-    """Shell pattern for playbook names."""
     node: str | None = None
     """Shell pattern for node names that the run touches, directly or through a job."""
     job: str | None = None
     """Shell pattern for job names: the target, or a job running on it."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the run's alert."""
 
     @property
     def is_everything(self) -> bool:
@@ -36,7 +34,6 @@ class Scope(Struct, frozen=True):
         return ", ".join(words) or "everything"
 
     def covers(self, playbook: str, nodes: Collection[str], jobs: Collection[str], labels: Mapping[str, str]) -> bool:
-        """Return whether it applies to a run of this playbook that touches these nodes and jobs."""
         return (
             (self.playbook is None or fnmatch.fnmatchcase(playbook, self.playbook))
             and (self.node is None or any(fnmatch.fnmatchcase(node, self.node) for node in nodes))
@@ -54,9 +51,7 @@ class OperatorPause(Struct, frozen=True):
     id: str
     """Eight letters and digits, unique among stored pauses."""
     by: str
-    """Name of the operator's token."""
     at: datetime
-    """When it was ordered."""
     starts_at: datetime
     """Start of the pause or of its first window."""
     ends_at: datetime | None = None
@@ -65,7 +60,6 @@ class OperatorPause(Struct, frozen=True):
     """Recurrence interval; None for once."""
     scope: Scope = EVERYTHING
     note: str = ""
-    """Reason, for people."""
     observe: bool = False
     """True if covered runs are recorded as in mode observe, and not held."""
 
@@ -100,7 +94,6 @@ class OperatorPause(Struct, frozen=True):
         return replace(self, starts_at=window[0] + self.every, ends_at=window[1] + self.every)
 
     def why(self, now: datetime) -> str:
-        """Describe it for a person: by whom, scope, end and note."""
         what = "observe only, said" if self.observe else "paused"
         scope = "" if self.scope.is_everything or self.observe else f" for {self.scope}"
         end = self.until(now)
@@ -108,7 +101,6 @@ class OperatorPause(Struct, frozen=True):
         return f"{what} by {self.by}{scope}{until}" + (f": {self.note}" if self.note else "")
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as plain data, for the store."""
         return {
             "id": self.id,
             "by": self.by,
@@ -126,7 +118,6 @@ class OperatorPause(Struct, frozen=True):
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> OperatorPause:
-        """Return the pause from `as_data`."""
         return cls(
             id=data["id"],
             by=data["by"],

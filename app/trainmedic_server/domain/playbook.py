@@ -27,7 +27,7 @@ MOST_STEPS = 200
 
 
 class Trigger(_Model):
-    """What the playbook reacts to."""
+    """Alerts that the playbook reacts to."""
 
     alert: str | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         description="The alertname, or a list of them."
@@ -42,7 +42,6 @@ class Trigger(_Model):
 
     @property
     def proofs(self) -> tuple[AlertProof, ...]:
-        """Proofs of which one suffices. Empty if none is required."""
         return (self.proof,) if isinstance(self.proof, AlertProof) else self.proof or ()
 
     @property
@@ -54,9 +53,7 @@ class TargetParts(_Model):
     """Parts of the target as templates, for labels that are not built in."""
 
     node: str | None = None
-    """Name or address."""
     gpu: str | None = None
-    """UUID, PCI address or index on the node."""
     job: str | None = None
     """Name, or what the job uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_lookup``)."""
 
@@ -82,7 +79,6 @@ class RateLimit(_Model):
 
     count: int = Field(ge=1)
     per: Duration
-    """Sliding window that ends now."""
 
 
 class Guards(_Model):
@@ -99,7 +95,6 @@ class Retry(_Model):
 
     attempts: int = Field(1, ge=1, le=100)
     delay: Duration = Field(default="2s", validate_default=True)
-    """Wait after the first attempt."""
     backoff: float = Field(2.0, ge=1.0, le=10.0)
     """Factor from each wait to the next."""
     max_delay: Duration = Field(default="5m", validate_default=True)
@@ -127,7 +122,6 @@ class ActionStep(_Step):
     with_: dict[str, Any] = Field(default_factory=dict, alias="with", description="The action's parameters.")
     retry: Retry = Retry()
     undo: UndoTrigger = UndoTrigger.NEVER
-    """When the action is reverted automatically."""
 
 
 class WaitStep(_Step):
@@ -170,7 +164,7 @@ class _Asking(_Model):
 
 
 class Question(_Asking):
-    """What people are asked, and how."""
+    """A question to people."""
 
 
 OnTimeout = Literal["fail", "continue", "reject", "approve", "escalate"]
@@ -180,7 +174,6 @@ class ApproveStep(_Step):
     """A step that waits for people."""
 
     approve: str | Question
-    """Question, as a template."""
     on_timeout: OnTimeout = "fail"
 
     @property
@@ -201,13 +194,10 @@ class Approval(_Asking):
     timeout: Duration | None = Field(default="1h", validate_default=True)
     """None for no limit."""
     ask_again: Duration | None = Field(default="30m", validate_default=True)
-    """Time after a timeout until the question is asked again while the alert fires."""
     on_timeout: OnTimeout = "reject"
-    """Outcome if no one answers in time and the question is not repeated."""
 
     @cached_property
     def step(self) -> ApproveStep:
-        """The question as a step before the playbook's own."""
         asked = {name: getattr(self, name) for name in _Asking.model_fields}
         if self.timeout is None or self.on_timeout not in ("fail", "reject"):
             asked["ask_again"] = None  # the default is valid only with these two
@@ -238,7 +228,6 @@ class Playbook(_Model):
 
     playbook: Identifier = Field(description="The playbook's name, unique among those loaded.")
     summary: str = ""
-    """For people."""
     mode: Mode = Mode.ENFORCE
     """The most it may do; the server's mode may allow less."""
     on: Trigger
@@ -247,7 +236,6 @@ class Playbook(_Model):
     vars: dict[Identifier, Any] = Field(default_factory=dict, description="Constants, as vars.<name>.")
     guards: Guards = Guards()
     approval: Approval = Approval()
-    """For mode approve."""
     steps: tuple[Step, ...] = Field(min_length=1, max_length=MOST_STEPS)
     on_success: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run succeeds.")
     on_failure: tuple[Step, ...] = Field((), max_length=MOST_STEPS, description="Run when the run fails.")
@@ -274,7 +262,6 @@ _NAMED = {"steps": "step", "on_success": "success", "on_failure": "failure"}
 
 
 def step_id(step: ActionStep | WaitStep | ApproveStep, index: int, phase: str = "steps") -> str:
-    """Return the step's own or default ID."""
     return step.id or default_id(index, phase)
 
 

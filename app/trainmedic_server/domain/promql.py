@@ -11,7 +11,6 @@ from typing import Final
 from msgspec import Struct
 
 LONGEST_QUERY = 16_384
-"""Characters."""
 MOST_LABELS = 64
 """Limit of labels that narrow an expression."""
 
@@ -37,9 +36,7 @@ class Comparison(Struct, frozen=True):
     """Comparison in one branch of an alert's rule."""
 
     query: str
-    """The measured side."""
     operator: str
-    """``>``, ``<``, ``>=``, ``<=``, ``==``, ``!=``, or `NOT_A_NUMBER`."""
     limit: float | None
     """The other side, if it is a number."""
 
@@ -77,7 +74,6 @@ class _Token(Struct, frozen=True):
 
 
 def quoted(text: str) -> str:
-    """Return the text as a double-quoted PromQL string."""
     return f'"{escaped(text)}"'
 
 
@@ -199,7 +195,6 @@ def _comparison(branch: str) -> Comparison | None:
 
 
 def _after_modifiers(tokens: list[_Token], place: int) -> int:
-    """Return the position after an operator and its matching modifiers."""
     end = tokens[place].end
     for token, following in itertools.pairwise([*tokens[place + 1 :], _Token("end", "", 0, 0)]):
         if token.begin < end:

@@ -72,7 +72,6 @@ def _means_hardware(code: int | None) -> bool:
 
 
 def _shown(codes: Sequence[tuple[str, str, int | None]]) -> str:
-    """List codes that do not mean hardware, with their meaning."""
     refusals = [
         f'{name}="{value[:_LONGEST_VALUE]}" {_meaning(code)}'
         for name, value, code in codes

@@ -13,13 +13,10 @@ class NoReaction(StrEnum):
     """Why a playbook for the alertname made no decision (`domain.run.Decision`)."""
 
     NOT_MATCHED = "not_matched"
-    """A matcher or ``on.when`` did not hold."""
     MATCH_FAILED = "match_failed"
-    """``on.when`` or a matcher could not be evaluated."""
     NO_PROOF = "no_proof"
     """Only the proof required by ``on.proof`` is missing."""
     RESOLVED = "resolved"
-    """The alert's first report was its end."""
     NOT_ACCEPTED = "not_accepted"
     """The alert map's ``accept`` refuses the alert, so no playbook is checked."""
 
@@ -27,7 +24,6 @@ class NoReaction(StrEnum):
 _WITHOUT_EFFECT = frozenset({*map(str, NoReaction), "target_unknown", "target_ambiguous"})
 _DUPLICATE = "duplicate"
 _LONGEST_REASON = 500
-"""Characters. Reasons may quote label values."""
 
 
 class Reaction(Struct, frozen=True):
@@ -36,7 +32,6 @@ class Reaction(Struct, frozen=True):
     playbook: str
     """Empty in ``not_accepted``, and in the reaction that counts playbooks without a stored reason."""
     decision: str
-    """A `domain.run.Decision` or `NoReaction`."""
     reason: str = ""
     """For a person; empty if the decision needs none."""
     run_id: str | None = None

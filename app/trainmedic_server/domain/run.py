@@ -116,13 +116,11 @@ class Attempt(Struct, frozen=True):
     """One attempt of an action or its undo. Times are aware UTC."""
 
     number: int
-    """Counted from 1."""
     command_id: str
     """UUIDv7 for the receiver. An attempt after one of unknown outcome has the same ID, so that nothing is applied
     twice.
     """
     started_at: datetime
-    """When it was persisted, before any request to act."""
     deadline: datetime
     """When it times out and its command expires."""
     status: str = "running"
@@ -132,7 +130,6 @@ class Attempt(Struct, frozen=True):
     ended_at: datetime | None = None
     """When its outcome was known; None while it runs."""
     error: str | None = None
-    """For a person: why it was not applied."""
     order: str | None = None
     """ID of the operator command that this undo attempt carries out."""
     in_part: bool = False
@@ -143,9 +140,7 @@ class Undo(Struct, frozen=True):
     """Recorded inverse of a step's action, pending from before the action until carried out."""
 
     trigger: UndoTrigger
-    """When it becomes due automatically."""
     action: str
-    """Name of the inverse action."""
     params: Mapping[str, Any]
     undo_of: str
     """ID of the command to revert. A receiver that never applied it changes nothing."""
@@ -155,9 +150,7 @@ class Undo(Struct, frozen=True):
     attempts: tuple[Attempt, ...] = ()
     """Oldest first; only the first and the last ones if there were very many."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """Of the last attempt."""
     error: str | None = None
-    """For a person: error of the last attempt."""
     retry_at: datetime | None = None
     """When the next attempt is due (aware UTC); None if none is."""
 
@@ -168,7 +161,6 @@ class StepState(Struct, frozen=True):
     phase: str
     """``approval`` (mode approve's first question), ``steps``, ``on_success`` or ``on_failure``."""
     index: int
-    """Position within the phase, from 0."""
     id: str
     """ID in the playbook, or ``step-<n>``, for operators and expressions."""
     kind: str
@@ -177,23 +169,17 @@ class StepState(Struct, frozen=True):
     """Action name; None for other kinds."""
     status: StepStatus = StepStatus.PENDING
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Rendered and checked parameters, as plain data."""
     attempts: tuple[Attempt, ...] = ()
-    """Oldest first."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """Of the last attempt; for an approval, the approvers and their notes."""
+    """Output of the last attempt; for an approval, the approvers and their notes."""
     error: str | None = None
-    """For a person: why it did not succeed."""
     message: str | None = None
     """For a person: an approval's question, or why the step is skipped."""
     started_at: datetime | None = None
-    """When it began to act or wait."""
     ended_at: datetime | None = None
-    """When it became final."""
     deadline: datetime | None = None
     """When a wait or approval times out; None for never."""
     retry_at: datetime | None = None
-    """When the next attempt is due; None if none is."""
     undo: Undo | None = None
     """None if irreversible, or before the first attempt."""
 
@@ -217,16 +203,13 @@ class Run(Struct, frozen=True):
     target: Target | None
     """None if the labels named no target."""
     mode: Mode
-    """The stricter of the server's and the playbook's mode at admission."""
     status: Status
     decision: Decision
     alert: Identity
     """The alert of its admission. The store has those that joined."""
     alert_name: str
     alert_labels: Mapping[str, str]
-    """All labels, as changed by the alert map."""
     created_at: datetime
-    """When it was admitted."""
     steps: tuple[StepState, ...] = ()
     """Ordered by phase: approval, ``steps``, ``on_success``, ``on_failure``."""
     ended_at: datetime | None = None
@@ -242,9 +225,7 @@ class Run(Struct, frozen=True):
     started_by: str | None = None
     """Operator who started it manually; None for an alert."""
     repeats: str | None = None
-    """ID of the run that an operator had repeated."""
     request_key: str | None = None
-    """Idempotency key of the manual start."""
     original_labels: Mapping[str, str] | None = None
     """Labels as Alertmanager sent them. None if no alert map changed them."""
 
@@ -300,7 +281,6 @@ class Run(Struct, frozen=True):
 
     @property
     def delayed_undo(self) -> Undo | None:
-        """An undo that failed and is still pending, or None."""
         begun = (step.undo for step in self.steps if step.undo and step.undo.status is UndoStatus.RUNNING)
         return next((undo for undo in begun if undo.error is not None), None)
 
@@ -313,7 +293,7 @@ class Run(Struct, frozen=True):
 
     @property
     def success(self) -> bool | None:
-        """Whether a closed run that acted succeeded; None for other runs."""
+        """True or False for a closed run that acted; None for other runs."""
         if self.is_open or self.status in (Status.OBSERVED, Status.NOT_STARTED):
             return None
         return self.status is Status.SUCCEEDED
@@ -333,13 +313,10 @@ class OperatorOrder(Struct, frozen=True):
     """An operator command to a run."""
 
     id: str
-    """UUIDv7."""
     run_id: str
     kind: OrderKind
     actor: str
-    """Name of the operator's token."""
     at: datetime
-    """Aware UTC."""
     note: str = ""
     step: str | None = None
     """ID of the approved or rejected step; None for other kinds."""
@@ -353,11 +330,9 @@ class Event(Struct, frozen=True):
     kind: str
     """Such as ``step_started``; see ``docs/reference/events.md``."""
     at: datetime
-    """Aware UTC."""
     run_id: str | None = None
     """None if it concerns no run."""
     actor: str = "trainmedic"
-    """Operator's name, or the server."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Members depend on the kind."""
     seq: int | None = None
@@ -375,7 +350,6 @@ class Controls(Struct, frozen=True):
     """True if too many nodes were acted on. No run starts until an operator closes the breaker."""
     breaker_opened_at: datetime | None = None
     breaker_reason: str | None = None
-    """For a person: nodes acted on, of how many."""
     alive_at: datetime | None = None
     """Last heartbeat, from which the next start computes the downtime."""
     pauses: tuple[OperatorPause, ...] = ()

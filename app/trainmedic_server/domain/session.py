@@ -15,7 +15,6 @@ class Session(Struct, frozen=True):
     digest: str
     """SHA-256 of the cookie's secret, hexadecimal."""
     name: str
-    """Name of the token used to sign in."""
     token: str
     """SHA-256 of that token, hexadecimal, as in the tokens file. The session ends with the token."""
     created_at: datetime
@@ -23,4 +22,3 @@ class Session(Struct, frozen=True):
     address: str
     """Peer address, possibly a proxy's."""
     browser: str
-    """User agent, truncated to 200 characters."""

@@ -11,8 +11,5 @@ class ShownQuestion(Struct, frozen=True):
     run_id: str
     step: str
     channel: str
-    """The chat's ID of the channel."""
     message: str
-    """The chat's ID of the message."""
     shown: str
-    """Digest of its content."""

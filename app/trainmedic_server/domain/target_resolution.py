@@ -93,24 +93,20 @@ def job_named_by(
 
 
 def gpu_named_by(labels: Mapping[str, str], identity: IdentityLabels = IdentityLabels()) -> str | Unresolved:
-    """Return the GPU in the labels, by UUID, index or PCI address."""
     return _named_gpu(AlertLabels(labels), identity)
 
 
 def node_named_by(
     labels: Mapping[str, str], topology: Topology, identity: IdentityLabels = IdentityLabels()
 ) -> str | Unresolved:
-    """Return the node in the labels."""
     return NodeEvidence(AlertLabels(labels), topology, identity).node()
 
 
 def node_reasons(labels: Mapping[str, str], topology: Topology) -> tuple[str, ...]:
-    """Return sentences on what labels and sources state about the node."""
     return tuple(NodeEvidence(AlertLabels(labels), topology, IdentityLabels()).reasons())
 
 
 def named_node(name: str, topology: Topology) -> str | Unresolved:
-    """Return the node with that name or address, ignoring a port."""
     host = host_of(name)
     nodes = topology.known.find(host)
     if len(nodes) > 1:
@@ -123,7 +119,6 @@ def named_node(name: str, topology: Topology) -> str | Unresolved:
 
 
 def job_in_labels(labels: AlertLabels, topology: Topology, identity: IdentityLabels) -> str | Unresolved:
-    """Return the job of the labels or of their pod, wherever it runs."""
     sets = tuple(label.value for label in labels.of(_JOBSET))
     named = _single(
         labels, identity.job, "job", is_passed_over=lambda label: any(_is_group(label.value, name) for name in sets)

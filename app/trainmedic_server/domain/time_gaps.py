@@ -23,7 +23,6 @@ class TimeGap(Struct, frozen=True):
     """A period of the wall clock without a working server."""
 
     ended_at: datetime
-    """Aware UTC."""
     length: timedelta
     is_downtime: bool
     """True if no server ran, as far as known. Otherwise the clock was set, or the machine slept."""

@@ -40,7 +40,6 @@ class ClusterNode(Struct, frozen=True):
 
     name: str
     addresses: tuple[str, ...]
-    """IP addresses and host names of its status."""
 
 
 class Pod(Struct, frozen=True):
@@ -51,7 +50,6 @@ class Pod(Struct, frozen=True):
     name: str
     node: str
     job: str | None
-    """Job in its labels, or None."""
     addresses: tuple[str, ...] = ()
     """IP addresses; the node's if it uses the host network."""
     gpus: int = 0
@@ -71,11 +69,9 @@ class Gpu(Struct, frozen=True):
     node: str
     uuid: str
     index: int | None = None
-    """Number on the node, from 0."""
     pci: str | None = None
     """PCI address (`gpu_names.normal_pci`)."""
     pods: tuple[str, ...] = ()
-    """UIDs of pods with a process on it."""
 
     def names(self) -> Iterator[str]:
         """Yield all its lookup keys (`gpu_names.key`)."""
@@ -94,16 +90,13 @@ class Rank(Struct, frozen=True):
     """Number from 0, or invalid data from the presence."""
     node: str
     gpu: str | None = None
-    """Reported name, usually a UUID."""
 
 
 class JobsBySource(NamedTuple):
     """Jobs that use something, by source. Their names may differ: see ``job_lookup``."""
 
     reported: Jobs
-    """Reported by jobs."""
     observed: Jobs
-    """Known from agents and the cluster."""
 
 
 class AgentTopology(Struct, frozen=True, dict=True):
@@ -113,7 +106,6 @@ class AgentTopology(Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, details_by_node: Mapping[str, Mapping[str, Any]]) -> AgentTopology:
-        """Read the agents' presences, given by node."""
         left = MOST_ENTRIES
         gpus_by_node = {}
         for node, details in details_by_node.items():
@@ -133,7 +125,6 @@ class AgentTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def names(self) -> NodeNames:
-        """Names of nodes with an agent."""
         return NodeNames(frozenset(self.gpus_by_node))
 
     def card_of(self, name: str, node: str) -> str:
@@ -161,7 +152,6 @@ class AgentTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def gpus_by_pod(self) -> Mapping[str, Sequence[Gpu]]:
-        """GPUs on which a pod has a process, by pod UID."""
         by_pod: dict[str, list[Gpu]] = {}
         for gpu in chain.from_iterable(self.gpus_by_node.values()):
             for uid in gpu.pods:
@@ -176,11 +166,9 @@ class JobTopology(Struct, frozen=True):
     jobs_by_gpu: JobsByName = field(default_factory=dict)
     nodes_by_job: Mapping[str, frozenset[str]] = field(default_factory=dict)
     gpus_by_job: Mapping[str, int] = field(default_factory=dict)
-    """Number of GPUs."""
     unsure_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Nodes, by job, on which a rank's GPU is unknown to the agents. It may use any GPU there."""
     keys_by_job: Mapping[str, Set[str]] = field(default_factory=dict)
-    """Reported GPU keys."""
     namespace_by_job: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -195,7 +183,6 @@ class JobTopology(Struct, frozen=True):
         gpus_by_key = agents.gpus_by_key
         ranks = chain.from_iterable(ranks_in(job, details) for job, details in details_by_job.items())
         names: dict[str, str] = {}
-        """The agents' names of reported nodes."""
         alone = {job: frozenset({job}) for job in details_by_job}
         for reported in islice(ranks, MOST_ENTRIES):
             if reported.node not in names:
@@ -259,7 +246,6 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_full_name(self) -> Mapping[str, Pod]:
-        """Pods by ``<namespace>/<name>``."""
         return {str(pod): pod for pod in self.pods.values()}
 
     @cached_property
@@ -284,7 +270,6 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_job(self) -> Mapping[str, Sequence[Pod]]:
-        """Pods by the job in their labels, possibly of several namespaces."""
         pods: dict[str, list[Pod]] = {}
         for pod in self.pods.values():
             if pod.job is not None:
@@ -298,12 +283,9 @@ class WrittenTopology(Struct, frozen=True, dict=True):
     nodes_by_address: Mapping[str, str] = field(default_factory=dict)
     jobs_by_pod: JobsByName = field(default_factory=dict)
     reported_by_node: JobsByName = field(default_factory=dict)
-    """Overrides the jobs' reports."""
     reported_by_gpu: JobsByName = field(default_factory=dict)
     observed_by_node: JobsByName = field(default_factory=dict)
-    """Overrides the cluster."""
     observed_by_gpu: JobsByName = field(default_factory=dict)
-    """Overrides the agents."""
 
     @cached_property
     def names(self) -> NodeNames:
@@ -322,7 +304,6 @@ class Topology(Struct, frozen=True, dict=True):
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
     """By job, for failures within the last hour."""
     remembered: NodeNames = field(default_factory=NodeNames)
-    """Nodes with an agent within the retention period."""
     agents_answer: bool = True
     """True if the list of connected agents is current."""
 
@@ -342,7 +323,6 @@ class Topology(Struct, frozen=True, dict=True):
 
     @property
     def nodes(self) -> Set[str]:
-        """Names of nodes in the cluster or with an agent."""
         return self.agents.gpus_by_node.keys() | {node.name for node in self.cluster.nodes}
 
     def node_at(self, address: str) -> str | None:
@@ -354,11 +334,9 @@ class Topology(Struct, frozen=True, dict=True):
         return next(iter(nodes)) if len(nodes) == 1 else None
 
     def jobs_of_pod(self, pod: str) -> Jobs:
-        """Return the jobs of the pod ``<namespace>/<name>``."""
         return _first(pod, self.written.jobs_by_pod, self.cluster.jobs_by_pod)
 
     def jobs_on_node(self, node: str) -> JobsBySource:
-        """Return the jobs with ranks or pods on the node."""
         observed = self.written.observed_by_node.get(node)
         return JobsBySource(
             _first(node, self.written.reported_by_node, self.jobs.jobs_by_node),
@@ -410,7 +388,6 @@ class Topology(Struct, frozen=True, dict=True):
 
 
 def names_of(nodes: Sequence[ClusterNode]) -> NodeNames:
-    """Return the names of cluster nodes with their addresses."""
     aliases: dict[str, frozenset[str]] = {}
     for node in nodes:
         for address in node.addresses:
@@ -433,7 +410,6 @@ def ranks_in(job: str, details: Mapping[str, Any]) -> list[Rank]:
 
 
 def _gpus_in(node: str, details: Mapping[str, Any]) -> Iterator[Gpu]:
-    """Yield the GPUs in an agent's presence."""
     for entry in _mappings(details.get("gpus")):
         uuid, index, pods = _text(entry.get("uuid")), entry.get("index"), entry.get("pods")
         if uuid is None:

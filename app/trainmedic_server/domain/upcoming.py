@@ -15,47 +15,34 @@ class HeldBy(Struct, frozen=True):
     run_id: str
     playbook: str
     target: str
-    """Target key."""
     alert_name: str
     since: datetime
-    """When it was admitted."""
     doing: str
-    """Current activity, for a person."""
     until: datetime | None = None
     """Latest end of that activity; None without a limit. More steps may follow."""
     at_deadline: str | None = None
-    """For a person: what happens then."""
 
 
 class Upcoming(Struct, frozen=True):
     """Current step, wait and next step of a run. Times are aware UTC."""
 
     now: str | None = None
-    """ID of the current step, or None."""
     waits_for: str | None = None
     """For a person: what the run waits for; None while it works."""
     holder: str | None = None
-    """Run that holds the target."""
     held_by: HeldBy | None = None
-    """Details of that run."""
     waiting_since: datetime | None = None
-    """Start of the wait for the target; None if not waiting."""
     not_before: datetime | None = None
     """Earliest automatic continuation, such as the next attempt."""
     deadline: datetime | None = None
     """Timeout of the current activity; None for none."""
     at_deadline: str | None = None
-    """For a person: what happens then."""
     step: str | None = None
     """ID of the next step. None if the run ends next (see ``outcome``)."""
     kind: str | None = None
-    """``action``, ``wait_for``, ``approve`` or ``undo``."""
     action: str | None = None
-    """Action of the next step or undo."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Its parameters, rendered with the current data."""
     question: str | None = None
-    """For an approval."""
     note: str | None = None
     """Why its condition or parameters are not known yet."""
     outcome: str | None = None

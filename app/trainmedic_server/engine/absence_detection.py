@@ -29,7 +29,6 @@ class AbsenceDetection:
         self._looked_at = None
 
     def note(self, absent: Collection[str]) -> list[str]:
-        """Record who is absent now and return those missing long enough."""
         now, before = self._elapsed(), self._looked_at
         self._looked_at = now
         if before is None or now - before > self._latest_look:

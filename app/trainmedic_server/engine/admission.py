@@ -34,7 +34,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 from trainmedic_server.ports.store import GuardFacts, LinkedRun
 
 _REJECTED_IN_HISTORY = 20
-"""Malformed alerts of a delivery that the history lists."""
 FirstPlan = Callable[[StartedRun, datetime], RunPlan | None]
 """Returns a starting run's first plan; None to leave it to the driver."""
 _UNFOUND = frozenset({Decision.TARGET_UNKNOWN, Decision.TARGET_AMBIGUOUS})
@@ -44,21 +43,16 @@ class AdmissionFacts(Struct):
     """Stored data on the deliveries. Each decision updates it for the next."""
 
     records: dict[Identity, AlertRecord]
-    """Known alerts."""
     firing: dict[str, dict[Identity, AlertRecord]]
     """Firing alerts by fingerprint, for fingerprints that resolve in these deliveries."""
     linked: dict[Identity, list[LinkedRun]]
-    """Runs of each alert, oldest first."""
     open_runs: dict[Key, str]
-    """Run IDs."""
     guards: dict[Key, GuardFacts]
     controls: Controls
     nodes_acted_on: set[str]
     """Within the breaker's window."""
     known_nodes: set[str]
-    """From the store, the topology and these deliveries."""
     topology: Topology = field(default_factory=Topology)
-    """Resolves pauses of nodes and jobs."""
 
 
 class Admitter:
@@ -133,7 +127,6 @@ class Admitter:
         return run
 
     def admit(self, prepared: PreparedDelivery) -> Admission:
-        """Decide on one delivery."""
         admitted: list[PlaybookDecision] = []
         duplicates = unmatched = 0
         self._events.extend(prepared.failures)
@@ -284,7 +277,6 @@ class Admitter:
         return outcome
 
     def mode_of(self, playbook: CompiledPlaybook) -> Mode:
-        """Return the playbook's effective mode."""
         return self._mode(playbook)[0]
 
     def _mode(self, playbook: CompiledPlaybook) -> tuple[Mode, str]:
@@ -297,7 +289,6 @@ class Admitter:
         return self._modes[version]
 
     def _guard_facts(self, key: Key) -> GuardFacts:
-        """Return stored counts plus the decisions of this transaction."""
         facts = self._facts.guards.get(key, GuardFacts())
         started, opened = self._started[key[0]], self._opened[key[0]]
         if not started and not opened:
@@ -364,7 +355,6 @@ class Admitter:
         )
 
     def _count(self, candidate: Candidate, run: Run) -> None:
-        """Make the new run visible to later decisions."""
         name, _ = candidate.key
         self._started[name] += 1
         if run.is_open:
@@ -399,7 +389,6 @@ class Admitter:
 
 
 def _events_of_rejected(delivery: Delivery, now: datetime) -> Iterator[Event]:
-    """Yield an event for each malformed alert, up to a limit, and one for the rest."""
     for rejected in delivery.rejected[:_REJECTED_IN_HISTORY]:
         fingerprint = rejected.identity.fingerprint if rejected.identity is not None else None
         content = kinds.AlertRejected(
@@ -433,7 +422,6 @@ def _with_reactions(record: AlertRecord, decisions: Sequence[PlaybookDecision], 
 
 
 def counted_since(playbooks: Iterable[CompiledPlaybook], ago: Ago) -> Mapping[str, datetime]:
-    """Return when each playbook's rate limit window begins."""
     return {
         playbook.definition.name: ago(playbook.definition.guards.max_runs.per)
         for playbook in playbooks

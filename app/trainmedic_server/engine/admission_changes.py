@@ -33,7 +33,6 @@ class AdmissionChanges(Struct, frozen=True):
     events: Sequence[Event]
     nodes: Set[str]
     controls: Controls | None
-    """None if unchanged."""
     started: Sequence[StartedRun]
     touched: Set[str]
     """IDs of runs whose drivers must reload."""
@@ -58,4 +57,3 @@ class ByHand(Struct, frozen=True):
     repeats: str | None = None
     """ID of the run to repeat."""
     key: str | None = None
-    """Idempotency key."""

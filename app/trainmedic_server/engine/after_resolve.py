@@ -1,4 +1,4 @@
-"""What a run may still do after its alert has resolved. Pure.
+"""Permitted actions of a run after its alert has resolved. Pure.
 
 A changing step starts only while an alert of the run fires. Exceptions:
 
@@ -21,7 +21,6 @@ from trainmedic_server.engine.step_sequence import step_definition, tolerates_ti
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 NOT_BEGUN = "the alert resolved before it began"
-"""Message of skipped steps."""
 
 
 def is_unwanted(draft: RunDraft, state: StepState) -> bool:
@@ -47,7 +46,6 @@ def is_behind_wait(run: Run, playbook: CompiledPlaybook, state: StepState) -> bo
 
 
 def next_wait(run: Run, state: StepState) -> StepState | None:
-    """Return the run's next ``wait_for: resolved`` after the step, or None."""
     later = (wait for wait in _waits(run) if _place(run, wait) > _place(run, state))
     return next((wait for wait in later if _follows(wait, state)), None)
 
@@ -87,7 +85,6 @@ def skip_to_wait(draft: RunDraft, first: StepState) -> None:
 
 
 def left_out(run: Run) -> Iterator[StepState]:
-    """Yield steps skipped or stopped because the alert resolved."""
     for state in run.steps:
         if state.message == NOT_BEGUN or (state.kind == "action" and state.status is StepStatus.CANCELLED):
             yield state

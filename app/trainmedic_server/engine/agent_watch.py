@@ -32,9 +32,7 @@ log = telemetry.logger(__name__)
 class AgentSource(Protocol):
     """Source of agents' presences."""
 
-    async def agents(self) -> list[Presence]:
-        """Return the presences of agents, including untrusted ones. Raises BusUnavailable."""
-        ...
+    async def agents(self) -> list[Presence]: ...
 
 
 class AgentWatch:
@@ -66,11 +64,9 @@ class AgentWatch:
         """Last report of each, as known to this process."""
 
     async def watch(self) -> None:
-        """Check until cancelled."""
         await loops.repeat(self.look, LOOK_EVERY, "agents", self._metrics)
 
     def names(self) -> NodeNames:
-        """Return nodes with an agent within the retention."""
         return self._names
 
     async def load(self) -> None:

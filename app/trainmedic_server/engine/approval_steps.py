@@ -48,7 +48,6 @@ def proceed(draft: RunDraft, state: StepState, definition: ApproveStep) -> Wait 
 
 
 def is_rejected(draft: RunDraft) -> bool:
-    """Return whether a person rejected the run's question."""
     asked = approval.waiting_step(draft.run)
     answers = approval.answers(asked, draft.outside.orders) if asked is not None else ()
     return any(order.kind is OrderKind.REJECT for order in answers)
@@ -109,7 +108,6 @@ def _default_question(run: Run, summary: str) -> str:
 
 
 def _is_answered(draft: RunDraft, state: StepState) -> bool:
-    """Apply the answers; return whether the step is final."""
     answers = approval.answers(state, draft.outside.orders)
     rejected = next((order for order in answers if order.kind is OrderKind.REJECT), None)
     if rejected is not None:

@@ -116,7 +116,6 @@ class Batcher(Generic[Asked, Answer]):
         return batch
 
     async def stop(self) -> None:
-        """Cancel current batches and waiting callers."""
         await end_tasks(self._tasks)
         while self._waiting:
             self._waiting.popleft().answer.cancel()

@@ -24,14 +24,12 @@ def of_run(run: Run, actions: Actions) -> Claim:
 
 
 def of_playbook(playbook: CompiledPlaybook, target: Target, actions: Actions) -> Claim:
-    """Return the claim of a future run."""
     definition = playbook.definition
     steps = chain(definition.steps, definition.on_success, definition.on_failure)
     return _claim(target, (step.action for step in steps if isinstance(step, ActionStep)), actions)
 
 
 def of_attempt(targets: Sequence[Target], action_class: type[Action] | None) -> Sequence[Claim]:
-    """Return the claims of an attempt on these targets."""
     if not _is_of_disks(action_class):
         return [Claim(target) for target in targets]
     return [Claim.of_disks(target.node) if target.node is not None else Claim(target) for target in targets]

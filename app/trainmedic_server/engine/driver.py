@@ -73,7 +73,6 @@ class Driver:
         self._then = then
         """Persisted next instruction that has not started. None while planning and during an attempt."""
         self._touches: set[str] = set()
-        """Nodes touched by its attempts."""
         self._in_flight: OutsideState | None = None
         """External state for the current attempt, as of the last touch."""
         self._times_touched = 0
@@ -88,12 +87,10 @@ class Driver:
 
     @property
     def snapshot(self) -> RunSnapshot:
-        """The run with the alerts and commands that the driver has read."""
         return RunSnapshot(self.run, tuple(self._outside.alerts), tuple(self._outside.orders))
 
     @property
     def is_touched(self) -> bool:
-        """True if there are unread external changes."""
         return self._touched.is_set()
 
     async def reload(self) -> None:
@@ -113,7 +110,6 @@ class Driver:
             await self._commit(draft.plan(Idle()))
 
     async def planned(self) -> None:
-        """Return once all touches are included in a plan."""
         await self._planned.wait()
 
     async def drive(self) -> None:
@@ -132,7 +128,6 @@ class Driver:
             await self._plan_next(await self._carry_out())
 
     async def _plan_next(self, ended: EndedAttempt | None) -> None:
-        """Plan and persist the next instruction."""
         self._then = None
         while self._then is None:
             await self._read_outside()
@@ -178,7 +173,6 @@ class Driver:
             await self._rest(newest + self._context.max_age + timedelta(milliseconds=1), granted)
 
     def _refused_in_queue(self) -> tuple[str, Decision] | None:
-        """Return why the waiting run must no longer act, or None."""
         if plan.has_begun(self.run):
             return None  # it acted before a restart and continues
         if self._outside.breaker is not None:
@@ -192,7 +186,6 @@ class Driver:
         return busy, Decision.TARGET_BUSY
 
     async def _perform(self, act: PerformAttempt) -> AttemptOutcome:
-        """Make the persisted attempt, unless it is blocked, and return its outcome."""
         state = self.run.step(act.key)
         name = (state.undo.action if act.undo and state.undo else state.action) or ""
         claim = f"{self.run.id}/undo" if act.undo else self.run.id
@@ -307,7 +300,6 @@ class Driver:
         return self._in_flight or self._outside
 
     async def _report_wait(self, state: StepState, reason: str) -> None:
-        """Record what an attempt waits for."""
         run = replace(self.run, message=reason) if self.run.is_open else self.run
         await self._commit(RunPlan(run, (self._event(kinds.AttemptWaits(state.id, reason)),), Wait()))
 
@@ -355,7 +347,6 @@ class Driver:
         self._outside = self._outside.under(self._services.controls(), self._pause())
 
     async def _rest(self, until: datetime | None, *others: asyncio.Future[None]) -> None:
-        """Wait until touched, `until`, or one of `others` is done."""
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._touched.wait()), *others}
         if until is not None:
             waits.add(asyncio.ensure_future(self._services.clock.sleep_until(until)))
@@ -506,7 +497,6 @@ def _unmakeable_outcome(act: PerformAttempt, reason: str) -> AttemptOutcome:
 
 
 def _ended_between(before: Run, after: Run) -> Iterator[tuple[str, str]]:
-    """Yield (action, command ID) of attempts that ended between the two states."""
     for old, new in zip(before.steps, after.steps, strict=True):
         if old is new:
             continue

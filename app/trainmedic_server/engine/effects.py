@@ -26,7 +26,6 @@ from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 ACTED = names(StepStarted, StepResumed)
-"""Events of a possible first act."""
 SETTLES = timedelta(seconds=30)
 """Delay after the measured period, so that the last scrape is included."""
 GIVE_UP_AFTER = timedelta(days=1)
@@ -75,7 +74,6 @@ class EffectRecorder:
         return replace(effect, origin="playbook", query=query, better=measured.better)
 
     async def _playbook_of(self, run: Run) -> CompiledPlaybook | None:
-        """Return the run's version of its playbook, if it still exists."""
         loaded = self._catalog.get(run.playbook)
         if loaded is not None and loaded.version == run.version:
             return loaded
@@ -96,7 +94,6 @@ class EffectMeasuring:
         self._metrics = metrics
 
     async def run(self) -> None:
-        """Measure until cancelled."""
         await loops.repeat(self.measure, _LOOK_EVERY, "effects", self._metrics)
 
     async def measure(self) -> int:
@@ -167,7 +164,6 @@ class EffectMeasuring:
 
 
 def _is_of(rule: AlertRule, run: Run) -> bool:
-    """Return whether the alert has the rule's static labels."""
     fixed = {name: value for name, value in rule.labels.items() if "{{" not in value}
     return all(run.sent_labels.get(name) == value for name, value in fixed.items())
 

@@ -45,17 +45,14 @@ class EngineServices(Struct, frozen=True):
     metrics: telemetry.Metrics
     new_id: Callable[[], str]
     controls: Callable[[], Controls]
-    """Returns the current switches."""
     breaker: Breaker
     """Checked before each changing attempt."""
     fence: Fence
     """Called right before each attempt."""
     topology: Callable[[], Topology] = Topology
-    """Returns the known nodes, jobs and GPUs."""
     renew_topology: Callable[[], Awaitable[None]] = nothing_to_renew
     """Reloads it if a target is unknown. Waits briefly and never raises."""
     alert_map: Callable[[], AlertMap] = lambda: NO_ALERT_MAP
-    """Returns the active alert map."""
 
     def planning_context(self, playbook: CompiledPlaybook | None) -> PlanningContext:
         limits, timeline = self.limits, self.timeline
@@ -71,7 +68,6 @@ class EngineServices(Struct, frozen=True):
         )
 
     def pause_of(self, run: Run, nodes: Set[str] = frozenset()) -> OperatorPause | None:
-        """Return the pause that holds a run touching `nodes` and its target, or None."""
         controls = self.controls()
         if not controls.pauses:
             return None
@@ -79,7 +75,6 @@ class EngineServices(Struct, frozen=True):
         return pausing.holding(controls, run.playbook, run.target, run.every_label, now, topology, nodes)
 
     def count_closed(self, run: Run) -> None:
-        """Count and log a closed run."""
         self.metrics.open_runs.dec()
         self.metrics.runs.labels(run.playbook, str(run.status)).inc()
         log.info("run closed", status=str(run.status), decision=str(run.decision), message=run.message)

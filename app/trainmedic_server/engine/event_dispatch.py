@@ -26,9 +26,7 @@ class EventListener(Protocol):
     """Receiver of events."""
 
     @property
-    def name(self) -> str:
-        """Key of its stored position."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def kinds(self) -> Collection[str]:
@@ -71,7 +69,6 @@ class EventDispatcher:
         self._position: int | None = None
 
     async def run(self) -> None:
-        """Deliver new events until cancelled."""
         retries = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         await loops.repeat(self.tell, _LOOK_EVERY, self._listener.name, self._metrics, retries=retries, rest=self._rest)
 

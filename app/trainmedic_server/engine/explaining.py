@@ -57,7 +57,6 @@ class Explainer:
         return await asyncio.to_thread(explanation.explain, playbooks, delivery, facts, context)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
-        """Return what a playbook test would see of each alert."""
         services = self._services
         mapped = [services.alert_map().apply(alert).alert for alert in alerts]
         return await asyncio.to_thread(

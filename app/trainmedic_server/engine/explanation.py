@@ -44,7 +44,6 @@ class Explanation(Struct, frozen=True):
     source: str
     version: str
     names_alert: bool
-    """Whether the playbook names the alertname."""
     matched: bool
     why: str = ""
     mode: Mode | None = None
@@ -53,9 +52,7 @@ class Explanation(Struct, frozen=True):
     """Sentences on labels that name a node, with sources. Empty if the target has no node."""
     decision: Decision | None = None
     run_id: str | None = None
-    """Run that handles the alert, or that it would join."""
     waits_for: str | None = None
-    """Run that holds the target."""
     guards: tuple[str, ...] = ()
     steps: tuple[StepPlan, ...] = ()
 
@@ -65,7 +62,6 @@ class ExplainedAlert(Struct, frozen=True):
 
     alert: Alert
     playbooks: tuple[Explanation, ...]
-    """Sorted by name."""
     told: tuple[str, ...] = ()
     """Runs that would be notified of the end of the alert and may end or revert changes."""
     refused: str = ""
@@ -87,16 +83,13 @@ class ExplainContext(Struct, frozen=True):
     holder: Callable[[matching.Key], str | None] = lambda key: None
     """Returns the run that holds the target of a playbook's run."""
     verdicts: Mapping[str, VerdictsOnJob] = field(default_factory=dict)
-    """Verdicts of the last hour, by job."""
     topology: Topology = field(default_factory=Topology)
     is_live: bool = False
-    """Whether the guards' inputs are known."""
 
 
 def prepared(
     playbooks_for: Callable[[str], Sequence[CompiledPlaybook]], mapped: Sequence[MappedAlert], topology: Topology
 ) -> PreparedDelivery:
-    """Return the alerts as one delivery, matched with the playbooks for their alertnames."""
     matched = []
     for each in mapped:
         made = matching.match(playbooks_for(each.alert.name), each.alert, topology)
@@ -215,7 +208,6 @@ def _reacting(
 
 
 def _told_by(decision: Decision, run_id: str | None) -> str:
-    """Explain a decision that has no reason of its own."""
     if decision is Decision.JOINED:
         return (
             f"run {run_id} is open on this target" if run_id else "a run for an alert before it is open on this target"
@@ -226,7 +218,6 @@ def _told_by(decision: Decision, run_id: str | None) -> str:
 
 
 def _guards(spec: Guards, facts: GuardFacts | None, ago: Ago) -> tuple[str, ...]:
-    """Return a sentence for each guard, with its usage if known."""
     sentences = []
     if spec.cooldown is not None:
         sentence = f"cooldown: not within {duration.write(spec.cooldown)} after its last run on this target ended"

@@ -23,7 +23,6 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.store import RunStore, Transaction
 
 RECEIVER = "log findings"
-"""Receiver name of deliveries without an Alertmanager."""
 _LOOK_EVERY = timedelta(seconds=5)
 _AT_ONCE = 200
 """Alerts per call."""
@@ -59,11 +58,9 @@ class FindingAlertSender:
         self._touched = asyncio.Event()
 
     def touch(self) -> None:
-        """Wake up, because an alert is due."""
         self._touched.set()
 
     async def run(self) -> None:
-        """Send due alerts until cancelled."""
         await loops.repeat(self.tell, _LOOK_EVERY, "finding alerts", self._metrics, rest=self._until_touched)
 
     async def _until_touched(self, seconds: float) -> None:

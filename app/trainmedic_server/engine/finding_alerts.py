@@ -58,14 +58,12 @@ def silence_reason(known: KnownFinding, rule: LogRule | None, update: FindingUpd
 
 
 def is_before_boot(known: KnownFinding, booted_at: datetime | None) -> bool:
-    """Return whether the node was booted after the finding's last line."""
     if booted_at is None:
         return False
     return known.last_at + timedelta(seconds=known.clock_error) + _BOOT_ERROR < booted_at
 
 
 def raised(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
-    """Return the finding with an alert that begins now."""
     shown = known.as_finding
     labels = _labels(known, rule, rendering.severity_of(rule, shown))
     summary = _with_claim(rendering.summary_of(rule, shown), known)
@@ -77,7 +75,6 @@ def raised(known: KnownFinding, rule: LogRule, now: datetime) -> KnownFinding:
 
 
 def written(known: KnownFinding, alert: FindingAlert) -> Alert:
-    """Return the firing or resolved alert of a finding."""
     annotations = {
         "summary": alert.summary,
         "description": alert.description,
@@ -122,14 +119,12 @@ def _description(rule: LogRule, shown: Finding) -> str:
 
 
 def _with_claim(text: str, known: KnownFinding) -> str:
-    """Append the claimed job, marked as a claim."""
     if not known.claimed_job:
         return text
     return f"{text} ({claim(known.claimed_job)}; nothing proves that this job runs on {known.origin.node})"
 
 
 def claim(job: str) -> str:
-    """Return the phrase for a job that only a log file names."""
     return f"from a log file that names job {job}"
 
 

@@ -28,7 +28,6 @@ _LONGEST_CLAIM = 253
 
 
 def believed(finding: Finding, topology: Topology, was_there: WasThere) -> Finding:
-    """Return the finding with its trusted target and job."""
     origin = finding.origin
     job = _job_of(origin, topology, was_there)
     # Keep the attempt of a claimed job, which groups its findings.
@@ -73,7 +72,6 @@ class ClaimedFindings:
         self._times: dict[str, dict[str, datetime]] = {}
 
     def admits(self, node: str, key: str, now: datetime) -> bool:
-        """Return whether the node may have this finding with its claim."""
         times = self._times.setdefault(node, {})
         if key not in times and len(times) >= MOST_CLAIMED_OF_NODE:
             self._times[node] = times = {each: at for each, at in times.items() if now - at < COUNTED}
@@ -83,5 +81,4 @@ class ClaimedFindings:
         return True
 
     def keep(self, node: str, key: str, now: datetime) -> None:
-        """Count an open finding as seen now."""
         self._times.setdefault(node, {})[key] = now

@@ -39,7 +39,6 @@ class EndFacts(Struct, frozen=True):
 
 
 def end_of(known: KnownFinding, rule: LogRule | None, facts: EndFacts) -> FindingEnd | None:
-    """Return why the finding has ended; None if open."""
     if known.is_suspected and rule is not None and rule.alert is not None and rule.alert.confirm is not None:
         return FindingEnd.UNCONFIRMED if known.heard_at <= facts.ago(rule.alert.confirm.within) else None
     until = rule.until if rule is not None else ""
@@ -78,7 +77,6 @@ def confirmed_by(
     firing: Iterable[AlertRecord],
     topology: Topology,
 ) -> str:
-    """Return the rule or alert that confirms the finding; empty if none."""
     for other in others:
         is_near = other.id != known.id and _is_within(known, other.first_at, other.last_at, confirm.within)
         if other.rule in confirm.by and is_near and _are_together(known, other):

@@ -70,7 +70,6 @@ class _Work(Struct):
     begun: list[KnownFinding] = field(default_factory=list)
     dropped: int = 0
     cut_claims: Counter[str] = field(default_factory=Counter)
-    """Updates whose claimed job was dropped, by node."""
 
     def put(self, known: KnownFinding) -> None:
         self.known[known.id] = known
@@ -111,10 +110,8 @@ class FindingIntake:
         self._claimed = finding_claims.ClaimedFindings()
         self._numbers: dict[tuple[str, str], int] = {}
         self._suspected: set[str] = set()
-        """IDs of findings that may wait for confirmation."""
 
     async def watch(self) -> None:
-        """End and confirm findings until cancelled."""
         await loops.repeat(self.check, CHECK_EVERY, "findings", self._metrics, rest=loops.by_clock(self._clock))
 
     async def take(self, updates: Sequence[FindingUpdate]) -> None:
@@ -198,7 +195,6 @@ class FindingIntake:
         return replace(later, alert=earlier.alert, no_alert_because=earlier.no_alert_because, tell_at=earlier.tell_at)
 
     def _begun(self, work: _Work, finding: Finding, now: datetime) -> KnownFinding | None:
-        """Return a new finding; None if its group has too many."""
         known = known_finding.begun(self._new_id(), finding, now)
         group = _Group.of(known)
         if self._open[group] + sum(_Group.of(each) == group for each in work.begun) >= MOST_OPEN_OF_NODE:
@@ -207,7 +203,6 @@ class FindingIntake:
         return known
 
     def _decided(self, known: KnownFinding, rule: LogRule | None, update: FindingUpdate, now: datetime) -> KnownFinding:
-        """Return the finding with its alert, or with the reason for none."""
         if known.alert is not None:
             return known
         reason = finding_alerts.silence_reason(known, rule, update, now)
@@ -220,7 +215,6 @@ class FindingIntake:
         return finding_alerts.raised(known, rule, now)
 
     def _end_what_streams_ended(self, tx: Transaction, work: _Work, now: datetime) -> None:
-        """End findings whose last stream reported an end."""
         ended = {work.episodes[key].finding_id for key in work.changed_episodes if work.episodes[key].is_over}
         over = ended - tx.findings.going_on(ended)
         closed = [work.known[each] for each in over if work.known[each].is_open]
@@ -276,7 +270,6 @@ class FindingIntake:
         return still_open, any(known.tell_at is not None for known in told)
 
     def _confirm(self, tx: Transaction, topology: Topology) -> list[KnownFinding]:
-        """Raise the alerts of confirmed findings and return these."""
         if not self._suspected:
             return []
         rules, others = self._rules().by_name, tx.findings.all_open()
@@ -297,7 +290,6 @@ class FindingIntake:
 
 
 def _read(tx: Transaction, placed: Sequence[tuple[FindingUpdate, Finding]]) -> _Work:
-    """Read the stored data on these updates."""
     findings = tx.findings
     episodes = findings.episodes([EpisodeKey(update.node, finding.id) for update, finding in placed])
     keys = [known_finding.identity(finding) for _, finding in placed]

@@ -67,7 +67,6 @@ class KeptTargets:
         return first if first.run.is_open else None
 
     def pass_on(self, changes: AdmissionChanges) -> None:
-        """Pass the targets to runs whose first plans are durable."""
         for started in changes.started:
             if started.then is not None:
                 keeper = self._keepers.pop((started.run.playbook, started.run.target_key))

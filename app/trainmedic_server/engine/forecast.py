@@ -62,7 +62,6 @@ def step_plans(
     now: datetime,
     verdicts: Mapping[str, VerdictsOnJob],
 ) -> tuple[StepPlan, ...]:
-    """Return the forecast of each step of all phases."""
     run = _imagined(playbook, alert, target, mode, now)
     names = scope.build(run, playbook, [alert], hindsight=False, verdicts=verdicts)
     states = step_sequence.initial_steps(playbook, ask_first=False)
@@ -99,7 +98,6 @@ def _step_plan(playbook: CompiledPlaybook, actions: Actions, names: Scope, state
 
 
 def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: Step) -> tuple[StepForecast, str]:
-    """Return the forecast by the step's ``when``, and why."""
     if spec.when and _uses_steps(spec.when, is_expression=True):
         return StepForecast.UNDETERMINED, f"depends on how earlier steps end: {spec.when}"
     try:
@@ -111,7 +109,6 @@ def _condition(playbook: CompiledPlaybook, names: Scope, state: StepState, spec:
 
 
 def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: ApproveStep) -> str:
-    """Return the question; unrendered if it depends on earlier steps."""
     try:
         return playbook.message(state.phase, state.index, names)
     except errors.ExpressionError:
@@ -119,7 +116,6 @@ def _question(playbook: CompiledPlaybook, names: Scope, state: StepState, spec: 
 
 
 def _uses_steps(value: Any, *, is_expression: bool = False) -> bool:
-    """Return whether an expression, or a template in `value`, uses ``steps``."""
     if isinstance(value, Mapping):
         return any(_uses_steps(member) for member in value.values())
     if isinstance(value, list):

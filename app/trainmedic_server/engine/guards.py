@@ -1,4 +1,4 @@
-"""Whether a run may start: guards, mode and breaker. Pure.
+"""Start conditions of a run: guards, mode and breaker. Pure.
 
 The first reason that applies is the decision, so they are ordered by usefulness to people.
 """
@@ -20,11 +20,10 @@ from trainmedic_server.ports.store import GuardFacts
 
 
 class GuardDecision(Struct, frozen=True):
-    """Whether a run may start, and why."""
+    """Decision on the start of a run, with its reason."""
 
     decision: Decision
     why: str = ""
-    """For a person; empty if the decision needs none."""
 
 
 def decide(

@@ -47,7 +47,6 @@ UNREAD_SETTLING = timedelta(seconds=15)
 TAKEN_IN = timedelta(minutes=2)
 """Period after the first sign that belongs to the same failure."""
 ALERT_LASTS = timedelta(minutes=15)
-"""Duration of a verdict's alert."""
 OLDEST = timedelta(hours=1)
 _REMEMBERED = 2 * OLDEST
 """How long a job's last location is remembered."""
@@ -61,7 +60,6 @@ _LAUNCHER_LASTS = timedelta(seconds=20)
 """How long a launcher counts as present after its last presence. Its reports are read every few seconds."""
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
-"""Alerts searched for those of jobs that ended normally."""
 _PODS_END = timedelta(seconds=5)
 """A container ends at about the time of its job's report."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8
@@ -119,7 +117,6 @@ class JobDiagnoses:
         self._placements: dict[str, Any] = {}
         """Last reported placements by job."""
         self._sizes: dict[str, int] = {}
-        """Last reported numbers of ranks by job."""
         self._processes: dict[str, tuple[str, ...]] = {}
         """Instances of the last processes and launchers by job, in order of appearance."""
         self._stepping: dict[str, Stepping] = {}
@@ -138,7 +135,6 @@ class JobDiagnoses:
         """Launcher nodes by job, as reported."""
 
     async def watch(self) -> None:
-        """Check until cancelled."""
         await loops.repeat(self.look, _LOOK_EVERY, "diagnoses", self._metrics)
 
     async def look(self) -> None:
@@ -188,7 +184,6 @@ class JobDiagnoses:
         return [sign for sign in signs if sign.is_wait and stepping is not None and stepping.usual]
 
     def _unreported(self, job: str, signs: Sequence[Sign], reports: Sequence[ReportedEnd]) -> list[Sign]:
-        """Return the signs without a report, earliest first."""
         stepping = self._stepping.get(job)
         left = (sign for sign in signs if not job_failure.is_disproved(sign, stepping))
         left = (sign for sign in left if not reported_end.is_answered(sign.at, sign.attempt, reports))
@@ -259,7 +254,6 @@ class JobDiagnoses:
         earlier = await self._store.transact(lambda tx: tx.verdicts.of_job(job, _MOST_EARLIER))
         earlier = [each for each in earlier if not each.is_slow]
         reported: set[str] = set()
-        """IDs of verdicts on reported failures."""
         for before, report in pairwise((None, *reports)):
             if report is None or not report.is_failure:
                 continue
@@ -296,7 +290,6 @@ class JobDiagnoses:
         report: ReportedEnd | None,
         reports: Sequence[ReportedEnd],
     ) -> KnownVerdict:
-        """Make or update the verdict, store it if changed, and return it."""
         now = self._clock.now()
         ranks = self._ranks.get(job, {})
         nodes = {rank.node for rank in ranks.values()} | self._launched_on.get(job, frozenset())
@@ -384,7 +377,6 @@ class JobDiagnoses:
         return pods.are_own(namespace, is_known, places, self._pods.namespaces_of(job))
 
     async def _with_pods(self, facts: Facts, job: str, known: KnownVerdict, earlier: Sequence[KnownVerdict]) -> Facts:
-        """Add what Kubernetes states about the job's pods."""
         reading = await self._pods.reading(job, await self._own_pods(job))
         after = max((verdict.began_at + TAKEN_IN for verdict in earlier), default=None)
         facts = replace(facts, pods=pods.of_failure(reading, known.began_at, TAKEN_IN, after))
@@ -395,7 +387,6 @@ class JobDiagnoses:
         return [excerpt for record in records if record is not None for excerpt in record.excerpts]
 
     async def _suspect(self, node: str, now: datetime) -> None:
-        """Send an alert on a node where several jobs failed."""
         named = await self._store.transact(lambda tx: tx.verdicts.on_node(node, now - verdict_alert.SUSPECT_WITHIN))
         jobs = sorted({verdict.job for verdict in named})
         if len(jobs) < verdict_alert.SUSPECT_JOBS:
@@ -417,7 +408,6 @@ class JobDiagnoses:
         await self._store.transact(lambda tx: tx.verdicts.save(noted))
 
     async def _of_ended(self, due: Sequence[KnownVerdict], now: datetime) -> list[KnownVerdict]:
-        """Return verdicts of normally ended jobs whose alert is due later."""
         if not self._ended:
             return []
         later = await self._store.transact(lambda tx: tx.verdicts.to_tell(now + self._repeat_every, _MOST_ENDED))
@@ -438,7 +428,6 @@ class JobDiagnoses:
 
 
 def _before(verdict: KnownVerdict, verdicts: Sequence[KnownVerdict]) -> list[KnownVerdict]:
-    """Return the verdicts on earlier failures, newest first."""
     at = (verdict.began_at, verdict.attempt or 0)
     return [each for each in verdicts if each.id != verdict.id and (each.began_at, each.attempt or 0) < at]
 
@@ -462,13 +451,11 @@ def _namespace_of(details: Mapping[str, Any]) -> str | None:
 
 
 def _size_of(details: Mapping[str, Any]) -> int | None:
-    """Return the reported number of ranks; None if invalid."""
     size = details.get("world_size")
     return size if isinstance(size, int) and 0 < size <= _MOST_RANKS else None
 
 
 def _ranks_of(details_by_job: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[int, RankFacts]]:
-    """Return rank locations by job."""
     return {
         name: {
             rank.rank: RankFacts(rank.node, rank.gpu) for rank in ranks_in(name, details) if isinstance(rank.rank, int)

@@ -18,7 +18,6 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.outside import Presence
 
 APART = timedelta(minutes=1)
-"""Minimum time between two events of a job."""
 MOST_JOBS = 10_000
 
 
@@ -53,7 +52,6 @@ class JobEvaluations:
         return events
 
     def recorded(self, events: Sequence[Event], jobs: Sequence[Presence]) -> None:
-        """Mark events as stored and forget gone jobs."""
         for event in events:
             if isinstance(content := content_of(event), JobEvaluated):
                 self._recorded[content.job] = dict(self._shown[content.job])

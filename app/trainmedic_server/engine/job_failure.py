@@ -26,7 +26,6 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 
 TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
-"""Shipped rules for launcher output on ended processes."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)
@@ -50,7 +49,6 @@ def is_of(known: KnownFinding, job: str, nodes: Collection[str]) -> bool:
 
 
 def tells_dumps(known: KnownFinding) -> bool:
-    """Return whether the excerpts are digests of flight recorder dumps."""
     return known.rule == digest.RULE and known.origin.source == digest.SOURCE
 
 
@@ -82,7 +80,6 @@ def began_at(instances: Iterable[str], failed_at: datetime) -> datetime | None:
 
 
 def tells_kills(known: KnownFinding) -> bool:
-    """Return whether the excerpts contain kernel lines about killed processes."""
     return known.cause is CauseClass.HOST_MEMORY and not known.is_printed
 
 
@@ -150,7 +147,6 @@ class Stepping(NamedTuple):
     step: int
     instance: str
     since: datetime
-    """When the process last advanced."""
     usual: timedelta = timedelta(0)
     """Longest recent time between advances; zero before two of them."""
 

@@ -42,7 +42,6 @@ class JobVerdicts:
             self.take(record.job, record.at, verdict, is_slow=record.is_slow)
 
     def current(self) -> Mapping[str, VerdictsOnJob]:
-        """Return them by job."""
         failures, slownesses = self._failures, self._slownesses
         if not failures and not slownesses:
             return {}

@@ -33,7 +33,6 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 MOST_JOBS = 10_000
 _LATEST_LOOK = timedelta(seconds=20)
 """A later check means that the server was stalled."""
@@ -46,7 +45,6 @@ class _Ranks(NamedTuple):
     """Reported ranks of a job."""
 
     gpus: frozenset[tuple[str, str, str]]
-    """As (job, node, UUID)."""
     number: int
 
 
@@ -76,10 +74,8 @@ class JobWatch:
         self._read_ranks = PartReader("placement", _ranks_of)
         self._evaluations = JobEvaluations()
         self._looking = asyncio.Lock()
-        """Guards changes of the records."""
 
     async def watch(self) -> None:
-        """Check until cancelled."""
         await loops.repeat(self.look, LOOK_EVERY, "jobs", self._metrics)
 
     async def look(self) -> None:
@@ -137,7 +133,6 @@ class JobWatch:
         self._evaluations.recorded(events, jobs)
 
     async def _note_ranks(self, jobs: Sequence[Presence], known: Collection[str]) -> None:
-        """Update GPUs in use and rank counts from trusted presences."""
         kept = {*known, *(job.name for job in jobs)}
         self._ranks = {name: number for name, number in self._ranks.items() if name in kept}
         told = await self._read_ranks.changed([job for job in jobs if job.doubt is None])

@@ -1,4 +1,8 @@
-"""Whether an effect whose lease expired may be reapplied, by its run's history. ``lease_recovery`` states the rules."""
+"""Conditions for reapplying an effect whose lease expired, from its run's history. See ``lease_recovery`` for the
+rules.
+
+`obstacle` and `guard_obstacle` return a reason for people, or None.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,6 @@ _ENDED_BY_PERSON = (OrderKind.CANCEL, OrderKind.UNDO, OrderKind.CLOSE_UNDO)
 
 
 def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: datetime) -> str | None:
-    """Return why nothing of the run may be reapplied, or None."""
     controls = tx.controls()
     orders = tx.orders_of([run.id]).get(run.id, ())
     order = next((order for order in orders if order.kind in _ENDED_BY_PERSON), None)
@@ -49,7 +52,6 @@ def obstacle(tx: Transaction, run: Run, fires: bool | None, mode: Mode, now: dat
 
 
 def guard_obstacle(tx: Transaction, run: Run, command_id: str, guards: Guards, ago: Ago) -> str | None:
-    """Return why the playbook's guards forbid reapplying the effect, or None."""
     started = [
         event.at for event, content in contents_of(tx, run.id, SetAgainStarted) if content.command_id == command_id
     ]

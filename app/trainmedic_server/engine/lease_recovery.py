@@ -63,7 +63,7 @@ class _PreparedRun(Struct, frozen=True):
 
     run: Run
     fires: bool | None
-    """Whether an alert of the run fires; None if unknown."""
+    """True if an alert of the run fires; None if unknown."""
     guards: Guards
 
 
@@ -84,7 +84,6 @@ class LeaseRecovery:
         self._attempt_numbers = itertools.count()
 
     def note_server_start(self) -> None:
-        """Record that the server starts to listen."""
         self._started_at = self._services.clock.now()
         self._started_at_loop_time = asyncio.get_running_loop().time()
 
@@ -118,7 +117,6 @@ class LeaseRecovery:
         self._looked_up &= set(command_ids)
 
     def _record_losses(self, tx: Transaction, lost: Sequence[Renewal]) -> int:
-        """Record each loss once and return the number of new ones."""
         count = 0
         for renewal in lost:
             effect = renewal.effect
@@ -134,7 +132,6 @@ class LeaseRecovery:
         return count
 
     async def _set_again(self, action: LeasedAction, effects: Sequence[LeasedEffect]) -> None:
-        """Reapply the lost effects of one run."""
         run_id = effects[0].run_id
         if run_id in self._busy_runs:
             return  # an earlier round still waits for another attempt on the targets
@@ -185,7 +182,6 @@ class LeaseRecovery:
         return _PreparedRun(run, await self._is_firing(run_id), guards)
 
     async def _is_firing(self, run_id: str) -> bool | None:
-        """Return whether an alert of the run fires; None if unknown."""
         alerts = decisive(await self._services.store.transact(lambda tx: tx.alerts_of([run_id]).get(run_id, [])))
         silent_since = self._services.timeline.ago(self._services.limits.assume_resolved_after)
         firing = [alert for alert in alerts if not alert.is_resolved and alert.last_heard_at >= silent_since]
@@ -254,7 +250,6 @@ class LeaseRecovery:
             tx.append([recorded(SetAgainHeld(reason, asked), self._services.clock.now(), run_id)])
 
     async def _record_set_again(self, renewals: Sequence[Renewal]) -> None:
-        """Record effects that are active again on all their nodes."""
         by_command: dict[str, list[Renewal]] = {}
         for renewal in renewals:
             by_command.setdefault(renewal.effect.command_id, []).append(renewal)
@@ -267,7 +262,6 @@ class LeaseRecovery:
             self._services.metrics.leases_set_again.inc(len(done))
 
     def _record_done(self, complete: Iterable[Sequence[Renewal]], tx: Transaction) -> list[str]:
-        """Record reapplied effects and return the IDs of new ones."""
         done = []
         for renewals in complete:
             effect = renewals[0].effect
@@ -297,7 +291,6 @@ def _is_under_way(tx: Transaction, run_id: str, command_id: str) -> bool:
 
 
 def _is_needed(run: Run, command_id: str) -> bool:
-    """Return whether the command's effect is not being reverted."""
     return any(
         step.undo is None or step.undo.status in _NOT_BEGUN
         for step in run.steps

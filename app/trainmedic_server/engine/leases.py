@@ -28,7 +28,6 @@ RENEW_EVERY = timedelta(seconds=15)
 _BATCH = 200
 """Runs per transaction. Deliveries share the store's only writer and must not wait for thousands."""
 _SHOWN = 8
-"""Nodes named in a warning."""
 
 log = telemetry.logger(__name__)
 

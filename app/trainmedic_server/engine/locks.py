@@ -59,7 +59,6 @@ class TargetLocks:
         return True
 
     def pass_on(self, keeper: str, run_id: str) -> None:
-        """Give the reserved claim to the run."""
         claim = self._held.remove(keeper)
         assert claim is not None
         self._keepers.discard(keeper)
@@ -73,7 +72,6 @@ class TargetLocks:
         return self._grants[run_id]
 
     def holder(self, claim: Claim) -> str | None:
-        """Return a run that holds an overlapping claim, or None."""
         claims = self._held.near(claim)
         return next((run for run, held in claims if run not in self._keepers and held.overlaps(claim)), None)
 
@@ -112,7 +110,6 @@ class TargetLocks:
         return _Acting(self, holder, claims)
 
     async def begin_acting(self, claims: Mapping[str, Claim]) -> bool:
-        """Enter `acting`, with an ID for each claim."""
         waited = False
         while any(map(self._acting.overlapping, claims.values())):
             waited = True
@@ -124,7 +121,6 @@ class TargetLocks:
         return waited
 
     def end_acting(self, names: Iterable[str]) -> None:
-        """Leave `acting`."""
         for name in names:
             self._acting.remove(name)
         waiters, self._held_back = self._held_back, []
@@ -179,7 +175,6 @@ class _Claims:
         return claim
 
     def near(self, claim: Claim) -> list[tuple[str, Claim]]:
-        """Return claims that may overlap `claim`, in order of arrival."""
         claims = [named for group in self._near(claim) for named in group.items()]
         return sorted(claims, key=lambda named: self._numbers[named[0]])
 

@@ -31,7 +31,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import Transaction
 
 ALERT_NAME = "StartedByHand"
-"""Alertname of stand-in alerts."""
 _MOST_FIRING = 10_000
 
 
@@ -43,7 +42,6 @@ class StartOrder(Struct, frozen=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     """Required labels of the alert, or labels of the stand-in."""
     dry_run: bool = False
-    """True to do and record nothing."""
 
 
 class Started(Struct, frozen=True):
@@ -52,11 +50,8 @@ class Started(Struct, frozen=True):
     run: Run
     """The run or the record of the refusal; hypothetical in a dry run."""
     steps: tuple[StepAhead, ...]
-    """Planned steps as rendered at the start."""
     waits_for: str | None = None
-    """Run that holds the target."""
     is_repeated: bool = False
-    """True if the same request had started it before."""
 
 
 class ManualStarter:
@@ -169,7 +164,6 @@ class ManualStarter:
     def _firing(
         self, tx: Transaction, playbook: CompiledPlaybook, order: StartOrder, topology: Topology
     ) -> AlertRecord | None:
-        """Return the newest firing alert for the playbook and target with the required labels."""
         names, fitting = playbook.definition.on.alertnames, []
         alert_map = self._services.alert_map()
         for record in tx.firing(_MOST_FIRING):

@@ -28,7 +28,6 @@ class Candidate(Struct, frozen=True, dict=True):
 
     @property
     def is_unknown(self) -> bool:
-        """True if the target is unknown."""
         return isinstance(self.target, Unresolved) and self.target.reason == Decision.TARGET_UNKNOWN
 
     @once
@@ -40,16 +39,13 @@ MOST_MISSES = 10
 """Stored reasons of playbooks that did not match. Others are only counted; explanations contain all."""
 
 KEPT_FROM_A_RUN = ("alertname", "conditions", "failure", "target", "not_accepted")
-"""Reasons that keep all playbooks from deciding on a run."""
 
 
 class MatchedAlert(Struct, frozen=True):
     """Reactions of the playbooks for an alertname, before the store is read."""
 
     candidates: tuple[Candidate, ...] = ()
-    """Reacting playbooks."""
     misses: tuple[Reaction, ...] = ()
-    """Other playbooks, with reasons."""
     refused: str = ""
     """Why the alert map refuses the alert. Empty if accepted."""
 
@@ -83,7 +79,6 @@ class PreparedDelivery(Struct, frozen=True):
 
     @property
     def has_unknown_target(self) -> bool:
-        """True if a firing alert names an unknown target."""
         return any(
             alert.status is AlertStatus.FIRING and candidate.is_unknown
             for alert, matched in zip(self.delivery.alerts, self.matched, strict=True)
@@ -92,7 +87,6 @@ class PreparedDelivery(Struct, frozen=True):
 
     @property
     def candidates(self) -> Iterator[Candidate]:
-        """Reacting playbooks, in order of alerts."""
         return (candidate for matched in self.matched for candidate in matched.candidates)
 
 
@@ -100,7 +94,6 @@ _UNKNOWN_NAME = MatchedAlert()
 
 
 def match(playbooks: Iterable[CompiledPlaybook], alert: Alert, topology: Topology) -> MatchedAlert:
-    """Return the reactions of these playbooks."""
     candidates: list[Candidate] = []
     misses: list[Reaction] = []
     for playbook in playbooks:
@@ -147,7 +140,6 @@ def _not_accepted(why: str) -> Reaction:
 
 
 def nodes_named(prepared: Iterable[PreparedDelivery]) -> set[str]:
-    """Return the nodes of these deliveries' targets."""
     return {
         candidate.target.node
         for entry in prepared

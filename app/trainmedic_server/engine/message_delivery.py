@@ -36,7 +36,6 @@ GROUP_EVERY = timedelta(minutes=1)
 KEPT_WAITING = timedelta(days=1)
 """Age at which an unsent message is dropped, counted and logged as outdated."""
 KEPT = timedelta(days=7)
-"""How long sent messages are remembered."""
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _TOO_LATE = "not sent for a day"
@@ -83,7 +82,6 @@ class MessageDelivery:
         self._last_sent: dict[tuple[str, str, str], datetime] = {}
 
     async def run(self) -> None:
-        """Collect and send until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._events.run())
             tasks.create_task(self._repeat(self.look_at_playbooks, "messages about playbooks"))
@@ -105,7 +103,6 @@ class MessageDelivery:
         await self._add(lambda tx: self._of_events(tx, events))
 
     async def look_at_playbooks(self) -> None:
-        """Store a message on invalid playbook files, if due."""
         now = self._clock.now()
         problems = self._broken.to_tell(now)
         if self._broken.are_mended():
@@ -272,7 +269,6 @@ class MessageDelivery:
 
 
 def _passed_by(tx: Transaction, messages: Sequence[Message]) -> list[str]:
-    """Return IDs of outdated messages of one kind and topic."""
     run_ids = {message.run_id for message in messages if message.run_id is not None}
     if not run_ids:
         return []
@@ -316,7 +312,6 @@ class _BrokenPlaybooks:
 
 
 def _keep(tx: Transaction, made: Sequence[Message], now: datetime) -> Mapping[tuple[str, str], int]:
-    """Store messages; return the number dropped by (channel, reason)."""
     timely = [message for message in made if message.at > now - KEPT_WAITING]
     tx.messages.add(timely)
     given_up = Counter((message.channel, _TOO_LATE) for message in made if message.at <= now - KEPT_WAITING)

@@ -33,9 +33,7 @@ from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
 
 SOON = timedelta(seconds=10)
-"""How long a message waits for others of its topic."""
 OVERDUE = timedelta(minutes=2)
-"""How long undos are retried before people are notified."""
 LATE = timedelta(minutes=15)
 """Delay from which a message states its event's time. Retries and grouping take less."""
 _MOST_LINES = 20
@@ -59,11 +57,9 @@ class Draft(Struct, frozen=True):
     text: str = ""
     run_id: str | None = None
     hold: timedelta = SOON
-    """Delay before it may be sent."""
     once: str = ""
     """Key of messages sent only once; empty to report each event."""
     to: str | None = None
-    """Channel named by the playbook."""
     component: Component = Component.TRAINMEDIC
 
 
@@ -131,7 +127,6 @@ KINDS = names(
     *(kinds.AlertResolved, kinds.UndoDelayed, kinds.UndoDone, kinds.UndoClosed),
     *(kinds.BreakerOpened, kinds.BreakerClosed, kinds.OfPause, kinds.ServerStarted),
 )
-"""Events with possible messages."""
 
 
 def passed_by(
@@ -178,7 +173,6 @@ def _lateness(message: Message, now: datetime) -> str:
 
 
 def of_broken_playbooks(problems: Sequence[str]) -> Draft:
-    """Return the message on invalid playbook files. Problems have the form ``file:line:column: message``."""
     files = sorted({problem.partition(":")[0] for problem in problems})
     text = "\n".join([*problems[:_MOST_LINES], "The previous versions stay active."])
     title = f"{count(len(files), 'playbook file')} cannot be loaded: {', '.join(files[:3])}"
@@ -217,7 +211,6 @@ def _closed(run: Run) -> Draft | None:
 
 
 def has_told_people(run: Run) -> bool:
-    """Return whether a ``notify`` step of the run's ``on_failure`` succeeded."""
     return any(
         step.phase == "on_failure" and step.action == "notify" and step.status is StepStatus.SUCCEEDED
         for step in run.steps
@@ -225,7 +218,6 @@ def has_told_people(run: Run) -> bool:
 
 
 def channels_told_by(run: Run) -> set[str]:
-    """Return the channels reached by the run's ``notify`` steps."""
     outputs = (
         str(step.output.get("to", ""))
         for step in run.steps
@@ -319,7 +311,6 @@ def _untargeted(kind: str, why: str, run: Run) -> Draft | None:
 
 
 def _quoted(labels: Mapping[str, str], why: str) -> Iterator[Label]:
-    """Yield the labels that the reason quotes."""
     for name, value in labels.items():
         label = Label(name, value.strip())
         shown = f"={label.value[:100]!r}"
@@ -341,7 +332,6 @@ def _names_subject(label: str) -> bool:
 
 
 def _started_later(content: kinds.StartedLater, run: Run, kinds_told: set[MessageKind]) -> Draft | None:
-    """Return the message that a run started after its refusal was reported."""
     if MessageKind.NOT_STARTED not in kinds_told:
         return None
     return _follow_up(run, f"started later, as run {links.short_id(content.run_id)}")
@@ -411,7 +401,6 @@ def _observing(event: Event, change: kinds.ModeChanged) -> Draft:
 
 
 def _circumstances(event: Event, pause: kinds.OfPause) -> str:
-    """Return scope, times and note of a pause."""
     parts = [pause.scope] if pause.scope else []
     if not isinstance(pause, (kinds.Resumed, kinds.PauseEnded)):
         if pause.starts_at and pause.starts_at > event.at:
@@ -451,7 +440,6 @@ def _with_handle(message: Message) -> str:
 
 
 def _handle(message: Message, before: str) -> str:
-    """Return the run's short ID and link."""
     parts = [f"run {links.short_id(message.run_id)}"] if message.run_id else []
     parts += [message.link] if message.link else []
     return before + " · ".join(parts) if parts else ""

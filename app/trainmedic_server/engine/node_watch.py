@@ -26,9 +26,7 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 
 LOOK_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 REMEMBERED = timedelta(hours=1)
-"""How long a location counts."""
 MOST_PLACES = 200_000
 _WRITE_AGAIN = timedelta(minutes=10)
 _WRITE_EVERY = timedelta(minutes=1)
@@ -41,9 +39,7 @@ log = telemetry.logger(__name__)
 class PresenceSource(JobSource, Protocol):
     """Source of presences."""
 
-    async def agents(self) -> list[Presence]:
-        """Return the presences of agents, including untrusted ones. Raises BusUnavailable."""
-        ...
+    async def agents(self) -> list[Presence]: ...
 
 
 class JobProgress(Struct, frozen=True):
@@ -69,15 +65,11 @@ class NodeWatch:
         self._written: dict[JobPlace, datetime] = {}
         self._write_from: datetime | None = None
         self.progress: dict[str, JobProgress] = {}
-        """By name, for connected jobs."""
         self._read_places = PartReader("placement", _places_of)
         self._of_jobs: frozenset[JobPlace] = frozenset()
-        """Reported locations of connected jobs."""
         self._boots_told: dict[str, Any] = {}
         self.booted_at: dict[str, datetime] = {}
-        """Last reported boot by node."""
         self.agents: frozenset[str] = frozenset()
-        """Nodes with a connected agent."""
 
     async def start(self) -> None:
         """Load the last hour's locations. Raises StoreUnavailable."""
@@ -86,18 +78,15 @@ class NodeWatch:
         self._written = dict(self._places)
 
     def was_there(self, job: str, node: str) -> bool:
-        """Return whether the job was on the node within the last hour."""
         seen_at = self._places.get(JobPlace(job, node))
         return seen_at is not None and self._clock.now() - seen_at <= REMEMBERED
 
     def note_boot(self, node: str, booted_at: datetime | None) -> None:
-        """Record a reported boot time."""
         before = self.booted_at.get(node)
         if booted_at is not None and booted_at <= self._clock.now() + REMEMBERED:
             self.booted_at[node] = booted_at if before is None else max(before, booted_at)
 
     async def watch(self) -> None:
-        """Check until cancelled."""
         await loops.repeat(self.look, LOOK_EVERY, "places", self._metrics)
 
     async def look(self) -> None:

@@ -81,4 +81,3 @@ _ORDERED: Mapping[OrderKind, type[kinds.Ordered]] = {
     OrderKind.UNDO: kinds.UndoOrdered,
     OrderKind.CLOSE_UNDO: kinds.UndoCloseOrdered,
 }
-"""Event kinds of commands."""

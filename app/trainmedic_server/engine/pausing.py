@@ -51,7 +51,6 @@ def holding(
 
 
 def observing(controls: Controls, playbook: str, now: datetime) -> OperatorPause | None:
-    """Return the active restriction of the playbook to observing, or None."""
     pauses = (pause for pause in controls.pauses if pause.observe and pause.is_in_force(now))
     return next((pause for pause in pauses if pause.scope.covers(playbook, (), (), {})), None)
 
@@ -125,12 +124,10 @@ def settle(controls: Controls, since: datetime | None, now: datetime) -> tuple[C
 
 
 def in_force(controls: Controls, now: datetime) -> frozenset[str]:
-    """Return the IDs of active pauses."""
     return frozenset(pause.id for pause in controls.pauses if pause.is_in_force(now))
 
 
 def as_of(controls: Controls, now: datetime) -> Controls:
-    """Return the switches with a current ``paused``."""
     total = next(
         (
             pause

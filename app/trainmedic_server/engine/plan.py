@@ -29,7 +29,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook, Scope
 
 
 def advance(draft: RunDraft) -> RunPlan:
-    """Return what the run does next."""
     then: Instruction | None = _advance_open(draft) if draft.run.is_open else None
     if then is None:
         then = undoing.next_undo(draft)
@@ -83,19 +82,15 @@ def why_stale(draft: RunDraft) -> str | None:
 
 
 def newest_beginning(run: Run, outside: OutsideState) -> datetime:
-    """Return the start of the run's newest firing alert, or of its manual start."""
     began = [record.alert.starts_at for record in outside.alerts if not record.is_resolved]
     return max([*began, run.created_at] if run.started_by else began, default=run.created_at)
 
 
 def has_begun(run: Run) -> bool:
-    """Return whether the run has acted or asked."""
     return run.acted_at is not None or any(step.status is not StepStatus.PENDING for step in run.steps)
 
 
 def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
-    """Return the run of mode observe, with the parameters that steps would have."""
-
     def observed(state: StepState) -> StepState:
         if state.phase == "steps":
             return preview.observed(state, playbook, names)
@@ -106,7 +101,6 @@ def observe(run: Run, playbook: CompiledPlaybook, names: Scope) -> Run:
 
 
 def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
-    """Return what an open run does next; None once closed."""
     interrupted = steps.interrupted(draft.run)
     if interrupted is not None:
         then = _continue_attempt(draft, interrupted)
@@ -130,7 +124,6 @@ def _advance_open(draft: RunDraft) -> PerformAttempt | Wait | None:
 
 
 def _next_step(draft: RunDraft) -> PerformAttempt | Wait | None:
-    """Proceed with the first step that is not final, or close the run."""
     broken = step_sequence.failed_step(draft.run, draft.playbook)
     if broken is not None and broken.status is StepStatus.REJECTED:
         _close(draft, Status.REJECTED, broken.error or str(Status.REJECTED))

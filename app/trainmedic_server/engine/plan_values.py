@@ -40,9 +40,7 @@ class OutsideState(Struct, frozen=True):
     alerts: tuple[AlertRecord, ...]
     """Linked alerts, the initial one first."""
     orders: tuple[OperatorOrder, ...] = ()
-    """Oldest first."""
     pause: OperatorPause | None = None
-    """Pause that holds the run."""
     breaker: str | None = None
     """Why the breaker is open; None if closed."""
 
@@ -51,7 +49,6 @@ class OutsideState(Struct, frozen=True):
         return self.pause is not None
 
     def under(self, controls: Controls, pause: OperatorPause | None) -> OutsideState:
-        """Return this state with the given switches."""
         breaker = (controls.breaker_reason or "the breaker is open") if controls.breaker_open else None
         if (self.pause, self.breaker) == (pause, breaker):
             return self
@@ -59,7 +56,6 @@ class OutsideState(Struct, frozen=True):
 
     @property
     def resolved(self) -> bool:
-        """True if all alerts have resolved."""
         return bool(self.alerts) and all(record.is_resolved for record in decisive(self.alerts))
 
     @property
@@ -68,7 +64,6 @@ class OutsideState(Struct, frozen=True):
         return ", ".join(sorted({record.resolved_because or "" for record in decisive(self.alerts)}))
 
     def last(self, *kinds: OrderKind) -> OperatorOrder | None:
-        """Return the newest order of these kinds."""
         return next((order for order in reversed(self.orders) if order.kind in kinds), None)
 
 
@@ -76,7 +71,6 @@ class PerformAttempt(Struct, frozen=True):
     """Make the last attempt of this step or its undo."""
 
     key: tuple[str, int]
-    """`StepState.key`."""
     undo: bool = False
     resumed: bool = False
     """True if a killed server may have made it."""
@@ -118,9 +112,7 @@ class AttemptOutcome(Struct, frozen=True):
     - ``called_off``: cancelled before start
     """
     output: Mapping[str, Any] = field(default_factory=dict)
-    """Result of the action, or data known at failure."""
     error: str | None = None
-    """For a person: why it was not applied."""
     in_part: bool = False
     """True if a part was applied although it failed."""
     may_be_repeated: bool = True
@@ -140,13 +132,11 @@ class PlanningContext(Struct, frozen=True):
     actions: Actions
     new_id: Callable[[], str]
     max_age: timedelta
-    """Maximum age of an alert for a first act."""
     set_forward_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
     """Returns how far the clock was set forward after a time."""
     idle_since: Callable[[datetime], timedelta] = lambda _: timedelta(0)
     """Returns the time without a working server, or skipped by the clock, after a time."""
     external_url: str = ""
-    """Public URL of the server, or empty."""
     topology: Callable[[], Topology] = Topology
     """Returns known nodes, jobs and GPUs, for approval previews."""
 
@@ -164,7 +154,6 @@ class RunDraft:
 
     @property
     def playbook(self) -> CompiledPlaybook:
-        """Every open run has one."""
         assert self.context.playbook is not None
         return self.context.playbook
 
@@ -180,7 +169,6 @@ class RunDraft:
         return step
 
     def end(self, step: StepState, status: StepStatus, **changes: Any) -> None:
-        """Make the step final."""
         self.put(replace(step, status=status, ended_at=self.now, **changes))
 
     def timely(self, step: StepState, *, is_question: bool = False) -> StepState:
@@ -202,7 +190,6 @@ class RunDraft:
             self.run = replace(self.run, status=status, waiting_on=waiting_on)
 
     def suspend_until_resumed(self) -> Wait:
-        """Suspend the run until its pause ends."""
         pause = self.outside.pause
         assert pause is not None
         why = pause.why(self.now)

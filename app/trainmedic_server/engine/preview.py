@@ -40,7 +40,6 @@ def observed(state: StepState, playbook: CompiledPlaybook, names: Scope) -> Step
 def steps_after(
     asking: StepState, run: Run, playbook: CompiledPlaybook, names: Scope, actions: Actions, topology: Topology
 ) -> tuple[StepAhead, ...]:
-    """Return the actions that an approval would allow, in order."""
     phase = "steps" if asking.phase == APPROVAL else asking.phase
     first = 0 if asking.phase == APPROVAL else asking.index + 1
     ahead = [state for state in run.steps if state.phase == phase and state.index >= first and state.kind == "action"]

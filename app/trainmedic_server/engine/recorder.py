@@ -45,7 +45,6 @@ class Seen(Struct, frozen=True):
 
 
 def rejections(orders: Sequence[OperatorOrder]) -> int:
-    """Return the number of rejections."""
     return sum(order.kind is OrderKind.REJECT for order in orders)
 
 
@@ -75,7 +74,6 @@ class Recorder:
         return await self._changes.ask(_Change(run, before, events, seen))
 
     async def snapshot(self, run_id: str) -> RunSnapshot | None:
-        """Return the stored run, or None."""
         return await self._reads.ask(run_id)
 
     async def stop(self) -> None:

@@ -122,7 +122,6 @@ class Engine:
 
     @property
     def controls(self) -> Controls:
-        """Current switches: pause and breaker."""
         return self._controls
 
     @property
@@ -138,7 +137,6 @@ class Engine:
         return upcoming.of_run(run, playbook, alerts, held_by, self._topology().verdicts, orders)
 
     async def _held_by(self, run: Run) -> HeldBy | None:
-        """Return the run that blocks this one. Raises StoreUnavailable."""
         blocker = self._locks.blocker(run.id, claims.of_run(run, self._actions))
         driven = self._workers.driven(blocker) if blocker is not None else None
         if driven is None:
@@ -177,7 +175,6 @@ class Engine:
         return await self._explainer.explain(alerts, at)
 
     async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
-        """Return what a playbook test would see of each alert."""
         return await self._explainer.explain_for_a_test(alerts)
 
     async def order(

@@ -74,7 +74,6 @@ class SharedPresences:
         return await self._jobs.recent()
 
     async def recent_agents(self) -> list[Presence]:
-        """See `recent_jobs`."""
         return await self._agents.recent()
 
     async def jobs(self) -> list[Presence]:

@@ -48,7 +48,6 @@ class SilentAlerts:
         await loops.repeat(self.check, self.interval, "sweeper", self._services.metrics, rest=rest)
 
     async def check(self) -> None:
-        """Check all silent alerts once."""
         services = self._services
         patience = services.limits.assume_resolved_after
         moment = (

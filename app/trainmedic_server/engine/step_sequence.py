@@ -13,7 +13,6 @@ _ENDS = ("on_success", "on_failure")
 
 
 def step_definition(playbook: CompiledPlaybook, state: StepState) -> Step:
-    """Return the playbook's entry for a step."""
     if state.phase == APPROVAL:
         return playbook.definition.approval.step
     return _entries(playbook, state.phase)[state.index]
@@ -30,7 +29,6 @@ def initial_steps(playbook: CompiledPlaybook, *, ask_first: bool) -> tuple[StepS
 
 
 def is_fatal(state: StepState, definition: Step) -> bool:
-    """Return whether the run fails because of this step."""
     match state.status:
         case StepStatus.REJECTED:
             return True
@@ -45,7 +43,6 @@ def is_fatal(state: StepState, definition: Step) -> bool:
 
 
 def tolerates_timeout(definition: Step) -> bool:
-    """Return whether the run continues after the step timed out."""
     if definition.on_error == "continue":
         return True
     if isinstance(definition, ApproveStep):
@@ -54,7 +51,6 @@ def tolerates_timeout(definition: Step) -> bool:
 
 
 def failed_step(run: Run, playbook: CompiledPlaybook) -> StepState | None:
-    """Return the step that makes the run fail, or None."""
     regular = (step for step in run.steps if step.phase not in _ENDS)
     return next((step for step in regular if is_fatal(step, step_definition(playbook, step))), None)
 

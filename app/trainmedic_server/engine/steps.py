@@ -66,7 +66,6 @@ def proceed(draft: RunDraft, state: StepState) -> PerformAttempt | Wait | None:
 
 
 def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
-    """Return whether the step's condition holds. If not, end the step."""
     reason = "its condition was not met"
     try:
         if definition.when is None or draft.playbook.when(state.phase, state.index, draft.scope()):
@@ -84,7 +83,6 @@ def _may_begin(draft: RunDraft, state: StepState, definition: Step) -> bool:
 
 
 def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, Any]) -> None:
-    """Record the destinations of the next attempt and of its undo."""
     state = draft.run.step(key)
     action = draft.context.actions.action_class(state.action) if state.action else None
     undo = state.undo
@@ -95,7 +93,6 @@ def record_location(draft: RunDraft, key: tuple[str, int], params: Mapping[str, 
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Apply the outcome of an action step's last attempt."""
     # An open run's message is for people: what it waits for, or its last error.
     message = "" if outcome.status == "applied" else outcome.error or outcome.status
     if draft.run.message != message:
@@ -266,7 +263,6 @@ def _wait(draft: RunDraft, state: StepState, definition: WaitStep) -> Wait | Non
 
 
 def held_by_pause(draft: RunDraft, state: StepState) -> bool:
-    """Return whether the step must wait for the end of a pause."""
     return draft.outside.paused and is_harmful(draft.context.actions, state.action)
 
 
@@ -319,7 +315,6 @@ def interrupted(run: Run) -> StepState | None:
 
 
 def mark_outcome_unknown(draft: RunDraft, state: StepState, reason: str) -> None:
-    """End a step whose interrupted attempt is not repeated."""
     attempt = replace(state.attempts[-1], status="unknown", ended_at=draft.now, error=reason)
     attempts = (*state.attempts[:-1], attempt)
     draft.end(state, StepStatus.UNKNOWN, error=reason, attempts=attempts)

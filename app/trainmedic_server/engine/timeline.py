@@ -31,7 +31,6 @@ class Timeline:
         self._set_back_by = timedelta(0)
 
     def begin(self, gaps: Sequence[TimeGap], alive_at: datetime | None) -> None:
-        """Load stored gaps and the last heartbeat."""
         with self._lock:
             now = self._clock.now()
             self._gaps, self._unwritten, self._looked_at = list(gaps), [], now
@@ -49,7 +48,6 @@ class Timeline:
         return functools.partial(time_gaps.ago, now, gaps=[gap for gap in gaps if not gap.is_downtime])
 
     def set_forward_since(self, moment: datetime) -> timedelta:
-        """Return how far the clock was set forward after `moment`."""
         now, gaps = self._look()
         later = (gap.length for gap in gaps if not gap.is_downtime and moment < gap.ended_at <= now)
         return sum(later, timedelta(0))
@@ -60,14 +58,12 @@ class Timeline:
         return sum((gap.length for gap in gaps if moment < gap.ended_at <= now), timedelta(0))
 
     def take_unwritten(self) -> list[TimeGap]:
-        """Return the gaps detected since the last call."""
         self._look()
         with self._lock:
             unwritten, self._unwritten = self._unwritten, []
         return unwritten
 
     def take_set_back(self) -> timedelta:
-        """Return how far the clock was set back since the last call."""
         self._look()
         with self._lock:
             by, self._set_back_by = self._set_back_by, timedelta(0)

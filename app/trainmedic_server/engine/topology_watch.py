@@ -29,14 +29,12 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
-"""Interval of presences."""
 FORGET_AFTER = timedelta(minutes=1)
 RENEW_EVERY = timedelta(milliseconds=200)
 """Minimum time between readings caused by unknown targets. `SharedPresences` extends it if reading is slow."""
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
 """Minimum time after a failed or slow reading, so that deliveries do not wait for a silent Redis."""
 LONGEST_RENEWAL = 0.5
-"""Seconds that a delivery waits for a reading."""
 _NOTHING = (JobTopology(), AgentTopology())
 
 log = telemetry.logger(__name__)
@@ -55,14 +53,12 @@ class TopologyWatch:
         cluster: Callable[[], ClusterTopology],
     ) -> None:
         self.presences = presences
-        """Shared with other readers."""
         self._clock = clock
         self._metrics = metrics
         self._is_needed = is_needed
         self._written = written
         self._cluster = cluster
         self.verdicts = JobVerdicts(clock)
-        """Filled by ``job_diagnoses``."""
         self.remembered: Callable[[], NodeNames] = NodeNames
         """Nodes with an agent within the retention. Set by ``agent_watch``."""
         self._known = _NOTHING
@@ -73,7 +69,6 @@ class TopologyWatch:
         """Earliest next reading by `renew`; None before the first."""
 
     def topology(self) -> Topology:
-        """Return the topology as last read."""
         jobs, agents = self._known
         return Topology(
             self._written,
@@ -86,7 +81,6 @@ class TopologyWatch:
         )
 
     async def watch(self) -> None:
-        """Update until cancelled."""
         rest = loops.by_clock(self._clock)
         await loops.repeat(self._refresh_or_forget, REFRESH_EVERY, "whereabouts", self._metrics, rest=rest)
 

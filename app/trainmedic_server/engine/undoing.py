@@ -25,9 +25,7 @@ FREQUENT_ATTEMPTS = 300
 """Attempts at the intervals above, about a day's worth."""
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50
-"""Stored attempts: the first and the last ones."""
 _WAITS_FOR_PERSON = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
-"""An operator command starts these."""
 _ENDED = {
     Status.FAILED: "the run failed",
     Status.CANCELLED: "the run was cancelled",
@@ -69,7 +67,6 @@ def next_undo_while_paused(draft: RunDraft, hold: Wait) -> PerformAttempt | Wait
 
 
 def apply_outcome(draft: RunDraft, key: tuple[str, int], outcome: AttemptOutcome) -> None:
-    """Apply the outcome of an undo's last attempt."""
     state = draft.run.step(key)
     undo = state.undo
     assert undo is not None
@@ -104,13 +101,11 @@ def with_duties_of_closed(run: Run, actions: Actions) -> Run:
 
 
 def can_be_undone(run: Run) -> bool:
-    """Return whether an operator could order any undo."""
     possible = (*_WAITS_FOR_PERSON, UndoStatus.RUNNING)
     return any(step.undo and step.undo.status in possible for step in run.steps)
 
 
 def can_be_closed(run: Run) -> bool:
-    """Return whether a person could drop a pending undo."""
     possible = (UndoStatus.ARMED, UndoStatus.RUNNING, UndoStatus.FAILED)
     return any(step.undo and step.undo.status in possible for step in run.steps)
 
@@ -129,7 +124,6 @@ def _close(draft: RunDraft, state: StepState, undo: Undo, order: OperatorOrder) 
 
 
 def _wait_after(number: int) -> timedelta:
-    """Return the wait after the failed attempt of this number."""
     if number > FREQUENT_ATTEMPTS:
         return LATER_RETRY
     # After 16 attempts the wait far exceeds the longest one.
@@ -138,7 +132,6 @@ def _wait_after(number: int) -> timedelta:
 
 
 def _because(draft: RunDraft, state: StepState, undo: Undo, by_hand: OperatorOrder | None) -> str | None:
-    """Return why the undo is due, or None."""
     if undo.status is UndoStatus.ARMED:
         if undo.trigger is UndoTrigger.ON_RESOLVE and draft.outside.resolved:
             return f"resolved ({draft.outside.resolved_because})"

@@ -1,6 +1,6 @@
 """Look-ahead on a run's next step, without changes, by the rules of ``plan`` and ``steps``. Pure.
 
-What depends on unfinished steps is marked as unknown.
+Results of unfinished steps are unknown, and marked so.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ def _from(run: Run, state: StepState) -> Sequence[StepState]:
 
 
 def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
-    """Describe a blocking run, with its next step."""
     ahead = ahead or Upcoming()
     doing = f"waits for {ahead.waits_for}" if ahead.waits_for else f"carries out step {ahead.now or ahead.step or '?'}"
     return HeldBy(
@@ -67,7 +66,6 @@ def holder(run: Run, ahead: Upcoming | None) -> HeldBy:
 
 
 def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
-    """Return what blocks a run's next step."""
     if run.waiting_on == "target":
         by = f", held by run {held_by.run_id}" if held_by else ""
         holder_id = held_by.run_id if held_by else None
@@ -80,7 +78,6 @@ def _hold(run: Run, held_by: HeldBy | None) -> dict[str, Any]:
 
 
 def _at_step(state: StepState, definition: Step, alerts: Sequence[AlertRecord]) -> dict[str, Any]:
-    """Return what the current step waits for."""
     if isinstance(definition, WaitStep):
         otherwise = _ends_with("continue" if definition.on_error == "continue" else definition.on_timeout)
         return {"waits_for": _resolution_of(alerts), "deadline": state.deadline, "at_deadline": otherwise}
@@ -109,7 +106,6 @@ def _resolution_of(alerts: Sequence[AlertRecord]) -> str:
 
 
 def _first_of(playbook: CompiledPlaybook, names: Scope, steps: Sequence[StepState], has_failed: bool) -> Upcoming:
-    """Return the first step whose condition holds or is unknown."""
     for state in steps:
         note = None
         definition = step_sequence.step_definition(playbook, state)
@@ -141,7 +137,6 @@ def _rendered(
 
 
 def _next_undo(run: Run, alerts: Sequence[AlertRecord]) -> Upcoming | None:
-    """Return a closed run's next undo, newest step first, or None."""
     for state in reversed(run.steps):
         if state.undo is not None and state.undo.status.is_owed:
             return _of_undo(state, state.undo, alerts)

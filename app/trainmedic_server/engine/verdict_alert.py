@@ -13,7 +13,6 @@ from trainmedic_server.domain.own_source import DIAGNOSIS, NODE_SUSPECT, SOURCE
 
 ALERTNAME = "TrainingFailed"
 OF_SLOW = "TrainingSlow"
-"""Alertname for slow jobs."""
 RESTARTED_BY = "restarted_by"
 """Label of failures after which the job restarts by itself."""
 SUSPECT_WITHIN, SUSPECT_JOBS = timedelta(days=30), 3
@@ -38,7 +37,6 @@ def labels_of_suspect(node: str) -> dict[str, str]:
 
 
 def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts for people, without empty ones."""
     said = {name: str(verdict.get(name) or "") for name in ("summary", "advice", "confidence")}
     said["ranks"] = ", ".join(str(rank) for rank in verdict.get("ranks", ())[:100])
     said["same_before"] = str(verdict.get("same_before", 0))
@@ -46,7 +44,6 @@ def annotations_of(verdict: Mapping[str, Any]) -> dict[str, str]:
 
 
 def verdict_of(alert: Alert) -> JobVerdict | None:
-    """Return the verdict in an alert, or None."""
     if alert.name not in (ALERTNAME, OF_SLOW) or alert.labels.get(SOURCE) != DIAGNOSIS:
         return None
     ranks = [rank for rank in alert.annotations.get("ranks", "").replace(" ", "").split(",") if rank.isdecimal()]

@@ -21,7 +21,6 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _READ_AT_ONCE = 100
-"""Cached compiled playbooks for readers."""
 
 _LAST_COMMIT_SECONDS = 1.0
 """Time limit at shutdown for recording attempts that did not start."""
@@ -38,12 +37,10 @@ class Workers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._touched_early: set[str] = set()
         self._awaited: dict[str, asyncio.Future[Driver | None]] = {}
-        """Waiters for drivers that are about to start."""
         self._read_before: dict[tuple[str, str], CompiledPlaybook] = {}
         self._stopped = False
 
     def start(self, started: StartedRun) -> None:
-        """Drive an admitted run."""
         run, outside = started.run, OutsideState((started.alert,))
         self._services.metrics.open_runs.inc()
         self._services.metrics.show_run(None, run)
@@ -65,7 +62,6 @@ class Workers:
                 self._spawn(run_id, self._revive(run_id))
 
     def touch_all(self) -> None:
-        """Make all drivers reload, because a switch changed."""
         self.touch(list(self._drivers))
 
     async def planned(self, run_id: str, at_most: float) -> None:
@@ -198,7 +194,6 @@ class Workers:
         await self._drive(driver)
 
     async def _next_driver(self, run_id: str) -> Driver | None:
-        """Return the driver that a touched closed run gets, or None."""
         if run_id not in self._tasks:
             return None
         begun = self._awaited.setdefault(run_id, asyncio.get_running_loop().create_future())
@@ -249,6 +244,5 @@ class Workers:
 
 
 def _in_flight_since(run: Run) -> datetime | None:
-    """Return when the interrupted attempt began, or None."""
     last = [attempts[-1] for step in run.steps for attempts in (step.attempts, step.undo_attempts) if attempts]
     return min((attempt.started_at for attempt in last if attempt.status == "running"), default=None)

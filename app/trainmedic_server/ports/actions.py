@@ -18,7 +18,7 @@ from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
 
 Clearance = Literal["go_on", "hold", "stop", "resolved"]
-"""Whether an attempt in progress may make further changes:
+"""Answer whether an attempt in progress may make further changes:
 
 - ``go_on``: yes
 - ``hold``: not while the server is paused
@@ -36,7 +36,6 @@ class Call(Struct, frozen=True):
     playbook: str
     target: Target
     params: BaseModel
-    """Rendered parameters, an instance of the action's ``Params``."""
     reason: str
     """One sentence for people."""
     issued_at: datetime
@@ -44,7 +43,6 @@ class Call(Struct, frozen=True):
     deadline: datetime
     """When the attempt must have ended (aware UTC)."""
     alert: Alert
-    """The alert that started the run."""
     resumed: bool = False
     """True if it may already have been done under this ``command_id``: by a killed server, or by an earlier attempt
     with an unknown outcome. If that cannot be found out, raise OutcomeUnknown. A failure would mean that nothing needs
@@ -90,22 +88,19 @@ class Services(Struct, frozen=True):
     external_url: str = ""
     """Public URL of the server, without a trailing slash. Empty if not set."""
     routes: MessageRoutes = field(default_factory=MessageRoutes)
-    """Channels for messages of playbooks that name none."""
 
 
 class Action(Protocol):
-    """What a step does."""
+    """An action that a step performs."""
 
     name: ClassVar[str]
     """Name in playbooks: lower-case words with dots, such as ``acme.page``."""
     summary: ClassVar[str]
     """One sentence for people who choose an action."""
     targets: ClassVar[frozenset[TargetKind]]
-    """Supported target kinds."""
     harmful: ClassVar[bool]
-    """Whether it changes anything. A pause blocks only harmful actions."""
+    """True if it changes anything. A pause blocks only harmful actions."""
     default_timeout: ClassVar[timedelta]
-    """Time limit of an attempt if the step sets none."""
     Params: ClassVar[type[BaseModel]]
     """Model of its parameters. Playbooks are checked against it."""
 
@@ -198,11 +193,10 @@ class LeasedEffect(Struct, frozen=True):
     step_id: str
     target: Target
     params: Mapping[str, Any]
-    """The step's parameters."""
     is_certain: bool
     """False if the command may not have been applied."""
     again: bool = False
-    """Whether to reapply the effect if its lease has expired."""
+    """True to reapply the effect if its lease has expired."""
 
 
 class Renewal(Struct, frozen=True):
@@ -216,7 +210,6 @@ class Renewal(Struct, frozen=True):
     has_expired: bool = False
     """For a lost effect: it ended only because its lease expired, so it can be reapplied."""
     output: Mapping[str, Any] = field(default_factory=dict)
-    """Output of a reapplied effect."""
 
 
 @runtime_checkable

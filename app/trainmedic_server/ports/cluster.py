@@ -56,9 +56,7 @@ class Cluster(Protocol):
 
     async def list(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
-    ) -> Sequence[Object]:
-        """Return the objects that match the label and field selectors (API syntax)."""
-        ...
+    ) -> Sequence[Object]: ...
 
     async def patch(self, ref: Ref, change: Mapping[str, Any], subresource: str = "") -> Object:
         """Apply a JSON merge patch (RFC 7386) and return the changed object.
@@ -67,9 +65,7 @@ class Cluster(Protocol):
         """
         ...
 
-    async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
-        """Return the created object. Raises ObjectExists."""
-        ...
+    async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object: ...
 
     async def delete(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
         """Delete the object with this `uid`, if it exists. Raises ObjectChanged if another object has its name."""

@@ -26,9 +26,7 @@ class FindingRecords(Protocol):
         """Return open findings by `KnownFinding.key`. Each key has at most one."""
         ...
 
-    def all_open(self) -> list[KnownFinding]:
-        """Return open findings, oldest first."""
-        ...
+    def all_open(self) -> list[KnownFinding]: ...
 
     def to_tell(self, moment: datetime, limit: int) -> list[KnownFinding]:
         """Return findings whose alert is due by `moment`, earliest first."""
@@ -50,14 +48,10 @@ class FindingRecords(Protocol):
         ...
 
     def keep_job(self, kept: KeptJob) -> None: ...
-    def release_job(self, job: str, attempt: int | None) -> bool:
-        """Return whether the job was retained."""
-        ...
+    def release_job(self, job: str, attempt: int | None) -> bool: ...
 
     def kept_jobs(self) -> list[KeptJob]: ...
-    def job_places(self) -> Mapping[JobPlace, datetime]:
-        """Return when each job was last on each node."""
-        ...
+    def job_places(self) -> Mapping[JobPlace, datetime]: ...
 
     def save_job_places(self, places: Mapping[JobPlace, datetime]) -> None: ...
 
@@ -67,7 +61,6 @@ class FindingFilter(Struct, frozen=True):
 
     job: str | None = None
     node: str | None = None
-    """Node of the target or of one of the lines."""
     rule: str | None = None
     role: Role | None = None
     since: datetime | None = None
@@ -83,7 +76,6 @@ class FindingRecord(Struct, frozen=True):
     finding: KnownFinding
     excerpts: tuple[KnownExcerpt, ...]
     is_kept: bool = False
-    """Whether a user retained its job's data."""
 
 
 class FindingHistory(Protocol):
@@ -102,9 +94,7 @@ class FindingHistory(Protocol):
         """Return the findings that raised these alerts, oldest first, at most 200."""
         ...
 
-    async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]:
-        """Return the distinct labels of finding alerts with these fingerprints."""
-        ...
+    async def alerts_raised(self, fingerprints: Collection[str]) -> list[Mapping[str, str]]: ...
 
     async def kept_jobs(self) -> list[KeptJob]: ...
 

@@ -18,9 +18,7 @@ class JobPods(Protocol):
         """Return faults in pod statuses of the last 2 hours, by job."""
         ...
 
-    def namespaces_of(self, job: str) -> Collection[str]:
-        """Return the namespaces of pods that name the job."""
-        ...
+    def namespaces_of(self, job: str) -> Collection[str]: ...
 
     async def reading(self, job: str, is_own: IsOwn) -> PodReading:
         """Return the faults of a job's own pods, including those in Kubernetes Events. Never raises: `unread` states

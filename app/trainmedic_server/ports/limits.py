@@ -23,8 +23,6 @@ class EngineLimits(Struct, frozen=True):
     breaker_share: float = 0.5
     """Share of known nodes, 0 to 1, that runs may act on within the window."""
     breaker_min_nodes: int = 10
-    """Minimum number of nodes at which the breaker opens."""
     queue: int = 1000
-    """Deliveries that may wait for admission."""
     external_url: str = ""
     """Public URL of the server for links, without a trailing slash. Empty for none."""

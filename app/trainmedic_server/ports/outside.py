@@ -37,9 +37,7 @@ class ClockWatch(Protocol):
         """Seconds by which the machine's clock is ahead of the time in use; 0 while it is followed."""
         ...
 
-    def take_steps(self) -> Sequence[ClockStep]:
-        """Return the steps after the last call."""
-        ...
+    def take_steps(self) -> Sequence[ClockStep]: ...
 
 
 class NoClockWatch:
@@ -56,7 +54,6 @@ class Presence(Struct, frozen=True):
 
     name: str
     last_seen: datetime
-    """When it last reported its presence (aware UTC)."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Trusted data that it reported, such as ``ranks`` and ``placement``."""
     doubt: str | None = None
@@ -64,16 +61,13 @@ class Presence(Struct, frozen=True):
     claims: Mapping[str, Any] = field(default_factory=dict)
     """Untrusted data, for display only."""
     uses_previous_key: bool = False
-    """Whether it is signed with the previous key."""
 
 
 class CommandBus(Protocol):
     """Delivers commands and replies, each at least once."""
 
     @property
-    def is_signed(self) -> bool:
-        """Whether a signing key is set; see `UNSIGNED`."""
-        ...
+    def is_signed(self) -> bool: ...
 
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
@@ -94,9 +88,7 @@ class CommandBus(Protocol):
         """Send a command without a reply. It may arrive twice, or expire unsent."""
         ...
 
-    def acknowledge(self, command_id: str) -> None:
-        """Mark the command's outcome as durable. Its replies need no redelivery after a restart."""
-        ...
+    def acknowledge(self, command_id: str) -> None: ...
 
     async def agents(self) -> list[Presence]:
         """Return the presences of agents, including untrusted ones. Raises BusUnavailable."""
@@ -110,9 +102,7 @@ class CommandBus(Protocol):
         """Return the presences of launchers, by job name. Raises BusUnavailable."""
         ...
 
-    async def check(self) -> None:
-        """Return if the bus answers; otherwise raise BusUnavailable."""
-        ...
+    async def check(self) -> None: ...
 
 
 class Notifier(Protocol):
@@ -173,6 +163,4 @@ class AlertSource(Protocol):
         """Return the ID of the unexpired silence with this exact comment."""
         ...
 
-    async def expire_silence(self, silence_id: str) -> None:
-        """End the silence, if it has not ended."""
-        ...
+    async def expire_silence(self, silence_id: str) -> None: ...

@@ -18,7 +18,6 @@ class UsedVersion(Struct, frozen=True):
     last_used_at: datetime | None = None
     """When its newest run was created; None if no run was counted."""
     runs: int = 0
-    """Counted runs, including decisions not to start."""
     first_run: str | None = None
     last_run: str | None = None
 

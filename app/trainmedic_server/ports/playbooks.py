@@ -23,13 +23,13 @@ Scope = Mapping[str, Any]
 
 
 class Match(Struct, frozen=True):
-    """Whether a playbook reacts to an alert."""
+    """A playbook's reaction to an alert, or the reason for none."""
 
     matched: bool
     why: str = ""
     """Why it does not react; empty if it does."""
     failed: bool = False
-    """Whether a condition could not be evaluated. This counts as no match."""
+    """True if a condition could not be evaluated. This counts as no match."""
     unproven: bool = False
     """True if only the proof required by ``on.proof`` is missing."""
 
@@ -38,7 +38,6 @@ class Shortlist(Struct, frozen=True):
     """Playbooks for an alertname, divided by whether they can match the alert."""
 
     playbooks: Sequence[CompiledPlaybook]
-    """Possible matches, sorted by name."""
     ruled_out: Iterable[CompiledPlaybook] = ()
     """Playbooks that cannot match, sorted by name. Can be iterated once."""
     count_ruled_out: int = 0
@@ -57,9 +56,7 @@ class CompiledPlaybook(Protocol):
     @property
     def text(self) -> str: ...
     @property
-    def source(self) -> str:
-        """File path."""
-        ...
+    def source(self) -> str: ...
 
     def match(self, alert: Alert) -> Match:
         """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``. Matchers without
@@ -67,33 +64,25 @@ class CompiledPlaybook(Protocol):
         """
         ...
 
-    def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
-        """Return the target that the alert names, or why it names none."""
-        ...
+    def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved: ...
 
     def effect_query(self, run: Run) -> str | None:
         """Return the query that measures the run's effect; None to use the alert's rule. Raises ExpressionError."""
         ...
 
-    def when(self, phase: str, index: int, scope: Scope) -> bool:
-        """Return whether to run the step. Raises ExpressionError."""
-        ...
+    def when(self, phase: str, index: int, scope: Scope) -> bool: ...
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
         """Return the rendered and checked parameters of an action step. Raises ExpressionError."""
         ...
 
-    def message(self, phase: str, index: int, scope: Scope) -> str:
-        """Return the question of an approve step. Raises ExpressionError."""
-        ...
+    def message(self, phase: str, index: int, scope: Scope) -> str: ...
 
 
 class Catalog(Protocol):
     """The loaded playbooks."""
 
-    def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]:
-        """Return the playbooks for this alertname, sorted by name."""
-        ...
+    def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]: ...
 
     def shortlist(self, alert: Alert) -> Shortlist:
         """Return the playbooks for this alert, with those set apart that its labels rule out."""

@@ -18,18 +18,14 @@ class OpenCounts(Struct, frozen=True):
     """Numbers of unfinished runs."""
 
     by_status: Mapping[str, int]
-    """Open runs by status."""
     owing: int
-    """Closed runs with a pending undo."""
 
 
 class StoredAgentLives(Protocol):
     """Agent records within one transaction of the run store."""
 
     def all(self) -> list[AgentLife]: ...
-    def save(self, lives: Sequence[AgentLife]) -> None:
-        """Insert or replace, by name."""
-        ...
+    def save(self, lives: Sequence[AgentLife]) -> None: ...
 
     def forget(self, names: Collection[str]) -> None: ...
 
@@ -54,6 +50,4 @@ class Present(Protocol):
         """Return up to `limit` IDs that begin or end with `part`, newest first."""
         ...
 
-    async def lost(self, since: datetime) -> tuple[list[AgentLife], list[JobLife]]:
-        """Return agents and jobs lost after `since` and not recovered."""
-        ...
+    async def lost(self, since: datetime) -> tuple[list[AgentLife], list[JobLife]]: ...

@@ -18,12 +18,11 @@ class ReceivedAlertFilter(Struct, frozen=True):
 
     alertname: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels with exact values."""
     status: AlertStatus | None = None
     since: datetime | None = None
     until: datetime | None = None
     reacted: bool | None = None
-    """Whether a playbook reacted, regardless of guards (`AlertRecord.has_reaction`)."""
+    """True for alerts with a reacting playbook, regardless of guards (`AlertRecord.has_reaction`)."""
 
 
 class ReceivedAlerts(Protocol):

@@ -41,55 +41,37 @@ class GuardFacts(Struct, frozen=True):
     """Inputs of the guards for one (playbook, target). Observed runs count, decisions not to start do not."""
 
     last_ended_at: datetime | None = None
-    """When the playbook's last run on this target ended."""
     started: int = 0
     """The playbook's runs on any target that were created after the requested time."""
     open_runs: int = 0
-    """The playbook's open runs on any target."""
 
 
 class KeptTables(Protocol):
     """Records with their own interfaces."""
 
     @property
-    def findings(self) -> FindingRecords:
-        """Findings in logs."""
-        ...
+    def findings(self) -> FindingRecords: ...
 
     @property
-    def agents(self) -> StoredAgentLives:
-        """Last reports of agents."""
-        ...
+    def agents(self) -> StoredAgentLives: ...
 
     @property
-    def verdicts(self) -> StoredVerdicts:
-        """Verdicts on failed jobs."""
-        ...
+    def verdicts(self) -> StoredVerdicts: ...
 
     @property
-    def effects(self) -> EffectRecords:
-        """Measured effects of runs."""
-        ...
+    def effects(self) -> EffectRecords: ...
 
     @property
-    def event_positions(self) -> EventPositions:
-        """Positions of event listeners."""
-        ...
+    def event_positions(self) -> EventPositions: ...
 
     @property
-    def messages(self) -> StoredMessages:
-        """Waiting and sent messages to people."""
-        ...
+    def messages(self) -> StoredMessages: ...
 
     @property
-    def shown_questions(self) -> ShownQuestions:
-        """Chat messages that show questions."""
-        ...
+    def shown_questions(self) -> ShownQuestions: ...
 
     @property
-    def sessions(self) -> StoredSessions:
-        """Console sessions."""
-        ...
+    def sessions(self) -> StoredSessions: ...
 
 
 class Transaction(KeptTables, Protocol):
@@ -145,13 +127,9 @@ class Transaction(KeptTables, Protocol):
         """
         ...
 
-    def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime) -> None:
-        """Record, before the change, that the run changes these nodes from `at` on."""
-        ...
+    def touch_nodes(self, run_id: str, nodes: Collection[str], at: datetime) -> None: ...
 
-    def touched_nodes(self, run_id: str) -> set[str]:
-        """Return the nodes recorded as touched by the run."""
-        ...
+    def touched_nodes(self, run_id: str) -> set[str]: ...
 
     def known_nodes(self) -> set[str]: ...
     def remember_nodes(self, nodes: Collection[str], at: datetime) -> None:
@@ -182,9 +160,7 @@ class Transaction(KeptTables, Protocol):
         """Return the existing runs of these IDs, oldest first."""
         ...
 
-    def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-        """Return the alerts linked to each run, in order of linking."""
-        ...
+    def alerts_of(self, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]: ...
 
     def alert_counts(self, run_ids: Collection[str]) -> dict[str, int]:
         """Return the number of alerts linked to each run. Runs without alerts are omitted."""
@@ -200,34 +176,24 @@ class Transaction(KeptTables, Protocol):
         """
         ...
 
-    def run_of_request(self, key: str) -> str | None:
-        """Return the run started manually with this idempotency key."""
-        ...
+    def run_of_request(self, key: str) -> str | None: ...
 
-    def run_of_command(self, command_id: str) -> str | None:
-        """Return the run whose step or undo has this current command."""
-        ...
+    def run_of_command(self, command_id: str) -> str | None: ...
 
     # orders, events, controls, playbook versions
     def add_order(self, order: OperatorOrder) -> None: ...
     def orders_of(self, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]: ...
     def append(self, events: Sequence[Event]) -> None: ...
-    def events_of(self, run_id: str, kind: str) -> list[Event]:
-        """Return the run's events of this kind, in order."""
-        ...
+    def events_of(self, run_id: str, kind: str) -> list[Event]: ...
 
     def time_gaps(self) -> list[TimeGap]:
         """Return the detected gaps in the wall clock, in order of detection."""
         ...
 
     def add_time_gaps(self, gaps: Iterable[TimeGap]) -> None: ...
-    def job_lives(self) -> list[JobLife]:
-        """Return all job records, unordered."""
-        ...
+    def job_lives(self) -> list[JobLife]: ...
 
-    def save_job_lives(self, lives: Sequence[JobLife]) -> None:
-        """Insert or replace, by job name."""
-        ...
+    def save_job_lives(self, lives: Sequence[JobLife]) -> None: ...
 
     def forget_job_lives(self, names: Collection[str]) -> None: ...
     def controls(self) -> Controls: ...
@@ -290,7 +256,6 @@ class HistoryFilter(Struct, frozen=True):
     status: Values = None
     decision: Values = None
     node: Values = None
-    """Node of the target, or one that a run on a job changed."""
     gpu: Values = None
     """With or without its node: ``gpu:node-1/0`` or ``node-1/0``."""
     job: Values = None
@@ -298,10 +263,8 @@ class HistoryFilter(Struct, frozen=True):
     until: datetime | None = None
     owes_undo: bool | None = None
     target: Values = None
-    """Target key."""
     is_open: bool | None = None
     by: Values = None
-    """Person who approved, rejected, cancelled or undid it."""
     has_acted: bool = False
     """True selects only runs that began to change something."""
 
@@ -322,7 +285,6 @@ class RunRecord(Struct, frozen=True):
     events: tuple[Event, ...]
     orders: tuple[OperatorOrder, ...] = ()
     effect: Effect | None = None
-    """None if not recorded."""
 
 
 class History(Protocol):

@@ -19,9 +19,7 @@ class PlaybookTally(Struct):
     statuses: Counter[Status] = field(default_factory=Counter)
     effects: Counter[EffectVerdict] = field(default_factory=Counter)
     timed_out: int = 0
-    """Started runs with a timed-out attempt, wait or question."""
     undone_by_hand: int = 0
-    """Started runs that a person ordered to revert."""
     repeated: int = 0
     """Runs started within 1 h of the end of one of the same playbook and target."""
     repair_seconds: Counter[float] = field(default_factory=Counter)

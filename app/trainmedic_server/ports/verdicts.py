@@ -25,12 +25,10 @@ class VerdictRecord:
     """Set only with high confidence."""
     gpu: str | None = None
     summary: str = ""
-    """One sentence for a person."""
     advice: str = ""
     ranks: tuple[int, ...] = ()
-    """Where it began, ascending."""
+    """First failed ranks, ascending."""
     is_slow: bool = False
-    """The job was slow and did not fail."""
 
 
 class VerdictSource(Protocol):
@@ -53,9 +51,7 @@ class NoVerdicts:
 class StoredVerdicts(Protocol):
     """Verdicts within one transaction of the run store."""
 
-    def of_job(self, job: str, limit: int) -> list[KnownVerdict]:
-        """Return the job's verdicts, newest first."""
-        ...
+    def of_job(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
     def on_node(self, node: str, since: datetime) -> list[KnownVerdict]:
         """Return verdicts that name the node and began after `since`, newest first, at most 100."""
@@ -65,18 +61,12 @@ class StoredVerdicts(Protocol):
         """Return verdicts whose alert is due by `moment`, earliest first."""
         ...
 
-    def save(self, verdicts: Sequence[KnownVerdict]) -> None:
-        """Insert or replace, by ID."""
-        ...
+    def save(self, verdicts: Sequence[KnownVerdict]) -> None: ...
 
 
 class VerdictHistory(VerdictSource, Protocol):
     """Reads verdicts without waiting for writers."""
 
-    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
-        """Return the job's verdicts, newest first."""
-        ...
+    async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]: ...
 
-    async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]:
-        """Return verdicts that name the node and began after `since`, newest first, at most 100."""
-        ...
+    async def verdicts_on(self, node: str, since: datetime) -> list[KnownVerdict]: ...
