@@ -84,7 +84,7 @@ class RateLimit(_Model):
 class Guards(_Model):
     """Limits on how often and on how much a playbook acts."""
 
-    cooldown: Duration | None = Field(None, description="Quiet time for the same target after a run ended.")
+    cooldown: Duration | None = Field(None, description="Minimum time after the end of the last run on the target.")
     max_runs: RateLimit | None = None
     """For all targets together; None for no limit."""
     max_concurrent: int | None = Field(None, ge=1, description="Open runs of this playbook at once.")
@@ -103,7 +103,7 @@ class Retry(_Model):
 class MeasuredEffect(_Model):
     """Metric that shows whether a run helped, instead of the alert rule's metric."""
 
-    query: str = Field(min_length=1, max_length=4096, description="PromQL; templates stand within its quotes.")
+    query: str = Field(min_length=1, max_length=4096, description="PromQL; templates only within quotes.")
     better: Literal["lower", "higher"]
 
 
@@ -141,7 +141,7 @@ class Escalation(_Model):
 
     by: Annotated[Approvers, Field(min_length=1)]
     """Further approvers, in the form of a question's ``by``."""
-    to: str | None = Field(None, description="The notification channel that is told; all without it.")
+    to: str | None = Field(None, description="Notification channel; default: all.")
     timeout: Duration | None = None
     """None for the first question's timeout."""
     on_timeout: LastResort = "fail"
@@ -152,15 +152,15 @@ class _Asking(_Model):
 
     message: str = Field("", description="A template: what is asked.")
     by: Approvers = Field(
-        (), description="Who may approve: user:NAME, group:NAME, or a name of either; any operator without it."
+        (), description="Approvers: user:NAME, group:NAME, or a name of either; default: any operator."
     )
-    count: int = Field(1, ge=1, le=20, description="How many different people have to approve.")
-    remind: Duration | None = Field(None, description="How often people are reminded while nobody has answered.")
+    count: int = Field(1, ge=1, le=20, description="Number of different people who must approve.")
+    remind: Duration | None = Field(None, description="Interval of reminders until an answer.")
     ask_again: Duration | None = Field(
-        None, description="How long after a time-out the question is asked again, as long as the alert goes on."
+        None, description="Delay after a timeout until the question is asked again, while the alert fires."
     )
-    to: str | None = Field(None, description="The notification channel that is told; all without it.")
-    escalate: Escalation | None = Field(None, description="Who is asked next, with on_timeout: escalate.")
+    to: str | None = Field(None, description="Notification channel; default: all.")
+    escalate: Escalation | None = Field(None, description="Next approvers, with on_timeout: escalate.")
 
 
 class Question(_Asking):

@@ -213,7 +213,7 @@ def _told_by(decision: Decision, run_id: str | None) -> str:
             f"run {run_id} is open on this target" if run_id else "a run for an alert before it is open on this target"
         )
     if decision is Decision.DUPLICATE:
-        return f"run {run_id} was decided for this same alert" if run_id else "the same alert came before it"
+        return f"run {run_id} was decided for this same alert" if run_id else "an earlier alert is the same"
     return ""
 
 

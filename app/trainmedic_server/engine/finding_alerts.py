@@ -49,7 +49,7 @@ def silence_reason(known: KnownFinding, rule: LogRule | None, update: FindingUpd
     if rule.alert is None:
         return "its rule raises none"
     if known.role is not Role.ROOT and known.role is not rule.role:
-        return f"what it says is a {known.role}, which raises no alert"
+        return f"its role is {known.role}, which raises no alert"
     if is_before_boot(known, update.booted_at):
         return "its lines are from before the node was booted"
     if now - known.last_at > OLDEST:

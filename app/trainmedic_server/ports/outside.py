@@ -26,7 +26,7 @@ class Clock(Protocol):
         ...
 
 
-UNSIGNED = "no signing key is set: whoever can write to Redis can command agents and jobs, and answer in their name"
+UNSIGNED = "no signing key is set: anyone who can write to Redis can command agents and jobs, and answer in their name"
 
 
 class ClockWatch(Protocol):

@@ -37,7 +37,7 @@ async def test_a_cascade_alerts_nobody(world: FindingWorld) -> None:
 @pytest.mark.parametrize(
     ("finding", "members", "why"),
     [
-        ({"rule": "gpu-xid", "role": Role.TEARDOWN}, {}, "what it says is a teardown, which raises no alert"),
+        ({"rule": "gpu-xid", "role": Role.TEARDOWN}, {}, "its role is teardown, which raises no alert"),
         ({"rule": "gone"}, {}, "no rule of its name is loaded"),
         ({"rule": "gpu-xid", "ago": 3700}, {}, "its lines are more than an hour old"),
         ({"rule": "gpu-xid", "ago": 60}, {"booted": 30}, "its lines are from before the node was booted"),
