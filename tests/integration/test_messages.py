@@ -175,7 +175,7 @@ def test_a_question_reaches_people_once_though_the_server_is_killed(
     assert asked == "[warning] job:llm: Go back?"
     assert text.endswith(f"https://medic.example/runs/{started['run_id']}")
     logs = "".join(path.read_text() for path in tmp_path.glob("server-*.log"))
-    assert "a background loop is held up" in logs
+    assert "background loop delayed" in logs
     assert SECRET not in logs
 
 

@@ -282,7 +282,7 @@ def test_an_answer_counts_for_the_question_that_was_seen(door: Door) -> None:
     door.slack.press(ANN, first, "approve")
     second = door.message(run_id, "second")
     door.slack.press(BOB, first, "approve", value)
-    door.told(BOB, "asks something else by now")
+    door.told(BOB, "now asks a different question")
     assert len(door.decisions(run_id)) == 1
     door.slack.press(BOB, second, "approve")
     door.shows(second, "Approved by bob")

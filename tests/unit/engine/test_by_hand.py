@@ -186,7 +186,7 @@ async def test_what_has_failed_is_tried_again_while_its_alert_fires(world: MakeW
         await w.engine.retry(again.id, ByHand("ann", repeats=again.id))
     await w.resolve(alert)
     assert w.calls() == {"cap": 2, "uncap": 1}
-    with pytest.raises(errors.Conflict, match="has resolved; start the playbook anew"):
+    with pytest.raises(errors.Conflict, match="has resolved; start the playbook again"):
         await w.engine.retry(failed.id, ByHand("ann", repeats=failed.id))
     with pytest.raises(errors.NotFound):
         await w.engine.retry("nothing", ByHand("ann"))

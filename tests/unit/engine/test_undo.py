@@ -191,7 +191,7 @@ async def test_a_person_closes_an_undo_that_cannot_be_certain(world: MakeWorld) 
     assert record is not None
     [closed] = [event for event in record.events if event.kind == "undo_closed"]
     assert (closed.actor, closed.data["note"]) == ("alice", "the card was replaced")
-    with pytest.raises(errors.Conflict, match="owes no undo"):
+    with pytest.raises(errors.Conflict, match="has no pending undo"):
         await w.engine.order(run.id, OrderKind.CLOSE_UNDO, "bob", "me too")
     w.actions["uncap"].outcomes.clear()
     await w.engine.order(run.id, OrderKind.UNDO, "bob")
