@@ -19,6 +19,7 @@ _64_BITS = (1 << 64) - 1
 
 
 MOST_REASONS = 5
+"""Problems listed in the reason of a rejected alert."""
 
 SHIPPED_RULE_LABEL = "trainmedic_rule"
 """Label of all shipped alert rules, required by playbooks that can do harm. It vouches for the alert's own name, so
@@ -168,7 +169,7 @@ class RejectedAlert(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """One webhook POST."""
+    """One webhook POST. Times are aware UTC."""
 
     id: str
     """UUIDv7."""

@@ -52,6 +52,7 @@ class AlertLabels:
         return labels if labels is not None else self._labels_of(name, written)
 
     def value(self, name: str) -> str:
+        """Return the first value of a label; empty if absent."""
         labels = self.under(name)
         return labels[0].value if labels else ""
 

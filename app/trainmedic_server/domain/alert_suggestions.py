@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from trainmedic_server.domain.proof import XID_LABELS
 
 _LONGEST = 4_000
+"""Characters of a text that are read."""
 _WORD = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/ -]+")

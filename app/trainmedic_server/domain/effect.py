@@ -16,9 +16,11 @@ from trainmedic_server.domain.promql import Comparison
 BEFORE = timedelta(minutes=10)
 AFTER = timedelta(minutes=10)
 EVERY = timedelta(seconds=30)
+"""Distance of the measured points."""
 AROUND = timedelta(minutes=2)
 """Period of the medians before and after, and maximum age of the value at the act."""
 LEAST_CHANGE = 0.1
+"""Minimum change, as a share of the larger value."""
 
 
 class EffectVerdict(StrEnum):
@@ -46,6 +48,7 @@ class Effect(Struct, frozen=True):
     query: str | None = None
     """None until derived from the alert's rule."""
     origin: str = "rule"
+    """``playbook`` or ``rule``: origin of the query."""
     better: str | None = None
     """``lower`` or ``higher``."""
     operator: str | None = None

@@ -37,7 +37,7 @@ class LifeState(StrEnum):
 
 
 class JobLife(Struct, frozen=True):
-    """One job's record."""
+    """One job's record. Times are aware UTC."""
 
     name: str
     state: LifeState

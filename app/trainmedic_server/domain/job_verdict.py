@@ -21,10 +21,12 @@ class JobVerdict(Struct, frozen=True):
     cause: str | None = None
     """Class such as ``gpu`` or ``unknown``."""
     confidence: str | None = None
+    """``high``, ``medium`` or ``low``."""
     advice: str | None = None
     node: str | None = None
     """Faulty node; only with high confidence."""
     ranks: tuple[int, ...] = ()
+    """First failed ranks, ascending."""
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> JobVerdict:

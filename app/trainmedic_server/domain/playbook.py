@@ -42,6 +42,7 @@ class Trigger(_Model):
 
     @property
     def proofs(self) -> tuple[AlertProof, ...]:
+        """Proofs of which one suffices. Empty if none is required."""
         return (self.proof,) if isinstance(self.proof, AlertProof) else self.proof or ()
 
     @property
@@ -54,6 +55,7 @@ class TargetParts(_Model):
 
     node: str | None = None
     gpu: str | None = None
+    """UUID, PCI address or index on the node."""
     job: str | None = None
     """Name, or what the job uses: ``node:…``, ``gpu:…`` or ``pod:…`` (``job_lookup``)."""
 

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 LONGEST_QUERY = 16_384
+"""Characters."""
 MOST_LABELS = 64
 """Limit of labels that narrow an expression."""
 
@@ -37,6 +38,7 @@ class Comparison(Struct, frozen=True):
 
     query: str
     operator: str
+    """``>``, ``<``, ``>=``, ``<=``, ``==``, ``!=``, or `NOT_A_NUMBER`."""
     limit: float | None
     """The other side, if it is a number."""
 

@@ -121,6 +121,7 @@ class Attempt(Struct, frozen=True):
     twice.
     """
     started_at: datetime
+    """When it was persisted, before any request to act."""
     deadline: datetime
     """When it times out and its command expires."""
     status: str = "running"
@@ -203,12 +204,14 @@ class Run(Struct, frozen=True):
     target: Target | None
     """None if the labels named no target."""
     mode: Mode
+    """The stricter of the server's and the playbook's mode at admission."""
     status: Status
     decision: Decision
     alert: Identity
     """The alert of its admission. The store has those that joined."""
     alert_name: str
     alert_labels: Mapping[str, str]
+    """All labels, as changed by the alert map."""
     created_at: datetime
     steps: tuple[StepState, ...] = ()
     """Ordered by phase: approval, ``steps``, ``on_success``, ``on_failure``."""
@@ -226,6 +229,7 @@ class Run(Struct, frozen=True):
     """Operator who started it manually; None for an alert."""
     repeats: str | None = None
     request_key: str | None = None
+    """Idempotency key of the manual start."""
     original_labels: Mapping[str, str] | None = None
     """Labels as Alertmanager sent them. None if no alert map changed them."""
 
@@ -310,7 +314,7 @@ class OrderKind(StrEnum):
 
 
 class OperatorOrder(Struct, frozen=True):
-    """An operator command to a run."""
+    """An operator command to a run. Times are aware UTC."""
 
     id: str
     run_id: str
@@ -325,7 +329,7 @@ class OperatorOrder(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """One entry of the append-only history."""
+    """One entry of the append-only history. Times are aware UTC."""
 
     kind: str
     """Such as ``step_started``; see ``docs/reference/events.md``."""

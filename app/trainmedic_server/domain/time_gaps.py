@@ -20,7 +20,7 @@ Ago: TypeAlias = Callable[[timedelta], datetime]
 
 
 class TimeGap(Struct, frozen=True):
-    """A period of the wall clock without a working server."""
+    """A period of the wall clock without a working server. Times are aware UTC."""
 
     ended_at: datetime
     length: timedelta

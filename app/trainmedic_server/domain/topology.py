@@ -246,6 +246,7 @@ class ClusterTopology(Struct, frozen=True, dict=True):
 
     @cached_property
     def pods_by_full_name(self) -> Mapping[str, Pod]:
+        """Pods by ``<namespace>/<name>``."""
         return {str(pod): pod for pod in self.pods.values()}
 
     @cached_property
@@ -334,6 +335,7 @@ class Topology(Struct, frozen=True, dict=True):
         return next(iter(nodes)) if len(nodes) == 1 else None
 
     def jobs_of_pod(self, pod: str) -> Jobs:
+        """Return the jobs of the pod ``<namespace>/<name>``."""
         return _first(pod, self.written.jobs_by_pod, self.cluster.jobs_by_pod)
 
     def jobs_on_node(self, node: str) -> JobsBySource:

@@ -40,6 +40,7 @@ class Upcoming(Struct, frozen=True):
     step: str | None = None
     """ID of the next step. None if the run ends next (see ``outcome``)."""
     kind: str | None = None
+    """``action``, ``wait_for``, ``approve`` or ``undo``."""
     action: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None

@@ -57,3 +57,4 @@ class ByHand(Struct, frozen=True):
     repeats: str | None = None
     """ID of the run to repeat."""
     key: str | None = None
+    """Idempotency key."""

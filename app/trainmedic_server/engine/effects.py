@@ -26,6 +26,7 @@ from trainmedic_server.ports.playbooks import Catalog, CompiledPlaybook
 from trainmedic_server.ports.store import RunStore, Transaction
 
 ACTED = names(StepStarted, StepResumed)
+"""Events of a possible first act."""
 SETTLES = timedelta(seconds=30)
 """Delay after the measured period, so that the last scrape is included."""
 GIVE_UP_AFTER = timedelta(days=1)

@@ -60,6 +60,7 @@ _LAUNCHER_LASTS = timedelta(seconds=20)
 """How long a launcher counts as present after its last presence. Its reports are read every few seconds."""
 _MOST_REPORTS = 2000
 _MOST_ENDED = 200
+"""Alerts searched for those of jobs that ended normally."""
 _PODS_END = timedelta(seconds=5)
 """A container ends at about the time of its job's report."""
 _AT_ONCE, _MOST_EARLIER, _MOST_EXCERPTS, _MOST_PAST, _MOST_PROCESSES = 50, 50, 16, 500, 8

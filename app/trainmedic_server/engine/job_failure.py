@@ -26,6 +26,7 @@ from trainmedic_logs.domain.known_verdict import KnownVerdict
 from trainmedic_server.domain.job_life import JobLife, LifeState
 
 TELLS_ENDS = frozenset({"launcher-table", "rank-failed"})
+"""Shipped rules for launcher output on ended processes."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (\d{1,10})")
 _LONGEST_LINE = 500
 _LONGEST_SETTLING = timedelta(minutes=2)

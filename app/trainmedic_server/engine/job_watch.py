@@ -33,6 +33,7 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore, Transaction
 
 LOOK_EVERY = timedelta(seconds=5)
+"""Interval of presences."""
 MOST_JOBS = 10_000
 _LATEST_LOOK = timedelta(seconds=20)
 """A later check means that the server was stalled."""

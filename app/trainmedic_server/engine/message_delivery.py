@@ -36,6 +36,7 @@ GROUP_EVERY = timedelta(minutes=1)
 KEPT_WAITING = timedelta(days=1)
 """Age at which an unsent message is dropped, counted and logged as outdated."""
 KEPT = timedelta(days=7)
+"""How long sent messages are remembered."""
 _LOOK_EVERY = timedelta(seconds=2)
 _FIRST_RETRY, _LONGEST_RETRY = 5.0, 300.0
 _TOO_LATE = "not sent for a day"

@@ -33,7 +33,9 @@ from trainmedic_server.ports.store import LinkedRun
 from trainmedic_server.presentation import questions, runs
 
 SOON = timedelta(seconds=10)
+"""How long a message waits for others of its topic."""
 OVERDUE = timedelta(minutes=2)
+"""How long undos are retried before people are notified."""
 LATE = timedelta(minutes=15)
 """Delay from which a message states its event's time. Retries and grouping take less."""
 _MOST_LINES = 20

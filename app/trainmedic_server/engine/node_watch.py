@@ -26,6 +26,7 @@ from trainmedic_server.ports.outside import Clock, Presence
 from trainmedic_server.ports.store import RunStore
 
 LOOK_EVERY = timedelta(seconds=5)
+"""Interval of presences."""
 REMEMBERED = timedelta(hours=1)
 MOST_PLACES = 200_000
 _WRITE_AGAIN = timedelta(minutes=10)

@@ -29,12 +29,14 @@ from trainmedic_server.errors import BusUnavailable
 from trainmedic_server.ports.outside import Clock, Presence
 
 REFRESH_EVERY = timedelta(seconds=5)
+"""Interval of presences."""
 FORGET_AFTER = timedelta(minutes=1)
 RENEW_EVERY = timedelta(milliseconds=200)
 """Minimum time between readings caused by unknown targets. `SharedPresences` extends it if reading is slow."""
 RENEW_AFTER_FAILURE = timedelta(seconds=30)
 """Minimum time after a failed or slow reading, so that deliveries do not wait for a silent Redis."""
 LONGEST_RENEWAL = 0.5
+"""Seconds that a delivery waits for a reading."""
 _NOTHING = (JobTopology(), AgentTopology())
 
 log = telemetry.logger(__name__)

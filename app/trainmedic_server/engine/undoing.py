@@ -25,6 +25,7 @@ FREQUENT_ATTEMPTS = 300
 """Attempts at the intervals above, about a day's worth."""
 LATER_RETRY = timedelta(hours=1)
 KEPT_ATTEMPTS = 50
+"""Stored attempts: the first and the last ones."""
 _WAITS_FOR_PERSON = (UndoStatus.AVAILABLE, UndoStatus.ARMED, UndoStatus.FAILED, UndoStatus.CLOSED)
 _ENDED = {
     Status.FAILED: "the run failed",

@@ -21,6 +21,7 @@ from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _READ_AT_ONCE = 100
+"""Limit of cached compiled playbooks for readers."""
 
 _LAST_COMMIT_SECONDS = 1.0
 """Time limit at shutdown for recording attempts that did not start."""

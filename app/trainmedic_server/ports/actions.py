@@ -36,6 +36,7 @@ class Call(Struct, frozen=True):
     playbook: str
     target: Target
     params: BaseModel
+    """Rendered parameters, an instance of the action's ``Params``."""
     reason: str
     """One sentence for people."""
     issued_at: datetime
@@ -43,6 +44,7 @@ class Call(Struct, frozen=True):
     deadline: datetime
     """When the attempt must have ended (aware UTC)."""
     alert: Alert
+    """The alert that started the run."""
     resumed: bool = False
     """True if it may already have been done under this ``command_id``: by a killed server, or by an earlier attempt
     with an unknown outcome. If that cannot be found out, raise OutcomeUnknown. A failure would mean that nothing needs
@@ -101,6 +103,7 @@ class Action(Protocol):
     harmful: ClassVar[bool]
     """True if it changes anything. A pause blocks only harmful actions."""
     default_timeout: ClassVar[timedelta]
+    """Time limit of an attempt if the step sets none."""
     Params: ClassVar[type[BaseModel]]
     """Model of its parameters. Playbooks are checked against it."""
 

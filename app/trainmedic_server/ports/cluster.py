@@ -65,7 +65,9 @@ class Cluster(Protocol):
         """
         ...
 
-    async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object: ...
+    async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
+        """Return the created object. Raises ObjectExists."""
+        ...
 
     async def delete(self, ref: Ref, uid: str, grace: timedelta | None = None) -> None:
         """Delete the object with this `uid`, if it exists. Raises ObjectChanged if another object has its name."""

@@ -61,6 +61,7 @@ class FindingFilter(Struct, frozen=True):
 
     job: str | None = None
     node: str | None = None
+    """Node of the target or of one of the lines."""
     rule: str | None = None
     role: Role | None = None
     since: datetime | None = None

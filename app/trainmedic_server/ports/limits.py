@@ -23,6 +23,7 @@ class EngineLimits(Struct, frozen=True):
     breaker_share: float = 0.5
     """Share of known nodes, 0 to 1, that runs may act on within the window."""
     breaker_min_nodes: int = 10
+    """The breaker never opens for up to this many nodes."""
     queue: int = 1000
     external_url: str = ""
     """Public URL of the server for links, without a trailing slash. Empty for none."""

@@ -34,7 +34,9 @@ class StoredMessages(Protocol):
         """Return which of these messages are stored, and whether each was sent."""
         ...
 
-    def forget_sent(self, kind: MessageKind) -> None: ...
+    def forget_sent(self, kind: MessageKind) -> None:
+        """Forget sent messages of this kind, so that the same can be sent again."""
+        ...
 
     def forget_before(self, moment: datetime) -> None:
         """Forget messages sent before `moment`, and unsent ones created before it, whose channel no longer exists."""

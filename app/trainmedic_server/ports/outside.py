@@ -54,6 +54,7 @@ class Presence(Struct, frozen=True):
 
     name: str
     last_seen: datetime
+    """When it last reported its presence (aware UTC)."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Trusted data that it reported, such as ``ranks`` and ``placement``."""
     doubt: str | None = None
@@ -88,7 +89,9 @@ class CommandBus(Protocol):
         """Send a command without a reply. It may arrive twice, or expire unsent."""
         ...
 
-    def acknowledge(self, command_id: str) -> None: ...
+    def acknowledge(self, command_id: str) -> None:
+        """Mark the command's outcome as durable. Its replies need no redelivery after a restart."""
+        ...
 
     async def agents(self) -> list[Presence]:
         """Return the presences of agents, including untrusted ones. Raises BusUnavailable."""
@@ -102,7 +105,9 @@ class CommandBus(Protocol):
         """Return the presences of launchers, by job name. Raises BusUnavailable."""
         ...
 
-    async def check(self) -> None: ...
+    async def check(self) -> None:
+        """Return if the bus answers; otherwise raise BusUnavailable."""
+        ...
 
 
 class Notifier(Protocol):

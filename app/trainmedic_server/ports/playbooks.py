@@ -70,19 +70,25 @@ class CompiledPlaybook(Protocol):
         """Return the query that measures the run's effect; None to use the alert's rule. Raises ExpressionError."""
         ...
 
-    def when(self, phase: str, index: int, scope: Scope) -> bool: ...
+    def when(self, phase: str, index: int, scope: Scope) -> bool:
+        """Return whether to run the step. Raises ExpressionError."""
+        ...
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
         """Return the rendered and checked parameters of an action step. Raises ExpressionError."""
         ...
 
-    def message(self, phase: str, index: int, scope: Scope) -> str: ...
+    def message(self, phase: str, index: int, scope: Scope) -> str:
+        """Return the question of an approve step. Raises ExpressionError."""
+        ...
 
 
 class Catalog(Protocol):
     """The loaded playbooks."""
 
-    def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]: ...
+    def for_alert(self, alertname: str) -> Sequence[CompiledPlaybook]:
+        """Return the playbooks for this alertname, sorted by name."""
+        ...
 
     def shortlist(self, alert: Alert) -> Shortlist:
         """Return the playbooks for this alert, with those set apart that its labels rule out."""

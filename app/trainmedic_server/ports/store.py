@@ -41,9 +41,11 @@ class GuardFacts(Struct, frozen=True):
     """Inputs of the guards for one (playbook, target). Observed runs count, decisions not to start do not."""
 
     last_ended_at: datetime | None = None
+    """End of the playbook's last run on this target."""
     started: int = 0
     """The playbook's runs on any target that were created after the requested time."""
     open_runs: int = 0
+    """The playbook's open runs on any target."""
 
 
 class KeptTables(Protocol):
@@ -256,6 +258,7 @@ class HistoryFilter(Struct, frozen=True):
     status: Values = None
     decision: Values = None
     node: Values = None
+    """Node of the target, or one that a run on a job changed."""
     gpu: Values = None
     """With or without its node: ``gpu:node-1/0`` or ``node-1/0``."""
     job: Values = None
@@ -265,6 +268,7 @@ class HistoryFilter(Struct, frozen=True):
     target: Values = None
     is_open: bool | None = None
     by: Values = None
+    """Person who approved, rejected, cancelled or undid it."""
     has_acted: bool = False
     """True selects only runs that began to change something."""
 
