@@ -113,8 +113,8 @@ class AlertResolved(OfAlert, frozen=True):
 
 
 class AlertRejected(OfAlert, frozen=True, kw_only=True):
-    """The alert is malformed. Nothing was decided on it, but its end is accepted if readable. `alert` is its name or
-    null, `index` its position in the delivery. The first 20 of a delivery are listed; one more event counts the rest.
+    """The alert is malformed: only its end is accepted, if readable. `alert` is its name or null, `index` its position
+    in the delivery. The first 20 of a delivery are listed; one more event counts the rest.
     """
 
     alert: str | UnsetType | None = UNSET
@@ -225,9 +225,7 @@ class StepFailed(OfStep, frozen=True):
 
 
 class StepSkipped(OfRun, frozen=True):
-    """The step's `when` was false, the alert resolved first, or the server is not set up for the action, such as
-    `notify` without a channel.
-    """
+    """The `when` was false, the alert resolved first, or the action is not set up (`notify` without a channel)."""
 
     step: str
     when: str | None = None
@@ -302,8 +300,8 @@ class ApprovalEscalated(QuestionEvent, frozen=True):
 
 
 class ApprovalEnded(OfRun, frozen=True):
-    """The question ended without an answer: `resolved`, `timed_out`, `rejected_by_timeout`, `approved_by_timeout`, or
-    `unanswered` with `asked_again_at`.
+    """No answer: `resolved`, `timed_out`, `rejected_by_timeout`, `approved_by_timeout`, or `unanswered` with
+    `asked_again_at`.
     """
 
     step: str
@@ -542,9 +540,7 @@ class Resumed(OfPause, frozen=True):
 
 
 class PauseBegan(OfPause, frozen=True):
-    """A pause began at its scheduled time; recorded within 10 s. The first begin of a pause that starts at once is
-    `pause_ordered`.
-    """
+    """A pause began at its scheduled time; recorded within 10 s. If it starts at once, the first is `pause_ordered`."""
 
 
 class PauseEnded(OfPause, frozen=True):
