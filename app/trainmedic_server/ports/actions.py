@@ -19,6 +19,7 @@ from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
+from trainmedic_server.ports.slurm import Slurm
 
 Clearance = Literal["go_on", "hold", "stop", "resolved"]
 """Answer whether an attempt in progress may make further changes: yes; not while the server is paused; never again,
@@ -83,6 +84,7 @@ class Services(Struct, frozen=True):
     cluster: Cluster | None = None
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
     """The nodes and pods of the cluster, as far as they are known at this moment; empty without a cluster."""
+    slurm: Slurm | None = None
     metrics: MetricHistory | None = None
     """The Prometheus that the server queries."""
     external_url: str = ""
