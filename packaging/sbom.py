@@ -29,8 +29,8 @@ from packageurl import PackageURL
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = SchemaVersion.V1_6
-_BUILD_TOOLS = frozenset({"setuptools", "wheel"})
-"""They are in the locks because they build the wheels, and are no part of them."""
+_BUILD_TOOLS = frozenset({"packaging", "setuptools", "wheel"})
+"""Packages of the locks that build our wheels (`wheel` needs `packaging`) and are not needed to run them."""
 
 Bom = dict[str, Any]
 
@@ -82,14 +82,18 @@ def _version(about: Mapping[str, Any]) -> str:
 def of_image(python: str, root: Path) -> Bom:
     """Everything that is installed: Python's packages, Python, and Debian's packages."""
     bom = _cyclonedx("environment", python)
-    about = next(part for part in bom["components"] if part["name"] == "trainmedic-server")
+    versions = {part["name"]: part["version"] for part in bom["components"]}
+    name = "trainmedic" if "trainmedic-server" in versions else "trainmedic-agent"
     version = subprocess.run(
         [python, "-c", "import platform; print(platform.python_version())"], check=True, capture_output=True, text=True
     ).stdout.strip()
     for part in bom["components"]:  # one that was installed from a checkout has none
         part.setdefault("purl", PackageURL("pypi", None, part["name"], part["version"]).to_string())
     parts = [*bom["components"], _component("python", version, PackageURL("generic", None, "python", version))]
-    this = {**_this("trainmedic", about["version"], "Apache-2.0"), "type": "container"}
+    this = {
+        **_this(name, versions.get("trainmedic-server") or versions["trainmedic-agent"], "Apache-2.0"),
+        "type": "container",
+    }
     whole = _assembled(bom, this, [*parts, *debian_packages(root)])
     whole["dependencies"] += bom["dependencies"]
     return whole

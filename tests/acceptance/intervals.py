@@ -1,7 +1,8 @@
 """Rules, configurations and playbooks on a faster clock, for tests that cannot wait for minutes.
 
-Only durations change, each divided by the same factor; expressions, thresholds and labels stay as shipped.
-A test in ``test_intervals.py`` holds this module to that.
+Only durations change, each divided by the same factor. Expressions, thresholds and labels stay as shipped.
+`keep_firing_for` does not fall below 30 s: it covers the time of a repair, and jobs and agents repair at their usual
+pace. If it were 1 s, an alert would resolve in the middle of a rollback, and the run would skip its next step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ DURATION = re.compile(
     r"""(?x)
     (?<=\[) \d+[smhd] (?=\])           # a range: metric[5m]
     | (?<=offset\ ) \d+[smhd]\b        # offset 5m
-    | (?<=for:\ ) \d+[smhd]\b          # how long an alert must hold, and is held (keep_firing_for)
+    | (?<=\ for:\ ) \d+[smhd]\b        # how long an alert must hold
+    | (?<=keep_firing_for:\ ) \d+[smhd]\b
     | (?<=interval:\ ) \d+[smhd]\b     # of a rule group; scrape_, evaluation_, group_ and repeat_
     | (?<=group_wait:\ ) \d+[smhd]\b
     | (?<=timeout:\ ) \d+[smhd]\b      # of a playbook's step
@@ -21,14 +23,17 @@ DURATION = re.compile(
     | (?<=per:\ ) \d+[smhd]\b
     """
 )
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+SHORTEST_KEEP_MS = 30_000
+_MILLISECONDS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def hasten(text: str, factor: int) -> str:
-    """`text` with every duration divided by `factor`."""
+    """Return `text` with every duration divided by `factor`."""
 
     def shortened(found: re.Match[str]) -> str:
         written = found.group()
-        return f"{int(written[:-1]) * _SECONDS[written[-1]] * 1000 // factor}ms"
+        shipped = int(written[:-1]) * _MILLISECONDS[written[-1]]
+        least = min(shipped, SHORTEST_KEEP_MS) if text.endswith("keep_firing_for: ", 0, found.start()) else 0
+        return f"{max(least, shipped // factor)}ms"
 
     return DURATION.sub(shortened, text)

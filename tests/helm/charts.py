@@ -200,7 +200,11 @@ COMBINATIONS: Mapping[str, Values] = {
         "image": {"repository": "registry.internal/trainmedic", "digest": f"sha256:{'a' * 64}", "pullPolicy": "Never"},
         "redis": {"image": {"repository": "registry.internal/valkey", "digest": f"sha256:{'b' * 64}"}},
         "server": {"persistence": {"existingClaim": "kept"}},
-        "agent": {"runtimeClassName": "", "nodeSelector": {"gpu": "yes"}},
+        "agent": {
+            "image": {"repository": "registry.internal/trainmedic-agent", "tag": "1"},
+            "runtimeClassName": "",
+            "nodeSelector": {"gpu": "yes"},
+        },
     },
 }
 

@@ -133,6 +133,19 @@ def test_the_shipped_playbooks_are_all_there_and_can_be_loaded(tmp_path: Path) -
     assert f"{len(files) - len(templates)} playbooks, no mistake" in checked.output
 
 
+@pytest.mark.parametrize(
+    ("combination", "image"),
+    [("everything", "registry.example.com/trainmedic:0.1.0"), ("no-registry", "registry.internal/trainmedic-agent:1")],
+)
+def test_the_agent_has_an_image_of_its_own_only_if_the_values_name_one(combination: str, image: str) -> None:
+    """Otherwise agent and log reader run the image of the server."""
+    containers = charts.one(charts.objects(combination), "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    assert {container["image"] for container in containers} == {image}
+    assert {container["imagePullPolicy"] for container in containers} == {
+        "Never" if combination == "no-registry" else "IfNotPresent"
+    }
+
+
 @pytest.mark.parametrize("combination", ["default", "everything", "no-registry"])
 def test_the_health_check_of_a_node_is_the_releases_own(combination: str, tmp_path: Path) -> None:
     """The shipped playbooks run it in the release's namespace, by its image and pull secrets, with the agents'

@@ -17,7 +17,7 @@ import pytest
 from cyclonedx.validation.json import JsonStrictValidator
 
 ROOT = Path(__file__).parents[2]
-BUILD_TOOLS = {"setuptools", "wheel"}
+BUILD_TOOLS = {"packaging", "setuptools", "wheel"}
 
 
 def loaded(name: str) -> ModuleType:

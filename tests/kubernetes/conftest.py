@@ -26,7 +26,7 @@ def pytest_report_header() -> str:
 @pytest.fixture(autouse=True)
 def brief_refusal_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal counts as final sooner, for the sake of the tests of permissions."""
-    monkeypatch.setattr("trainmedic_server.actions.kubernetes.base.REFUSAL_GRACE", timedelta(seconds=0.5))
+    monkeypatch.setattr("trainmedic_server.actions.retrying.REFUSAL_GRACE", timedelta(seconds=0.5))
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ async def test_an_api_server_that_refuses_everybody_for_a_moment_is_outlasted(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does that has just started: once it has read its roles the drain goes on."""
-    monkeypatch.setattr("trainmedic_server.actions.kubernetes.base.REFUSAL_GRACE", timedelta(seconds=10))
+    monkeypatch.setattr("trainmedic_server.actions.retrying.REFUSAL_GRACE", timedelta(seconds=10))
     node = await world.node()
     await world.pod("worker", node)
     draining = asyncio.create_task(world.act(DrainNode, node, RUN, timeout=30))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kubernetes.api_server import ApiServer, Fault, Rule
 from tests.kubernetes.world import World
-from trainmedic_server.actions.kubernetes import base
+from trainmedic_server.actions import retrying
 from trainmedic_server.actions.kubernetes.nodes import CordonNode, LabelNode, TaintNode, UncordonNode
 from trainmedic_server.domain.topology import ClusterNode, ClusterTopology
 from trainmedic_server.errors import ClusterRefused, ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
@@ -202,7 +202,7 @@ async def test_what_is_waited_for_is_told_while_the_api_is_away(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Minutes without a word would leave people guessing."""
-    monkeypatch.setattr(base, "REPORT_EVERY", timedelta(0))
+    monkeypatch.setattr(retrying, "REPORT_EVERY", timedelta(0))
     told: list[str] = []
 
     async def tell(what: str) -> None:
@@ -218,7 +218,7 @@ async def test_hours_that_a_proxy_asks_for_are_not_waited(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Retry-After is obeyed up to a bound; then it is tried again."""
-    monkeypatch.setattr(base, "LONGEST_ASKED_FOR", 0.2)
+    monkeypatch.setattr(retrying, "LONGEST_ASKED_FOR", 0.2)
     node = await world.node()
     stand_in.faults.append(Fault(429, times=2, retry_after=7200))
     await world.act(CordonNode, node, RUN, timeout=20)
@@ -255,7 +255,7 @@ async def test_a_server_that_fails_for_a_while_is_outlasted(world: World, stand_
 
 async def test_a_long_wait_is_told(world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks at the run sees what it waits for, before the step ends."""
-    monkeypatch.setattr("trainmedic_server.actions.kubernetes.base.REPORT_EVERY", timedelta(0))
+    monkeypatch.setattr("trainmedic_server.actions.retrying.REPORT_EVERY", timedelta(0))
     node = await world.node()
     told: list[str] = []
 
@@ -315,7 +315,7 @@ async def test_a_change_that_may_be_made_and_is_refused_from_then_on_is_unknown(
     world: World, stand_in: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refusal says nothing of the try before it: the undo stays owed."""
-    monkeypatch.setattr(base, "REPORT_EVERY", timedelta(0))
+    monkeypatch.setattr(retrying, "REPORT_EVERY", timedelta(0))
     node = await world.node()
     refusal = Fault(403, times=10**6, resource="nodes")
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from trainmedic_core.target import TargetKind
 from trainmedic_server import telemetry
-from trainmedic_server.actions import alertmanager, http, job_load, jobs, launchers, messages, nodes
+from trainmedic_server.actions import alertmanager, http, job_load, jobs, launchers, messages, nodes, slurm
 from trainmedic_server.actions.kubernetes import drain, workloads
 from trainmedic_server.actions.kubernetes import jobs as cluster_jobs
 from trainmedic_server.actions.kubernetes import nodes as cluster_nodes
@@ -47,6 +47,7 @@ BUILT_IN: tuple[type[Action], ...] = (
     *drain.ACTIONS,
     *workloads.ACTIONS,
     *cluster_jobs.ACTIONS,
+    *slurm.ACTIONS,
 )
 
 log = telemetry.logger(__name__)

@@ -8,6 +8,7 @@ and is read for each call, so that it may be renewed.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -28,9 +29,18 @@ class HttpxCaller:
     """Makes each call on a connection of its own: on one kept open, the peer's closing would be
     indistinguishable from a call that was lost, and calls are rare."""
 
-    def __init__(self, secrets: Mapping[str, str] | None = None, body_limit: int = BODY_LIMIT) -> None:
+    def __init__(
+        self,
+        secrets: Mapping[str, str] | None = None,
+        body_limit: int = BODY_LIMIT,
+        socket: str | None = None,
+        ca_file: Path | None = None,
+    ) -> None:
+        """With `socket`, all calls go to this UNIX socket. With `ca_file`, only its certificates are trusted."""
         self._secrets = dict(secrets or {})
         self._body_limit = body_limit
+        self._socket = socket
+        self._ca_file = ca_file
         self._client: httpx.AsyncClient | None = None
 
     async def call(
@@ -83,7 +93,13 @@ class HttpxCaller:
         # Made when first used: reading the certificates takes some 50 ms, which a start should not wait for.
         if self._client is None:
             limits = httpx.Limits(max_keepalive_connections=0)
-            self._client = httpx.AsyncClient(follow_redirects=False, cookies=no_cookies(), limits=limits)
+            verify = ssl.create_default_context(cafile=self._ca_file) if self._ca_file is not None else True
+            transport = (
+                httpx.AsyncHTTPTransport(verify=verify, limits=limits, uds=self._socket) if self._socket else None
+            )
+            self._client = httpx.AsyncClient(
+                follow_redirects=False, cookies=no_cookies(), limits=limits, verify=verify, transport=transport
+            )
         return self._client
 
     async def _secret(self, name: str) -> str:

@@ -16,6 +16,7 @@ from trainmedic_server.domain.topology import ClusterTopology
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.metric_history import MetricHistory
 from trainmedic_server.ports.outside import AlertSource, Clock, CommandBus, HttpCaller, Notifier
+from trainmedic_server.ports.slurm import Slurm
 
 Clearance = Literal["go_on", "hold", "stop", "resolved"]
 """Answer whether an attempt in progress may make further changes:
@@ -86,6 +87,7 @@ class Services(Struct, frozen=True):
     cluster: Cluster | None = None
     cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
     """Currently known nodes and pods. Empty without a cluster."""
+    slurm: Slurm | None = None
     metrics: MetricHistory | None = None
     external_url: str = ""
     """Public URL of the server, without a trailing slash. Empty if not set."""

@@ -47,6 +47,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- include "trainmedic.imageOf" (dict "image" .Values.image "tag" .Chart.AppVersion) -}}
 {{- end -}}
 
+{{/* The agent's own image if its values name one, otherwise the release's. */}}
+{{- define "trainmedic.agentImage" -}}
+{{- if .Values.agent.image.repository -}}
+{{- include "trainmedic.imageOf" (dict "image" .Values.agent.image "tag" .Chart.AppVersion) -}}
+{{- else -}}
+{{- include "trainmedic.image" . -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "trainmedic.tokensSecret" -}}
 {{- default (printf "%s-tokens" (include "trainmedic.fullname" .)) .Values.auth.existingSecret -}}
 {{- end -}}

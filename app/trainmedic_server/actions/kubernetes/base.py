@@ -5,42 +5,23 @@ Not here: the API (`ports.cluster.Cluster`), how a change is remembered (``field
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime, timedelta
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from msgspec import Struct
 from pydantic import BaseModel
 
-from trainmedic.wire.backoff import Backoff
-from trainmedic_server.actions.base import RESOLVED, STOPPED, BasicAction, clearance_of
 from trainmedic_server.actions.kubernetes import field_changes
+from trainmedic_server.actions.retrying import RetryingAction
 from trainmedic_server.errors import (
-    ActionFailure,
-    ClusterRefused,
     ClusterUnavailable,
-    NoLongerWanted,
-    ObjectChanged,
     ObjectMissing,
-    OutcomeUnknown,
     PermanentFailure,
-    TemporaryFailure,
 )
-from trainmedic_server.ports.actions import Call, Inverse, Services
+from trainmedic_server.ports.actions import Call, Inverse
 from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
-"""Seconds between two tries, unless the API server asks for another wait."""
-REPORT_EVERY = timedelta(seconds=15)
-"""How often an event in the history says what the action waits for."""
-LONGEST_ASKED_FOR = 60.0
-"""The longest wait in seconds that the API server, or a proxy before it, can ask for."""
-REFUSAL_GRACE = timedelta(seconds=10)
-"""For how long refusals are retried. An API server that has just started refuses everybody until it has read its
-roles and accounts, which took a tenth of a second in a trial."""
 GONE = "it is gone: nothing to take back"
-
-Result = TypeVar("Result")
 
 
 class Permission(Struct, frozen=True):
@@ -58,30 +39,11 @@ EVENTS = Permission("", "events", ("create",))
 """Every action leaves an Event on the object that it touched."""
 
 
-class PermissionGrace(Struct):
-    """Decides whether a refusal is final: only once refusals have gone on for `REFUSAL_GRACE`."""
+class ClusterAction(RetryingAction):
+    """Base of the actions on Kubernetes."""
 
-    since: datetime | None = None
-
-    def is_final(self, error: ActionFailure, now: datetime) -> bool:
-        """Any other failure is not final, and restarts the grace period."""
-        if not isinstance(error, ClusterRefused):
-            self.since = None
-            return False
-        self.since = self.since or now
-        return not error.may_pass or now - self.since >= REFUSAL_GRACE
-
-
-class ClusterAction(BasicAction):
-    """Base of the actions. After a conflict, or while the API server is unreachable, overloaded or failing, it tries
-    again until the call's deadline; if our account is refused, only for `REFUSAL_GRACE`."""
-
-    default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
+    service: ClassVar[str] = "the Kubernetes API"
     permissions: ClassVar[tuple[Permission, ...]]
-
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
-        self._clock = services.clock
 
     @property
     def cluster(self) -> Cluster:
@@ -91,44 +53,6 @@ class ClusterAction(BasicAction):
                 "path of a kubeconfig"
             )
         return self.services.cluster
-
-    async def retry_until_deadline(
-        self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
-    ) -> Result:
-        """Call `attempt` until it returns or the deadline passes, and return its result. A call that `makes_change` is
-        not repeated after the alert has resolved.
-
-        Raises OutcomeUnknown at the deadline if a failure of this call, or an earlier call of this command, left it
-        open whether something was changed.
-        """
-        backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
-        permission_grace = PermissionGrace()
-        report_at = self._clock.now() + REPORT_EVERY / 3
-        while True:
-            try:
-                return await attempt()
-            except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
-                if permission_grace.is_final(error, self._clock.now()):
-                    if may_be_done:
-                        raise OutcomeUnknown(f"a change may have been made before this: {error}") from error
-                    raise
-                may_be_done = may_be_done or getattr(error, "may_be_done", False)
-                failure = OutcomeUnknown if may_be_done else TemporaryFailure
-                wait = backoff.next()
-                wait = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR) or wait
-                clearance = await clearance_of(call)
-                if clearance == "stop":
-                    raise failure(f"{STOPPED}; last: {error}") from error
-                if clearance == "resolved" and makes_change:
-                    raise _unwanted(error, may_be_done) from error
-                if wait >= (call.deadline - self._clock.now()).total_seconds():
-                    if isinstance(error, ClusterRefused) and not may_be_done:
-                        raise
-                    raise failure(f"not done in time: {error}", error.output) from error
-                if call.report_wait is not None and self._clock.now() >= report_at:
-                    report_at = self._clock.now() + REPORT_EVERY
-                    await call.report_wait(f"{self.name} waits for the Kubernetes API: {error}")
-                await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
 
     async def set_field(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
@@ -200,13 +124,6 @@ class RestorableAction(ClusterAction):
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
         found_by = params.model_dump(mode="json", include=set(cls.restored_by), exclude_none=True)
         return Inverse(cls.name, {**found_by, "restore": True})
-
-
-def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    """Return the failure of a change that is not tried again. If the change may have been made, the undo reverts it."""
-    failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
-    failure.is_begun = may_be_done
-    return failure
 
 
 def because(call: Call, change: str) -> str:

@@ -24,15 +24,13 @@ from trainmedic_server.actions.base import ActionParams, check_wanted, clearance
 from trainmedic_server.actions.kubernetes import nodes
 from trainmedic_server.actions.kubernetes.base import (
     EVENTS,
-    LONGEST_ASKED_FOR,
-    REPORT_EVERY,
     ClusterAction,
     Permission,
-    PermissionGrace,
     because,
     node_of,
     node_ref,
 )
+from trainmedic_server.actions.retrying import LONGEST_ASKED_FOR, REPORT_EVERY, PermissionGrace
 from trainmedic_server.errors import (
     ActionFailure,
     ClusterRefused,

@@ -1,0 +1,105 @@
+"""Base of the actions on an orchestrator, Kubernetes or Slurm: retries until the deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import ClassVar, TypeVar
+
+from msgspec import Struct
+
+from trainmedic.wire.backoff import Backoff
+from trainmedic_server.actions.base import RESOLVED, STOPPED, BasicAction, clearance_of
+from trainmedic_server.errors import (
+    ActionFailure,
+    ClusterRefused,
+    ClusterUnavailable,
+    NoLongerWanted,
+    ObjectChanged,
+    OutcomeUnknown,
+    TemporaryFailure,
+)
+from trainmedic_server.ports.actions import Call, Services
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
+"""Seconds between two attempts, unless the server asks for another wait."""
+REPORT_EVERY = timedelta(seconds=15)
+"""How often an event in the history states what the action waits for."""
+LONGEST_ASKED_FOR = 60.0
+"""The longest wait in seconds that the server, or a proxy before it, can ask for."""
+REFUSAL_GRACE = timedelta(seconds=10)
+"""How long refusals of our account are retried. An API server that has just started refuses everybody until it has
+read its roles and accounts."""
+
+Result = TypeVar("Result")
+
+
+class PermissionGrace(Struct):
+    """Whether a refusal is final: only after uninterrupted refusals for `REFUSAL_GRACE`."""
+
+    since: datetime | None = None
+
+    def is_final(self, error: ActionFailure, now: datetime) -> bool:
+        """Return whether to give up. Any failure but a refusal restarts the grace period."""
+        if not isinstance(error, ClusterRefused):
+            self.since = None
+            return False
+        self.since = self.since or now
+        return not error.may_pass or now - self.since >= REFUSAL_GRACE
+
+
+class RetryingAction(BasicAction):
+    """Retries conflicts and failures of the server until the call's deadline, refusals only for `REFUSAL_GRACE`."""
+
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
+    service: ClassVar[str]
+    """The server's name in messages."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._clock = services.clock
+
+    async def retry_until_deadline(
+        self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
+    ) -> Result:
+        """Call `attempt` until it returns or the deadline passes, and return its result. A call that `makes_change` is
+        not repeated after the alert has resolved.
+
+        Raises OutcomeUnknown at the deadline if a failure of this call, or an earlier call of this command, left it
+        open whether something was changed.
+        """
+        backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
+        permission_grace = PermissionGrace()
+        report_at = self._clock.now() + REPORT_EVERY / 3
+        while True:
+            try:
+                return await attempt()
+            except (ClusterUnavailable, ObjectChanged, ClusterRefused) as error:
+                if permission_grace.is_final(error, self._clock.now()):
+                    if may_be_done:
+                        raise OutcomeUnknown(f"a change may have been made before this: {error}") from error
+                    raise
+                may_be_done = may_be_done or getattr(error, "may_be_done", False)
+                failure = OutcomeUnknown if may_be_done else TemporaryFailure
+                wait = backoff.next()
+                wait = min(getattr(error, "retry_after", None) or 0.0, LONGEST_ASKED_FOR) or wait
+                clearance = await clearance_of(call)
+                if clearance == "stop":
+                    raise failure(f"{STOPPED}; last: {error}") from error
+                if clearance == "resolved" and makes_change:
+                    raise _unwanted(error, may_be_done) from error
+                if wait >= (call.deadline - self._clock.now()).total_seconds():
+                    if isinstance(error, ClusterRefused) and not may_be_done:
+                        raise
+                    raise failure(f"not done in time: {error}", error.output) from error
+                if call.report_wait is not None and self._clock.now() >= report_at:
+                    report_at = self._clock.now() + REPORT_EVERY
+                    await call.report_wait(f"{self.name} waits for {self.service}: {error}")
+                await self._clock.sleep_until(self._clock.now() + timedelta(seconds=wait))
+
+
+def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
+    """Return the failure of a change that is not tried again. If the change may have been made, the undo reverts it."""
+    failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
+    failure.is_begun = may_be_done
+    return failure

@@ -1,0 +1,442 @@
+"""Slurm: ``slurm.drain``, ``resume``, ``hold``, ``release``, ``requeue``, ``signal``, ``cancel`` and ``update``.
+
+Slurm has no conditional update and stores no author of a change, so each action leaves a mark where its change is: a
+drain in the node's reason, a change of a job in its admin comment. The mark names the runs whose change is in effect.
+By it a resumed attempt finds what it did, and an undo leaves alone what others did.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import BaseModel, Field
+
+from trainmedic_core.fields import Duration
+from trainmedic_core.target import TargetKind
+from trainmedic_server.actions.base import ActionParams, Irreversible
+from trainmedic_server.actions.retrying import RetryingAction
+from trainmedic_server.errors import (
+    ClusterUnavailable,
+    ObjectMissing,
+    OutcomeUnknown,
+    PermanentFailure,
+    TemporaryFailure,
+)
+from trainmedic_server.ports.actions import Action, Call, Inverse
+from trainmedic_server.ports.slurm import Slurm, SlurmJob, SlurmNode
+
+PREFIX = "trainmedic:"
+_OWNERS = re.compile(rf"{PREFIX}(?P<runs>[0-9a-zA-Z_-]+(?:,[0-9a-zA-Z_-]+)*)(?: (?P<text>.*))?", re.DOTALL)
+_REASON_LIMIT = 200
+"""Characters of the sentence in a node's reason, which ``sinfo -R`` shows in one line."""
+_JOB_TARGET = "slurm:"
+"""A target such as ``job:slurm:4711`` names a job by its Slurm id."""
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?")
+GONE = "it is gone: nothing to take back"
+
+
+def owners_of(text: str) -> tuple[str, ...]:
+    """Return the runs that a reason or comment names; empty if it is not ours."""
+    found = _OWNERS.fullmatch(text)
+    return tuple(found["runs"].split(",")) if found else ()
+
+
+def marked(owners: Collection[str], text: str) -> str:
+    """Return a reason that names these runs."""
+    return f"{PREFIX}{','.join(owners)} {' '.join(text.split())[:_REASON_LIMIT]}"
+
+
+class SlurmAction(RetryingAction):
+    """Base of the actions. While Slurm is unreachable or fails it tries again until the call's deadline."""
+
+    service: ClassVar[str] = "Slurm"
+
+    @property
+    def slurm(self) -> Slurm:
+        if self.services.slurm is None:
+            raise PermanentFailure("Slurm is not configured: start the server with --slurm-url")
+        return self.services.slurm
+
+
+# --- nodes ------------------------------------------------------------------------------------------------
+
+
+class _NodeAction(SlurmAction):
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.NODE, TargetKind.GPU})
+    outputs: ClassVar[frozenset[str]] = frozenset({"node", "state", "reason", "note"})
+
+    async def find(self, call: Call) -> SlurmNode:
+        """Return the node of the target, which the alert may name by its NodeName, its host name or its address.
+
+        Raises ObjectMissing if Slurm has none, PermanentFailure if it has several.
+        """
+        wanted = call.target.node
+        if wanted is None:
+            raise PermanentFailure(f"{self.name} needs a node; {call.target.key} has none")
+        try:
+            return await self.slurm.node(wanted)
+        except ObjectMissing:
+            nodes = await self.slurm.nodes()
+        short = wanted.partition(".")[0]
+        found = [each for each in nodes if wanted in (each.hostname, each.address)]
+        found = found or [each for each in nodes if short in (each.name, each.hostname.partition(".")[0])]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise PermanentFailure(f"{wanted} may be any of the Slurm nodes {', '.join(each.name for each in found)}")
+        raise ObjectMissing(f"Slurm has no node with the name, host name or address {wanted}")
+
+
+def _state(node: SlurmNode, note: str = "") -> dict[str, Any]:
+    state = {"node": node.name, "state": "+".join(sorted(node.states)), "reason": node.reason}
+    return {**state, "note": note} if note else state
+
+
+class DrainParams(ActionParams):
+    resume_after: Duration | None = Field(
+        None,
+        description="Slurm resumes the node by itself after this time, counted from the step. By default it stays "
+        "drained until the undo.",
+        gt=timedelta(0),
+    )
+
+
+class ResumeParams(ActionParams):
+    restore: Literal[True] | None = Field(None, description="As an undo: end this run's own drain.")
+
+
+class DrainNode(_NodeAction):
+    name: ClassVar[str] = "slurm.drain"
+    summary: ClassVar[str] = (
+        "Let Slurm start no new job on the node; running jobs continue. Undo ends the drain, unless its reason has "
+        "been changed by another."
+    )
+    Params: ClassVar[type[BaseModel]] = DrainParams
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        params = cast(DrainParams, call.params)
+
+        async def attempt() -> Mapping[str, Any]:
+            node = await self.find(call)
+            owners = owners_of(node.reason) if node.is_out_of_service else ()
+            if node.is_drained and call.run_id in owners:
+                return _state(node)
+            if node.is_out_of_service and not owners:
+                if node.is_drained:
+                    return _state(node, "drained by another already: the undo leaves it drained")
+                raise TemporaryFailure(
+                    f"node {node.name} was left as it is: it is {'+'.join(sorted(node.states))} with the reason "
+                    f"{node.reason!r}, which a drain would replace",
+                    _state(node),
+                )
+            reason = marked(dict.fromkeys((*owners, call.run_id)), call.reason)
+            await self.slurm.drain(node.name, reason, params.resume_after)
+            after = await self.slurm.node(node.name)
+            if not after.is_drained or call.run_id not in owners_of(after.reason):
+                raise TemporaryFailure(
+                    f"node {node.name} was changed by another at the same time; it is now "
+                    f"{'+'.join(sorted(after.states))} with the reason {after.reason!r}",
+                    _state(after),
+                )
+            return _state(after)
+
+        return await self.retry_until_deadline(call, attempt)
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        return Inverse(ResumeNode.name, {"restore": True})
+
+
+class ResumeNode(_NodeAction):
+    name: ClassVar[str] = "slurm.resume"
+    summary: ClassVar[str] = "End a drain of Trainmedic's. A drain with another's reason is left as it is."
+    Params: ClassVar[type[BaseModel]] = ResumeParams
+    gives_back: ClassVar[bool] = True
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        is_undo = cast(ResumeParams, call.params).restore
+
+        async def attempt() -> Mapping[str, Any]:
+            node = await self.find(call)
+            owners = owners_of(node.reason)
+            if not node.is_drained:
+                return _state(node, "not drained: nothing to take back")
+            if not owners or (is_undo and call.run_id not in owners):
+                why = f"node {node.name} stays drained: its reason is {node.reason!r}"
+                if is_undo:
+                    return _state(node, why)
+                raise PermanentFailure(why, _state(node))
+            remaining = [each for each in owners if each != call.run_id] if is_undo else []
+            if remaining:
+                await self.slurm.set_reason(node.name, marked(remaining, node.reason.partition(" ")[2]))
+            else:
+                await self.slurm.undrain(node.name)
+            after = await self.slurm.node(node.name)
+            if after.is_drained and call.run_id in owners_of(after.reason):
+                raise TemporaryFailure(f"Slurm did not end the drain of node {node.name}", _state(after))
+            if remaining:
+                return _state(after, "stays drained for other runs")
+            return _state(after)
+
+        try:
+            return await self.retry_until_deadline(call, attempt)
+        except ObjectMissing:
+            if not is_undo:
+                raise
+            return {"node": call.target.node, "note": GONE}
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        return None
+
+
+# --- jobs -------------------------------------------------------------------------------------------------
+
+
+class JobParams(ActionParams):
+    """Base of the parameters of what works on a job."""
+
+    job_id: str | None = Field(
+        None,
+        pattern=rf"^{_JOB_ID.pattern}$",
+        description="The Slurm id of the job, such as {{ labels.slurm_job_id }}. By default that of a target such as "
+        "job:slurm:4711.",
+    )
+
+
+class _JobAction(SlurmAction):
+    outputs: ClassVar[frozenset[str]] = frozenset({"job_id", "state", "held", "restarts", "nodes", "note"})
+    targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
+
+    def job_id(self, call: Call) -> str:
+        given = cast(JobParams, call.params).job_id
+        if given is not None:
+            return given
+        named = (call.target.job or "").removeprefix(_JOB_TARGET) if call.target.job else ""
+        if call.target.job and call.target.job.startswith(_JOB_TARGET) and _JOB_ID.fullmatch(named):
+            return named
+        raise PermanentFailure(
+            f"the Slurm job is not known: give job_id, or a target such as job:{_JOB_TARGET}4711 instead of "
+            f"{call.target.key}"
+        )
+
+    async def running(self, job_id: str) -> SlurmJob:
+        """Return the job. Raises PermanentFailure if it has ended."""
+        job = await self.slurm.job(job_id)
+        if job.has_ended:
+            raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", _job_state(job))
+        return job
+
+
+def _states(job: SlurmJob) -> str:
+    return "+".join(sorted(job.states))
+
+
+def _job_state(job: SlurmJob, note: str = "") -> dict[str, Any]:
+    state = {
+        "job_id": job.job_id,
+        "state": _states(job),
+        "held": job.is_held,
+        "restarts": job.restarts,
+        "nodes": job.nodes,
+    }
+    return {**state, "note": note} if note else state
+
+
+class HoldParams(JobParams):
+    pass
+
+
+class ReleaseParams(JobParams):
+    restore: Literal[True] | None = Field(None, description="As an undo: end this run's own hold.")
+
+
+def _hold_mark(run_id: str) -> str:
+    return f"[{PREFIX}hold {run_id}]"
+
+
+class HoldJob(_JobAction):
+    name: ClassVar[str] = "slurm.hold"
+    summary: ClassVar[str] = (
+        "Keep a Slurm job from starting. A running job continues, and waits after a requeue. Undo releases it, unless "
+        "another has held it."
+    )
+    Params: ClassVar[type[BaseModel]] = HoldParams
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        job_id, mark = self.job_id(call), _hold_mark(call.run_id)
+
+        async def attempt() -> Mapping[str, Any]:
+            job = await self.running(job_id)
+            if job.is_held and mark not in job.admin_comment:
+                return _job_state(job, "held by another already: the undo leaves it held")
+            if mark not in job.admin_comment:
+                await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
+            if not job.is_held:
+                await self.slurm.hold(job_id)
+            after = await self.slurm.job(job_id)
+            if not after.is_held:
+                raise TemporaryFailure(f"Slurm does not hold job {job_id}", _job_state(after))
+            return _job_state(after)
+
+        return await self.retry_until_deadline(call, attempt)
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
+        given = cast(HoldParams, params).job_id
+        return Inverse(ReleaseJob.name, {"restore": True, **({"job_id": given} if given else {})})
+
+
+class ReleaseJob(_JobAction):
+    name: ClassVar[str] = "slurm.release"
+    summary: ClassVar[str] = "Release a held Slurm job."
+    Params: ClassVar[type[BaseModel]] = ReleaseParams
+    gives_back: ClassVar[bool] = True
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        job_id, mark = self.job_id(call), _hold_mark(call.run_id)
+        is_undo = cast(ReleaseParams, call.params).restore
+
+        async def attempt() -> Mapping[str, Any]:
+            job = await self.slurm.job(job_id)
+            if is_undo and mark not in job.admin_comment:
+                return _job_state(job, "held by another, or not at all: nothing to take back")
+            others = PREFIX + "hold " in job.admin_comment.replace(mark, "")
+            if job.is_held and not job.has_ended and not (is_undo and others):
+                await self.slurm.unhold(job_id)
+                if (await self.slurm.job(job_id)).is_held:
+                    raise TemporaryFailure(f"Slurm does not release job {job_id}", _job_state(job))
+            if mark in job.admin_comment:
+                await self.slurm.set_admin_comment(job_id, job.admin_comment.replace(mark, ""))
+            return _job_state(await self.slurm.job(job_id), "stays held for other runs" if is_undo and others else "")
+
+        try:
+            return await self.retry_until_deadline(call, attempt)
+        except ObjectMissing:
+            if not is_undo:
+                raise
+            return {"job_id": job_id, "note": GONE}
+
+    @classmethod
+    def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
+        return None
+
+
+class RequeueParams(JobParams):
+    hold: bool = Field(False, description="Let the job wait for a release instead of starting again.")
+    max_restarts: int = Field(
+        3, ge=1, le=1000, description="Refuse to requeue a job that has been restarted this often already."
+    )
+
+
+class RequeueJob(Irreversible, _JobAction):
+    name: ClassVar[str] = "slurm.requeue"
+    summary: ClassVar[str] = (
+        "End a running Slurm job and queue it again. Let it save a checkpoint before. Over slurmrestd it needs Slurm "
+        "26.05."
+    )
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=3)
+    silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
+    Params: ClassVar[type[BaseModel]] = RequeueParams
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        params, job_id = cast(RequeueParams, call.params), self.job_id(call)
+        intent = re.compile(rf"\[{PREFIX}requeue {re.escape(call.command_id)} (\d+)\]")
+
+        async def attempt() -> Mapping[str, Any]:
+            job = await self.slurm.job(job_id)
+            begun = intent.search(job.admin_comment)
+            if begun is not None and job.restarts > int(begun[1]):
+                return await self._cleared(job, intent)
+            if job.has_ended:
+                raise PermanentFailure(f"job {job_id} has ended: it is {_states(job)}", _job_state(job))
+            if not job.may_requeue:
+                raise PermanentFailure(f"job {job_id} may not be requeued: submit it with --requeue", _job_state(job))
+            if job.restarts >= params.max_restarts:
+                raise PermanentFailure(
+                    f"job {job_id} has been restarted {job.restarts} times, and max_restarts is {params.max_restarts}",
+                    _job_state(job),
+                )
+            if begun is None:
+                # Before the act, so that an attempt after a crash can tell whether the job was requeued.
+                mark = f"[{PREFIX}requeue {call.command_id} {job.restarts}]"
+                await self.slurm.set_admin_comment(job_id, f"{job.admin_comment}{mark}")
+                before = job.restarts
+            else:
+                before = int(begun[1])
+            await self.slurm.requeue(job_id, params.hold)
+            after = await self.slurm.job(job_id)
+            if after.restarts <= before:
+                raise ClusterUnavailable(f"Slurm has not requeued job {job_id} yet", may_be_done=True)
+            return await self._cleared(after, intent)
+
+        return await self.retry_until_deadline(call, attempt)
+
+    async def _cleared(self, job: SlurmJob, intent: re.Pattern[str]) -> Mapping[str, Any]:
+        """Remove the mark of the intent and return the output."""
+        await self.slurm.set_admin_comment(job.job_id, intent.sub("", job.admin_comment))
+        return _job_state(job)
+
+
+class SignalParams(JobParams):
+    signal: str = Field(
+        pattern=r"^(USR1|USR2|HUP|INT|TERM|CONT|STOP)$",
+        description="The signal: USR1, USR2, HUP, INT, TERM, CONT or STOP. Many trainers save a checkpoint on USR1.",
+    )
+    batch: bool = Field(
+        False,
+        description="Signal the batch script and its children too, as a training without srun needs. A script "
+        "that does not trap the signal ends by it.",
+    )
+
+
+class SignalJob(Irreversible, _JobAction):
+    name: ClassVar[str] = "slurm.signal"
+    summary: ClassVar[str] = "Send a signal to the steps of a Slurm job. Whether the job acts on it is not known."
+    Params: ClassVar[type[BaseModel]] = SignalParams
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        params, job_id = cast(SignalParams, call.params), self.job_id(call)
+        if call.resumed:
+            raise OutcomeUnknown("the signal may have been sent, and a second one may do harm")
+        job = await self.running(job_id)
+        if "RUNNING" not in job.states:
+            raise TemporaryFailure(f"job {job_id} is {_states(job)}", _job_state(job))
+        await self.slurm.signal(job_id, params.signal, params.batch)
+        return _job_state(await self.slurm.job(job_id), "Slurm has taken the signal")
+
+
+class CancelJob(Irreversible, _JobAction):
+    name: ClassVar[str] = "slurm.cancel"
+    summary: ClassVar[str] = "End a Slurm job for good."
+    silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
+    Params: ClassVar[type[BaseModel]] = JobParams
+
+    async def perform(self, call: Call) -> Mapping[str, Any]:
+        job_id = self.job_id(call)
+
+        async def attempt() -> Mapping[str, Any]:
+            job = await self.slurm.job(job_id)
+            if job.has_ended:
+                return _job_state(job, "" if call.resumed else "it had ended already")
+            await self.slurm.cancel(job_id)
+            job = await self.slurm.job(job_id)
+            if not job.has_ended:
+                raise TemporaryFailure(f"job {job_id} is still {_states(job)}", _job_state(job))
+            return _job_state(job)
+
+        return await self.retry_until_deadline(call, attempt)
+
+
+ACTIONS: tuple[type[Action], ...] = (
+    DrainNode,
+    ResumeNode,
+    HoldJob,
+    ReleaseJob,
+    RequeueJob,
+    SignalJob,
+    CancelJob,
+)

@@ -1,0 +1,313 @@
+"""Slurm through slurmrestd; implements `ports.slurm.Slurm`.
+
+slurmrestd offers one API for each data parser, named in the path. The newest of `API_VERSIONS` that it offers is used;
+which ones there are is asked once, and again after an upgrade removed it. A status of 200 proves nothing: slurmrestd
+answers 200 with ``errors``, and for a node that does not exist 200 with no node. So every answer is checked for errors,
+and for the name that was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from trainmedic_server.adapters.foreign_answers import UNREADABLE
+from trainmedic_server.adapters.httpx_caller import HttpxCaller, read_secret
+from trainmedic_server.errors import (
+    ClusterRefused,
+    ClusterUnavailable,
+    ConfigurationError,
+    ObjectMissing,
+    OutcomeUnknown,
+    TemporaryFailure,
+)
+from trainmedic_server.ports.outside import HttpReply
+from trainmedic_server.ports.slurm import HELD_PRIORITY, SlurmJob, SlurmNode, SlurmRelease
+
+API_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
+"""Data parsers that this client speaks, newest first: Slurm 26.05, 25.11, 25.05 and 24.11."""
+_CAN_REQUEUE = frozenset({"v0.0.45"})
+TIMEOUT = timedelta(seconds=20)
+"""slurmctld answers late while it schedules thousands of jobs."""
+_BODY_LIMIT = 256 * 1024 * 1024
+"""A job is about 10 kB of JSON, so this is some 25,000 jobs."""
+_NO_NODE, _NO_JOB, _ENDED = 2018, 2017, 2021
+"""Slurm's error numbers (slurm_errno.h): invalid node name, invalid job id, job already completing or completed."""
+_NO_ANSWER = frozenset({*range(1000, 1007), *range(1008, 2000), *range(5000, 6000)})
+"""Error numbers of communication with slurmctld, such as 1001 (unable to contact) and 5004 (timed out)."""
+_AUTH_ERRORS = frozenset({1007, 2002, 9202})
+"""Protocol authentication error, access denied, unable to authenticate: the token may have expired, and a new one may
+be there at the next call."""
+
+
+class SlurmRest:
+    """One slurmrestd.
+
+    The token file is read for each call, because a token expires (``scontrol token lifespan=…``).
+    """
+
+    def __init__(self, url: str, user: str = "", token_file: Path | None = None, ca_file: Path | None = None) -> None:
+        """`url` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``. Raises ConfigurationError."""
+        parts = urlsplit(url)
+        socket = parts.path if parts.scheme == "unix" else None
+        if not (socket or (parts.scheme in ("http", "https") and parts.hostname)):
+            raise ConfigurationError(f"{url!r} is not a URL of slurmrestd; use http://HOST:6820 or unix:///PATH")
+        self._base = "http://localhost" if socket else f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        self._user = user
+        self._token_file = token_file
+        self._http = HttpxCaller(body_limit=_BODY_LIMIT, socket=socket, ca_file=ca_file)
+        self._version: str | None = None
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def release(self) -> SlurmRelease:
+        answer = await self._read("/ping/")
+        if not any(_is_responding(ping) for ping in _list(answer, "pings")):
+            raise ClusterUnavailable("slurmctld does not respond to slurmrestd")
+        version = await self._api_version()
+        return SlurmRelease(_release(answer), version in _CAN_REQUEUE)
+
+    async def node(self, name: str) -> SlurmNode:
+        answer = await self._read(f"/node/{quote(name, safe='')}")
+        for each in _list(answer, "nodes"):
+            if each.get("name") == name:
+                return _node(each)
+        raise ObjectMissing(f"Slurm has no node {name}")
+
+    async def nodes(self) -> Sequence[SlurmNode]:
+        return [_node(each) for each in _list(await self._read("/nodes/"), "nodes")]
+
+    async def job(self, job_id: str) -> SlurmJob:
+        answer = await self._read(f"/job/{quote(job_id, safe='')}")
+        for each in _list(answer, "jobs"):
+            if job_id in _names_of(each):
+                return _job(each)
+        raise ObjectMissing(f"Slurm knows no job {job_id}")
+
+    async def jobs(self) -> Sequence[SlurmJob]:
+        return [_job(each) for each in _list(await self._read("/jobs/"), "jobs")]
+
+    async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
+        change: dict[str, Any] = {"state": ["DRAIN"], "reason": reason}
+        if resume_after is not None:
+            change["resume_after"] = _number(max(1, round(resume_after.total_seconds())))
+        await self._change_node(node, change)
+
+    async def set_reason(self, node: str, reason: str) -> None:
+        await self._change_node(node, {"reason": reason})
+
+    async def undrain(self, node: str) -> None:
+        await self._change_node(node, {"state": ["UNDRAIN"]})
+
+    async def hold(self, job_id: str) -> None:
+        await self._change_job(job_id, {"hold": True})
+
+    async def unhold(self, job_id: str) -> None:
+        await self._change_job(job_id, {"hold": False})
+
+    async def requeue(self, job_id: str, hold: bool = False) -> None:
+        if await self._api_version() not in _CAN_REQUEUE:
+            raise ClusterRefused("this slurmrestd cannot requeue a job: it needs Slurm 26.05")
+        answer = await self._write("POST", "/jobs/requeue", {"flags": ["HOLD"] if hold else [], "jobs": [job_id]})
+        _check_status(answer, job_id)
+
+    async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
+        query = f"signal={quote(signal)}&flags={'FULL_JOB' if with_batch else 'FULL_STEPS_ONLY'}"
+        _check_status(await self._write("DELETE", f"/job/{quote(job_id, safe='')}?{query}"), job_id)
+
+    async def cancel(self, job_id: str) -> None:
+        _check_status(await self._write("DELETE", f"/job/{quote(job_id, safe='')}"), job_id, fine=_ENDED)
+
+    async def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
+        await self._change_job(job_id, {"excluded_nodes": list(nodes)})
+
+    async def set_admin_comment(self, job_id: str, text: str) -> None:
+        await self._change_job(job_id, {"admin_comment": text})
+
+    async def _change_node(self, node: str, change: Mapping[str, Any]) -> None:
+        await self._write("POST", f"/node/{quote(node, safe='')}", change)
+
+    async def _change_job(self, job_id: str, change: Mapping[str, Any]) -> None:
+        await self._write("POST", f"/job/{quote(job_id, safe='')}", change)
+
+    async def _read(self, path: str) -> Mapping[str, Any]:
+        return await self._ask("GET", path, None)
+
+    async def _write(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        return await self._ask(method, path, body)
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        version = await self._api_version()
+        reply = await self._call(method, f"/slurm/{version}{path}", body)
+        answer = _document(reply)
+        if answer is None:
+            if reply.status == 404:
+                self._version = None  # an upgrade may have removed this version
+            raise ClusterUnavailable(
+                f"slurmrestd answers with status {reply.status} and no document of {version}",
+                may_be_done=method != "GET" and reply.status >= 500,
+            )
+        _check_errors(answer, reply.status, method != "GET")
+        return answer
+
+    async def _api_version(self) -> str:
+        if self._version is None:
+            answer = _document(await self._call("GET", "/openapi/v3", None))
+            paths = answer.get("paths") if answer else None
+            if not isinstance(paths, Mapping):
+                raise ClusterUnavailable("slurmrestd does not list its API (/openapi/v3)")
+            offered = {path.split("/")[2] for path in paths if path.startswith("/slurm/")}
+            self._version = next((version for version in API_VERSIONS if version in offered), None)
+            if self._version is None:
+                raise ClusterRefused(
+                    f"slurmrestd offers {', '.join(sorted(offered)) or 'no data parser'}; "
+                    f"one of {', '.join(API_VERSIONS)} is needed (Slurm 24.11 or newer)"
+                )
+        return self._version
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> HttpReply:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._user:
+            headers["X-SLURM-USER-NAME"] = self._user
+        if self._token_file is not None:
+            token = await read_secret(self._token_file, "the token for slurmrestd")
+            # `scontrol token` prints it after this name.
+            headers["X-SLURM-USER-TOKEN"] = token.removeprefix("SLURM_JWT=")
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            return await self._http.call(method, f"{self._base}{path}", headers, content, TIMEOUT)
+        except OutcomeUnknown as error:
+            raise ClusterUnavailable(f"slurmrestd: {error}", may_be_done=method != "GET") from error
+        except TemporaryFailure as error:
+            raise ClusterUnavailable(f"slurmrestd: {error}") from error
+
+
+def _document(reply: HttpReply) -> Mapping[str, Any] | None:
+    try:
+        document = json.loads(reply.body)
+    except UNREADABLE:
+        return None
+    return document if isinstance(document, Mapping) else None
+
+
+def _list(answer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = answer.get(name)
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+def _check_errors(answer: Mapping[str, Any], status: int, is_change: bool) -> None:
+    """Raise unless the answer is free of errors.
+
+    Error number 0 is slurmrestd's remark on an empty result, such as that of a node that does not exist.
+    """
+    errors = [each for each in _list(answer, "errors") if each.get("error_number") or status >= 400]
+    may_be_done = is_change and status >= 500
+    if not errors:
+        if status >= 400:
+            raise ClusterUnavailable(f"slurmrestd answers with status {status}", may_be_done=may_be_done)
+        return
+    first = errors[0]
+    number = first.get("error_number")
+    text = f"Slurm: {first.get('error')} ({number}): {first.get('description')}"
+    if number in (_NO_NODE, _NO_JOB):
+        raise ObjectMissing(text)
+    if number in _AUTH_ERRORS or status == 401:
+        raise ClusterRefused(f"{text}; check the token for slurmrestd", may_pass=True)
+    if not isinstance(number, int) or number in _NO_ANSWER:
+        raise ClusterUnavailable(text, may_be_done=is_change)
+    # Releases before 25.05 answer refusals with status 500.
+    raise ClusterRefused(text)
+
+
+def _check_status(answer: Mapping[str, Any], job_id: str, fine: int | None = None) -> None:
+    """Raise if the answer states an error for a job or one of its steps."""
+    for each in _list(answer, "status"):
+        error = each.get("error")
+        if not isinstance(error, Mapping):
+            continue
+        code = error.get("code")
+        if code and code != fine:
+            text = f"Slurm: {error.get('string')} ({code}): job {job_id}"
+            raise ObjectMissing(text) if code == _NO_JOB else ClusterRefused(text)
+
+
+def _number(value: int) -> dict[str, Any]:
+    return {"set": True, "infinite": False, "number": value}
+
+
+def _value(number: object) -> int | None:
+    """Return a number of Slurm's; None if it is not set, infinite, or not a number."""
+    if isinstance(number, Mapping):
+        if not number.get("set") or number.get("infinite"):
+            return None
+        number = number.get("number")
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """Return a list of Slurm's, which older data parsers write as text with commas."""
+    if isinstance(value, str):
+        return tuple(part for part in value.split(",") if part)
+    return tuple(str(each) for each in value) if isinstance(value, list) else ()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _node(found: Mapping[str, Any]) -> SlurmNode:
+    resume_at = _value(found.get("resume_after"))
+    return SlurmNode(
+        name=_text(found.get("name")),
+        hostname=_text(found.get("hostname")),
+        address=_text(found.get("address")),
+        states=frozenset(_texts(found.get("state"))),
+        reason=_text(found.get("reason")),
+        reason_set_by=_text(found.get("reason_set_by_user")),
+        resume_after=datetime.fromtimestamp(resume_at, UTC) if resume_at else None,
+        partitions=_texts(found.get("partitions")),
+        features=_texts(found.get("features")),
+        reservation=_text(found.get("reservation")),
+        topology=_text(found.get("topology")),
+    )
+
+
+def _names_of(found: Mapping[str, Any]) -> set[str]:
+    """Return the ids of a job: its own, and ARRAY_TASK for a task of an array."""
+    names = {str(found.get("job_id"))}
+    array, task = _value(found.get("array_job_id")), _value(found.get("array_task_id"))
+    if array and task is not None:
+        names.add(f"{array}_{task}")
+    return names
+
+
+def _job(found: Mapping[str, Any]) -> SlurmJob:
+    return SlurmJob(
+        job_id=str(found.get("job_id")),
+        name=_text(found.get("name")),
+        user=_text(found.get("user_name")),
+        states=frozenset(_texts(found.get("job_state"))),
+        nodes=_text(found.get("nodes")),
+        is_held=bool(found.get("hold")) or _value(found.get("priority")) == HELD_PRIORITY,
+        may_requeue=bool(found.get("requeue")),
+        restarts=_value(found.get("restart_cnt")) or 0,
+        excluded_nodes=_texts(found.get("excluded_nodes")),
+        why_pending=_text(found.get("state_reason")),
+        admin_comment=_text(found.get("admin_comment")),
+    )
+
+
+def _is_responding(ping: Mapping[str, Any]) -> bool:
+    # Data parsers before v0.0.43 have only the text.
+    return bool(ping.get("responding")) or ping.get("pinged") == "UP"
+
+
+def _release(answer: Mapping[str, Any]) -> str:
+    meta = answer.get("meta")
+    slurm = meta.get("slurm") or meta.get("Slurm") if isinstance(meta, Mapping) else None
+    return _text(slurm.get("release")) if isinstance(slurm, Mapping) else ""

@@ -1,0 +1,256 @@
+"""Promises of ``ports.slurm.Slurm``, kept by each way into each release of a real Slurm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.support import slurm_cluster
+from tests.support.slurm_cluster import SlurmCluster
+from trainmedic_server.adapters.slurm_rest import SlurmRest
+from trainmedic_server.errors import ClusterRefused, ClusterUnavailable, ConfigurationError, ObjectMissing
+from trainmedic_server.ports.slurm import Slurm, SlurmJob
+
+REASON = "trainmedic:0192f0c1 GPU 3 is too hot"
+TASK_RUNS = "trap 'touch /mnt/caught' USR1; touch /mnt/ready; while :; do sleep 0.2; done"
+
+
+@pytest.fixture(scope="module", params=slurm_cluster.RELEASES)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    root = slurm_cluster.fetched(request.param)
+    with SlurmCluster(root, tmp_path_factory.mktemp("slurm") / "cluster") as started:
+        yield started
+
+
+@pytest.fixture
+async def slurm(cluster: SlurmCluster) -> AsyncIterator[Slurm]:
+    client = SlurmRest(cluster.rest_url, "root", cluster.token_file)
+    yield client
+    for node in slurm_cluster.NODES:
+        with contextlib.suppress(ClusterRefused):  # it is not drained
+            await client.undrain(node)
+    for job in await client.jobs():
+        await client.cancel(job.job_id)
+    await client.close()
+
+
+async def until(ask: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait until `ask` returns True, at most 120 s."""
+    async with asyncio.timeout(120):
+        for _ in itertools.count():
+            if await ask():
+                return
+            await asyncio.sleep(0.5)
+    raise AssertionError(what)
+
+
+async def running(slurm: Slurm, cluster: SlurmCluster, *options: str, script: str = TASK_RUNS) -> SlurmJob:
+    """Submit a job; return it once it runs."""
+    job_id = cluster.submit(script, *options)
+
+    async def is_running() -> bool:
+        job = await slurm.job(job_id)
+        return "RUNNING" in job.states and "CONFIGURING" not in job.states
+
+    await until(is_running, f"job {job_id} runs")
+    return await slurm.job(job_id)
+
+
+async def test_the_release_and_its_abilities_are_known(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """Requeue over REST works from 26.05."""
+    release = await slurm.release()
+    assert release.version == cluster.run("scontrol", "--version").split()[-1]
+    assert release.can_requeue == release.version.startswith("26.05")
+
+
+async def test_a_drain_has_its_reason_until_it_ends(slurm: Slurm) -> None:
+    """A second drain changes nothing. The end of a drain removes the reason, but not on 24.11."""
+    for _ in range(2):
+        await slurm.drain("n1", REASON)
+    node = await slurm.node("n1")
+    assert node.is_drained
+    assert (node.reason, node.reason_set_by, node.resume_after) == (REASON, "root", None)
+    await slurm.undrain("n1")
+    node = await slurm.node("n1")
+    assert not node.is_drained
+    assert node.reason == (REASON if (await slurm.release()).version.startswith("24.11") else "")
+
+
+async def test_a_drain_with_an_end_is_renewed_by_another_drain(slurm: Slurm) -> None:
+    """The time counts from the last call."""
+    await slurm.drain("n1", REASON, timedelta(minutes=10))
+    first = (await slurm.node("n1")).resume_after
+    assert first is not None
+    assert timedelta(minutes=8) < first - datetime.now(UTC) <= timedelta(minutes=10)
+    await slurm.drain("n1", REASON, timedelta(minutes=20))
+    second = (await slurm.node("n1")).resume_after
+    assert second is not None
+    assert second - first >= timedelta(minutes=9)
+
+
+async def test_a_reason_can_be_replaced_alone(slurm: Slurm) -> None:
+    """The drain and its end stay."""
+    await slurm.drain("n1", REASON, timedelta(minutes=10))
+    before = await slurm.node("n1")
+    await slurm.set_reason("n1", "trainmedic:0192f0c1,0192f0c2 two runs")
+    after = await slurm.node("n1")
+    assert after.is_drained
+    assert (after.reason, after.resume_after) == ("trainmedic:0192f0c1,0192f0c2 two runs", before.resume_after)
+
+
+async def test_nodes_are_listed_with_their_names(slurm: Slurm) -> None:
+    nodes = await slurm.nodes()
+    assert [node.name for node in nodes] == list(slurm_cluster.NODES)
+    assert {(node.address, node.partitions) for node in nodes} == {("127.0.0.1", ("main",))}
+
+
+@pytest.mark.parametrize("change", [lambda slurm: slurm.drain("n9", REASON), lambda slurm: slurm.undrain("n9")])
+async def test_a_node_that_does_not_exist_is_missing(slurm: Slurm, change: Callable[[Slurm], Awaitable[None]]) -> None:
+    """slurmrestd answers 200 to the question for such a node."""
+    with pytest.raises(ObjectMissing):
+        await slurm.node("n9")
+    with pytest.raises(ObjectMissing):
+        await change(slurm)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda slurm: slurm.job("999999"),
+        lambda slurm: slurm.hold("999999"),
+        lambda slurm: slurm.signal("999999", "USR1"),
+        lambda slurm: slurm.cancel("999999"),
+        lambda slurm: slurm.exclude("999999", ["n1"]),
+    ],
+    ids=["read", "hold", "signal", "cancel", "exclude"],
+)
+async def test_a_job_that_does_not_exist_is_missing(slurm: Slurm, change: Callable[[Slurm], Awaitable[None]]) -> None:
+    """Also where slurmrestd answers 200."""
+    with pytest.raises(ObjectMissing):
+        await change(slurm)
+
+
+async def test_a_held_job_waits_until_it_is_released(slurm: Slurm, cluster: SlurmCluster) -> None:
+    job_id = cluster.submit(TASK_RUNS, "--hold")
+    assert (await slurm.job(job_id)).is_held
+    await slurm.unhold(job_id)
+    assert not (await slurm.job(job_id)).is_held
+    await until(lambda: _has_state(slurm, job_id, "RUNNING"), "it runs")
+
+
+async def test_a_running_job_that_is_held_continues(slurm: Slurm, cluster: SlurmCluster) -> None:
+    job = await running(slurm, cluster)
+    for _ in range(2):
+        await slurm.hold(job.job_id)
+    held = await slurm.job(job.job_id)
+    assert held.is_held
+    assert "RUNNING" in held.states
+
+
+@pytest.mark.parametrize(("script", "with_batch"), [(TASK_RUNS, True), (f'srun sh -c "{TASK_RUNS}"', False)])
+async def test_a_signal_reaches_the_job(slurm: Slurm, cluster: SlurmCluster, script: str, with_batch: bool) -> None:
+    """Its steps, and its batch script only if asked: the signal would end a shell that does not trap it."""
+    for name in ("ready", "caught"):
+        (cluster.work / name).unlink(missing_ok=True)
+    job = await running(slurm, cluster, script=script)
+    await until(lambda: _exists(cluster.work / "ready"), "the job traps the signal")
+    if with_batch:
+        await slurm.signal(job.job_id, "USR1")
+        await asyncio.sleep(2)
+        assert not (cluster.work / "caught").exists()
+    await slurm.signal(job.job_id, "USR1", with_batch)
+    await until(lambda: _exists(cluster.work / "caught"), "the job has caught the signal")
+    assert "RUNNING" in (await slurm.job(job.job_id)).states
+
+
+async def test_a_job_is_cancelled_once(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """A job that has ended is fine."""
+    job = await running(slurm, cluster)
+    await slurm.cancel(job.job_id)
+    await until(lambda: _has_state(slurm, job.job_id, "CANCELLED"), "it is cancelled")
+    await slurm.cancel(job.job_id)
+
+
+async def test_a_requeue_ends_the_job_and_queues_it_again(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """With `hold` it waits. A release that cannot do it over REST refuses, and the job runs on."""
+    job = await running(slurm, cluster, "--requeue")
+    if not (await slurm.release()).can_requeue:
+        with pytest.raises(ClusterRefused, match=r"needs Slurm 26\.05"):
+            await slurm.requeue(job.job_id, hold=True)
+        after = await slurm.job(job.job_id)
+        assert (after.restarts, "RUNNING" in after.states) == (0, True)
+        return
+    await slurm.requeue(job.job_id, hold=True)
+    await until(lambda: _has_state(slurm, job.job_id, "PENDING"), "it is queued again")
+    after = await slurm.job(job.job_id)
+    assert (after.restarts, after.is_held) == (1, True)
+    with pytest.raises(ClusterRefused):
+        await slurm.requeue(job.job_id)  # it is pending
+    await slurm.exclude(job.job_id, ["n1", "n2"])
+    assert set((await slurm.job(job.job_id)).excluded_nodes) == {"n1", "n2"}
+    await slurm.unhold(job.job_id)
+
+
+async def test_nodes_are_excluded_only_while_the_job_waits(slurm: Slurm, cluster: SlurmCluster) -> None:
+    job_id = cluster.submit(TASK_RUNS, "--hold")
+    await slurm.exclude(job_id, ["n1", "n3"])
+    assert set((await slurm.job(job_id)).excluded_nodes) == {"n1", "n3"}
+    await slurm.unhold(job_id)
+    await until(lambda: _has_state(slurm, job_id, "RUNNING"), "it runs")
+    assert (await slurm.job(job_id)).nodes == "n2"
+    with pytest.raises(ClusterRefused):
+        await slurm.exclude(job_id, ["n1"])
+
+
+async def test_the_admin_comment_is_replaced_in_every_state(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """Of a waiting job and of a running one. An empty text removes it."""
+    job_id = cluster.submit(TASK_RUNS, "--hold")
+    await slurm.set_admin_comment(job_id, "trainmedic:one")
+    assert (await slurm.job(job_id)).admin_comment == "trainmedic:one"
+    await slurm.unhold(job_id)
+    await until(lambda: _has_state(slurm, job_id, "RUNNING"), "it runs")
+    await slurm.set_admin_comment(job_id, "")
+    assert (await slurm.job(job_id)).admin_comment == ""
+
+
+async def test_an_expired_token_is_refused_until_the_file_has_a_new_one(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """Nothing is changed, and the refusal may pass."""
+    cluster.renew_token(lifespan=1)
+    await asyncio.sleep(3)
+    try:
+        with pytest.raises((ClusterRefused, ClusterUnavailable)):
+            await slurm.drain("n1", REASON)
+        with pytest.raises((ClusterRefused, ClusterUnavailable)):
+            await slurm.node("n1")
+    finally:
+        cluster.renew_token()
+    assert not (await slurm.node("n1")).is_drained
+
+
+async def test_no_server_is_unavailable(cluster: SlurmCluster) -> None:
+    """Of a change that did not reach it nothing was done."""
+    client = SlurmRest("http://127.0.0.1:1", "root", cluster.token_file)
+    with pytest.raises(ClusterUnavailable) as caught:
+        await client.drain("n1", REASON)
+    assert not caught.value.may_be_done
+    await client.close()
+
+
+@pytest.mark.parametrize("url", ["", "slurm:6820", "ftp://slurm:6820", "unix://"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="URL of slurmrestd"):
+        SlurmRest(url)
+
+
+async def _has_state(slurm: Slurm, job_id: str, state: str) -> bool:
+    return state in (await slurm.job(job_id)).states
+
+
+async def _exists(path: Path) -> bool:
+    return path.exists()

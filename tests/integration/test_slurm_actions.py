@@ -1,0 +1,259 @@
+"""The actions ``slurm.*`` on a real Slurm 26.05: their changes, their undos, and what they leave alone."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.support import slurm_cluster
+from tests.support.slurm_cluster import SlurmCluster
+from trainmedic_core.target import Target, TargetKind
+from trainmedic_server.actions import registry
+from trainmedic_server.actions.registry import Registry
+from trainmedic_server.actions.slurm import marked, owners_of
+from trainmedic_server.adapters.httpx_caller import HttpxCaller
+from trainmedic_server.adapters.slurm_rest import SlurmRest
+from trainmedic_server.adapters.system_clock import SystemClock
+from trainmedic_server.domain.alert import Alert, AlertStatus
+from trainmedic_server.errors import ObjectMissing, OutcomeUnknown, PermanentFailure, TemporaryFailure
+from trainmedic_server.ports.actions import Call, Services
+
+ALERT = Alert("f" * 16, AlertStatus.FIRING, {"alertname": "GPUTemperatureHigh"}, {}, datetime.now(UTC))
+TRAINING = "while :; do sleep 0.2; done"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with SlurmCluster(slurm_cluster.fetched("26.05"), tmp_path_factory.mktemp("slurm") / "cluster") as started:
+        yield started
+
+
+@pytest.fixture
+async def actions(cluster: SlurmCluster) -> AsyncIterator[Registry]:
+    slurm = SlurmRest(cluster.rest_url, "root", cluster.token_file)
+    services = Services(SystemClock(), None, HttpxCaller(), slurm=slurm)  # type: ignore[arg-type]  # no bus is used
+    yield registry.build(services)
+    for node in await slurm.nodes():
+        if node.is_out_of_service:
+            cluster.run("scontrol", "update", f"nodename={node.name}", "state=resume")
+    for job in await slurm.jobs():
+        await slurm.cancel(job.job_id)
+    await slurm.close()
+
+
+def call(actions: Registry, name: str, target: Target, given: Mapping[str, Any], **other: Any) -> Call:
+    action = actions.action_class(name)
+    assert action is not None
+    now = datetime.now(UTC)
+    return Call(
+        **{
+            "command_id": str(uuid.uuid4()),
+            "run_id": "0192f0c1-aaaa",
+            "playbook": "hot-gpu",
+            "target": target,
+            "params": action.Params.model_validate(given),
+            "reason": "GPU 3 is too hot",
+            "issued_at": now,
+            "deadline": now + timedelta(seconds=60),
+            "alert": ALERT,
+            **other,
+        }
+    )
+
+
+async def do(actions: Registry, name: str, target: Target, given: Mapping[str, Any], **other: Any) -> Mapping[str, Any]:
+    return await actions.get(name).perform(call(actions, name, target, given, **other))
+
+
+async def undo(
+    actions: Registry, name: str, target: Target, given: Mapping[str, Any], **other: Any
+) -> Mapping[str, Any]:
+    """Perform the inverse of an action."""
+    action = actions.action_class(name)
+    assert action is not None
+    inverse = action.inverse(action.Params.model_validate(given), None)
+    assert inverse is not None
+    return await do(actions, inverse.action, target, inverse.params, undo_of=str(uuid.uuid4()), **other)
+
+
+def node(name: str) -> Target:
+    return Target(TargetKind.NODE, node=name)
+
+
+def state_of(cluster: SlurmCluster, name: str) -> tuple[str, str]:
+    """State and reason, as scontrol shows them. After a change a node is NOT_RESPONDING until it is pinged."""
+    text = cluster.run("scontrol", "show", "node", name)
+    state = next(part.removeprefix("State=") for part in text.split() if part.startswith("State="))
+    state = state.replace("+NOT_RESPONDING", "")
+    return state, text.partition("Reason=")[2].partition(" [")[0]
+
+
+async def until_running(cluster: SlurmCluster, job_id: str) -> None:
+    async with asyncio.timeout(120):
+        while cluster.run("squeue", "-h", "-j", job_id, "-o", "%T").strip() != "RUNNING":
+            await asyncio.sleep(0.5)
+
+
+async def test_a_drain_and_its_undo(actions: Registry, cluster: SlurmCluster) -> None:
+    """The reason names the run. After the undo the node takes jobs again."""
+    output = await do(actions, "slurm.drain", node("n1"), {})
+    assert state_of(cluster, "n1") == ("IDLE+DRAIN", "trainmedic:0192f0c1-aaaa GPU 3 is too hot")
+    assert output["state"] == "DRAIN+IDLE"
+    await undo(actions, "slurm.drain", node("n1"), {})
+    assert state_of(cluster, "n1") == ("IDLE", "")
+
+
+async def test_a_node_drained_by_two_runs_returns_with_the_second_undo(
+    actions: Registry, cluster: SlurmCluster
+) -> None:
+    """One reason holds both."""
+    await do(actions, "slurm.drain", node("n1"), {})
+    await do(actions, "slurm.drain", node("n1"), {}, run_id="0192f0c1-bbbb")
+    assert owners_of(state_of(cluster, "n1")[1]) == ("0192f0c1-aaaa", "0192f0c1-bbbb")
+    first = await undo(actions, "slurm.drain", node("n1"), {})
+    assert first["note"] == "stays drained for other runs"
+    assert owners_of(state_of(cluster, "n1")[1]) == ("0192f0c1-bbbb",)
+    await undo(actions, "slurm.drain", node("n1"), {}, run_id="0192f0c1-bbbb")
+    assert state_of(cluster, "n1") == ("IDLE", "")
+
+
+@pytest.mark.parametrize("reason", ["NHC: check_hw", "slurm-operator: cordoned", "Mia: memory", "trainmedic: mine"])
+async def test_the_drain_of_another_stays(actions: Registry, cluster: SlurmCluster, reason: str) -> None:
+    """The step succeeds, since no job starts there; the undo, and ``slurm.resume``, leave it drained."""
+    cluster.run("scontrol", "update", "nodename=n1", "state=drain", f"reason={reason}")
+    output = await do(actions, "slurm.drain", node("n1"), {})
+    assert output["note"] == "drained by another already: the undo leaves it drained"
+    await undo(actions, "slurm.drain", node("n1"), {})
+    with pytest.raises(PermanentFailure, match="stays drained"):
+        await do(actions, "slurm.resume", node("n1"), {})
+    assert state_of(cluster, "n1") == ("IDLE+DRAIN", reason)
+
+
+async def test_a_reason_that_a_person_changed_is_not_ours(actions: Registry, cluster: SlurmCluster) -> None:
+    """The undo leaves the node drained."""
+    await do(actions, "slurm.drain", node("n1"), {})
+    cluster.run("scontrol", "update", "nodename=n1", "reason=Mia: keep it out")
+    output = await undo(actions, "slurm.drain", node("n1"), {})
+    assert "stays drained" in output["note"]
+    assert state_of(cluster, "n1") == ("IDLE+DRAIN", "Mia: keep it out")
+
+
+async def test_a_node_that_is_down_keeps_its_reason(actions: Registry, cluster: SlurmCluster) -> None:
+    """A drain would replace it, so the step fails."""
+    cluster.run("scontrol", "update", "nodename=n2", "state=down", "reason=Mia: burnt")
+    with pytest.raises(TemporaryFailure, match="Mia: burnt"):
+        await do(actions, "slurm.drain", node("n2"), {})
+    state, reason = state_of(cluster, "n2")
+    assert (state.partition("+")[0], reason) == ("DOWN", "Mia: burnt")
+
+
+async def test_a_node_is_found_by_its_short_name_and_refused_if_several_share_an_address(
+    actions: Registry, cluster: SlurmCluster
+) -> None:
+    """Exporters name nodes by host name or address. All nodes of the test have one address."""
+    await do(actions, "slurm.drain", node("n3.cluster.example"), {})
+    assert state_of(cluster, "n3")[0] == "IDLE+DRAIN"
+    with pytest.raises(PermanentFailure, match="may be any of the Slurm nodes n1, n2, n3"):
+        await do(actions, "slurm.drain", node("127.0.0.1"), {})
+    with pytest.raises(ObjectMissing):
+        await do(actions, "slurm.drain", node("n9"), {})
+
+
+async def test_a_drain_ends_by_itself_at_its_time(actions: Registry, cluster: SlurmCluster) -> None:
+    """Slurm has the time, so it holds without Trainmedic."""
+    await do(actions, "slurm.drain", node("n1"), {"resume_after": "10m"})
+    assert "ResumeAfterTime=" in cluster.run("scontrol", "show", "node", "n1")
+
+
+async def test_a_hold_and_its_undo(actions: Registry, cluster: SlurmCluster) -> None:
+    """A target may name the job; nothing stays in its admin comment."""
+    job_id = cluster.submit(TRAINING, "-w", "n1", "--begin=now+1hour")
+    target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
+    output = await do(actions, "slurm.hold", target, {})
+    assert (output["job_id"], output["held"]) == (job_id, True)
+    output = await undo(actions, "slurm.hold", target, {})
+    assert output["held"] is False
+    assert "trainmedic" not in cluster.run("scontrol", "show", "job", job_id)
+
+
+async def test_the_hold_of_another_stays(actions: Registry, cluster: SlurmCluster) -> None:
+    """Also after a resumed attempt."""
+    job_id = cluster.submit(TRAINING, "--hold")
+    for resumed in (False, True):
+        output = await do(actions, "slurm.hold", node("n1"), {"job_id": job_id}, resumed=resumed)
+        assert output["note"] == "held by another already: the undo leaves it held"
+    output = await undo(actions, "slurm.hold", node("n1"), {"job_id": job_id})
+    assert output["held"] is True
+
+
+async def test_an_attempt_after_a_crash_requeues_once(actions: Registry, cluster: SlurmCluster) -> None:
+    """The admin comment holds the intent; the second attempt of the same command finds the restart."""
+    job_id = cluster.submit(TRAINING, "--requeue")
+    await until_running(cluster, job_id)
+    target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
+    mark = "[trainmedic:requeue 0192f0c1-cccc 0]"
+    cluster.run("scontrol", "update", f"jobid={job_id}", f"admincomment={mark}")
+    cluster.run("scontrol", "requeue", job_id)
+    output = await do(actions, "slurm.requeue", target, {}, command_id="0192f0c1-cccc", resumed=True)
+    assert output["restarts"] == 1
+    assert "trainmedic" not in cluster.run("scontrol", "show", "job", job_id)
+
+
+async def test_a_requeue_is_bounded_and_seen(actions: Registry, cluster: SlurmCluster) -> None:
+    """It waits if it is to be held; a job that was restarted often enough is refused."""
+    job_id = cluster.submit(TRAINING, "--requeue")
+    await until_running(cluster, job_id)
+    target = Target(TargetKind.JOB, job=f"slurm:{job_id}")
+    output = await do(actions, "slurm.requeue", target, {"hold": True})
+    assert (output["restarts"], output["held"]) == (1, True)
+    with pytest.raises(PermanentFailure, match="max_restarts is 1"):
+        await do(actions, "slurm.requeue", target, {"max_restarts": 1})
+
+
+async def test_a_job_that_may_not_be_requeued_is_refused(actions: Registry, cluster: SlurmCluster) -> None:
+    job_id = cluster.submit(TRAINING, "--no-requeue")
+    await until_running(cluster, job_id)
+    with pytest.raises(PermanentFailure, match="may not be requeued"):
+        await do(actions, "slurm.requeue", node("n1"), {"job_id": job_id})
+    assert cluster.run("squeue", "-h", "-j", job_id, "-o", "%T").strip() == "RUNNING"
+
+
+async def test_a_signal_is_never_sent_twice(actions: Registry, cluster: SlurmCluster) -> None:
+    """A resumed attempt does not know whether it was sent."""
+    job_id = cluster.submit(TRAINING)
+    await until_running(cluster, job_id)
+    await do(actions, "slurm.signal", node("n1"), {"job_id": job_id, "signal": "USR1"})
+    with pytest.raises(OutcomeUnknown):
+        await do(actions, "slurm.signal", node("n1"), {"job_id": job_id, "signal": "USR1"}, resumed=True)
+
+
+async def test_a_job_is_cancelled(actions: Registry, cluster: SlurmCluster) -> None:
+    """One that has ended is not cancelled again, and takes nothing else."""
+    job_id = cluster.submit(TRAINING)
+    await until_running(cluster, job_id)
+    assert "CANCELLED" in (await do(actions, "slurm.cancel", node("n1"), {"job_id": job_id}))["state"]
+    assert (await do(actions, "slurm.cancel", node("n1"), {"job_id": job_id}))["note"] == "it had ended already"
+    for name, given in (("slurm.hold", {}), ("slurm.requeue", {}), ("slurm.signal", {"signal": "USR1"})):
+        with pytest.raises(PermanentFailure, match="has ended"):
+            await do(actions, name, node("n1"), {"job_id": job_id, **given})
+
+
+@pytest.mark.parametrize("name", ["slurm.hold", "slurm.requeue", "slurm.cancel"])
+async def test_a_target_that_names_no_slurm_job_is_refused(actions: Registry, name: str) -> None:
+    """The message says how to name one."""
+    for target in (node("n1"), Target(TargetKind.JOB, job="llm-1"), Target(TargetKind.JOB, job="slurm:; rm")):
+        with pytest.raises(PermanentFailure, match="give job_id, or a target such as job:slurm:4711"):
+            await do(actions, name, target, {})
+
+
+def test_only_our_own_reasons_are_ours() -> None:
+    """The runs are read back from what is written; another text that begins alike is not ours."""
+    assert owners_of(marked(["a-1", "b-2"], "hot\n GPU")) == ("a-1", "b-2")
+    for other in ("", "trainmedic:", "trainmedic: by hand", "NHC: trainmedic:a-1", "Trainmedic:a-1"):
+        assert owners_of(other) == ()
+    assert len(marked(["r"], "x" * 1000)) < 250

@@ -1,0 +1,181 @@
+"""A real Slurm cluster on the loopback: munged, slurmctld, the slurmd of three nodes, and slurmrestd.
+
+The programs come from a root directory that ``scripts/fetch-slurm`` made, and run in it (chroot) with mounts of their
+own. So starting a cluster needs root. The nodes have no GPUs, and processes are tracked by /proc instead of cgroups.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from tests.support.programs import ROOT, Program, eventually, free_port
+
+RELEASES = {"24.11": "trixie", "26.05": "forky"}
+"""The suite of Debian that has each release."""
+NODES = ("n1", "n2", "n3")
+_ENTER = """
+root=$1 work=$2; shift 2
+mount --rbind /proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount --bind "$work" "$root/mnt"
+exec chroot $CHROOT_OPTIONS "$root" "$@"
+"""
+_CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmctldPort={port}
+AuthType=auth/munge
+AuthInfo=socket=/mnt/munge.socket
+CredType=cred/munge
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key=/mnt/jwt.key
+StateSaveLocation=/mnt/state
+SlurmdSpoolDir=/mnt/spool/%n
+SlurmctldPidFile=/mnt/slurmctld.pid
+SlurmdPidFile=/mnt/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+ReturnToService=2
+SchedulerParameters=sched_interval=1,bf_interval=1
+KillWait=2
+"""
+
+
+def fetched(release: str) -> Path:
+    """The root directory with this release; installs it if it is not there."""
+    done = subprocess.run([ROOT / "scripts" / "fetch-slurm", RELEASES[release]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+class SlurmCluster:
+    """One cluster. Entering it starts all of its programs, leaving it ends them."""
+
+    def __init__(self, root: Path, work: Path) -> None:
+        self._root = root
+        self.work = work
+        """Its files, which its programs see as /mnt."""
+        self.rest_port = free_port()
+        self.token_file = work / "token"
+        self.programs: dict[str, Program] = {}
+
+    def __enter__(self) -> Self:
+        self.work.mkdir(parents=True)
+        self.work.chmod(0o755)
+        try:
+            self._configure()
+            self._start_all()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def rest_url(self) -> str:
+        return f"http://127.0.0.1:{self.rest_port}"
+
+    def run(self, *argv: str) -> str:
+        """Run a command of Slurm's as root, and return its output."""
+        done = subprocess.run(self._argv(*argv), env=self._environment(), capture_output=True, text=True)
+        assert done.returncode == 0, f"{argv}: {done.stderr or done.stdout}"
+        return done.stdout
+
+    def submit(self, script: str, *options: str) -> str:
+        """Submit a batch job; return its id."""
+        return self.run("sbatch", "--parsable", "-o", "/dev/null", *options, "--wrap", script).strip()
+
+    def renew_token(self, lifespan: int = 3600) -> None:
+        """Write a token of root's that is valid for `lifespan` seconds to the token file."""
+        self.token_file.write_text(self.run("scontrol", "token", f"lifespan={lifespan}", "username=root"))
+
+    def start_controller(self) -> None:
+        self._start("slurmctld", "slurmctld", "-D", "-f", "/mnt/slurm.conf")
+
+    def stop(self) -> None:
+        for program in reversed(self.programs.values()):
+            program.end(patience=5)
+
+    def _configure(self) -> None:
+        for name, size in (("munge.key", 128), ("jwt.key", 32)):
+            (self.work / name).write_bytes(secrets.token_bytes(size))
+            (self.work / name).chmod(0o400)
+        for name in NODES:
+            (self.work / "spool" / name).mkdir(parents=True)
+        (self.work / "state").mkdir()
+        (self.work / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        host = os.uname().nodename
+        nodes = "".join(
+            f"NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=2 RealMemory=100\n"
+            for name in NODES
+        )
+        configuration = _CONFIGURATION.format(host=host, port=free_port())
+        partition = f"PartitionName=main Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE\n"
+        (self.work / "slurm.conf").write_text(f"{configuration}{nodes}{partition}")
+
+    def _start_all(self) -> None:
+        self._start(
+            "munged",
+            *("munged", "--foreground", "--force", "--socket=/mnt/munge.socket", "--key-file=/mnt/munge.key"),
+            *("--pid-file=/mnt/munge.pid", "--log-file=/mnt/munge.out", "--seed-file=/mnt/munge.seed"),
+        )
+        eventually((self.work / "munge.socket").exists, 60, "munged listens")
+        self.start_controller()
+        for name in NODES:
+            self._start(f"slurmd-{name}", "slurmd", "-D", "-N", name, "-f", "/mnt/slurm.conf")
+        eventually(self._is_idle, 120, "the nodes are idle", every=0.5)
+        self.renew_token()
+        # It refuses to run as root.
+        self._start(
+            "slurmrestd",
+            *("slurmrestd", "-f", "/mnt/slurm.conf", "-a", "rest_auth/jwt", "-s", "openapi/slurmctld"),
+            f"127.0.0.1:{self.rest_port}",
+            chroot_options="--userspec=65534:65534",
+        )
+        eventually(self._rest_answers, 120, "slurmrestd answers", every=0.5)
+
+    def _rest_answers(self) -> bool:
+        headers = {"X-SLURM-USER-TOKEN": self.token_file.read_text().strip().removeprefix("SLURM_JWT=")}
+        try:
+            return httpx.get(f"{self.rest_url}/openapi/v3", headers=headers, timeout=10).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _is_idle(self) -> bool:
+        done = subprocess.run(
+            self._argv("sinfo", "-h", "-N", "-o", "%T"), env=self._environment(), capture_output=True, text=True
+        )
+        return done.stdout.split() == ["idle"] * len(NODES)
+
+    def _start(self, name: str, *argv: str, chroot_options: str = "") -> Program:
+        program = Program(self._argv(*argv), self.work / f"{name}.log", self._environment(chroot_options))
+        self.programs[name] = program
+        return program
+
+    def _argv(self, *argv: str) -> list[str]:
+        enter = ("unshare", "--mount", "--propagation", "private", "sh", "-euc", _ENTER, "sh")
+        return [*enter, str(self._root), str(self.work), *argv]
+
+    def _environment(self, chroot_options: str = "") -> dict[str, str]:
+        environment = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "CHROOT_OPTIONS": chroot_options,
+            "SLURM_CONF": "/mnt/slurm.conf",
+        }
+        if chroot_options:
+            environment |= {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_unshare_sysv,disable_unshare_files"}
+        return environment
