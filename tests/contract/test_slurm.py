@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support import slurm_cluster
 from tests.support.slurm_cluster import SlurmCluster
+from trainmedic_server.adapters import slurm_rest
 from trainmedic_server.adapters.slurm_rest import SlurmRest
 from trainmedic_server.errors import ClusterRefused, ClusterUnavailable, ConfigurationError, ObjectMissing
 from trainmedic_server.ports.slurm import Slurm, SlurmJob
@@ -67,6 +69,12 @@ async def test_the_release_and_its_abilities_are_known(slurm: Slurm, cluster: Sl
     release = await slurm.release()
     assert release.version == cluster.run("scontrol", "--version").split()[-1]
     assert release.can_requeue == release.version.startswith("26.05")
+
+
+async def test_a_unix_socket_is_a_way_in(cluster: SlurmCluster) -> None:
+    client = SlurmRest(cluster.socket_url, "root", cluster.token_file)
+    assert [node.name for node in await client.nodes()] == list(slurm_cluster.NODES)
+    await client.close()
 
 
 async def test_a_drain_has_its_reason_until_it_ends(slurm: Slurm) -> None:
@@ -233,6 +241,46 @@ async def test_an_expired_token_is_refused_until_the_file_has_a_new_one(slurm: S
     assert not (await slurm.node("n1")).is_drained
 
 
+async def test_a_frozen_slurmrestd_leaves_the_outcome_of_a_change_open(
+    slurm: Slurm, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been made; a question changes nothing."""
+    await slurm.node("n1")
+    monkeypatch.setattr(slurm_rest, "TIMEOUT", timedelta(seconds=2))
+    frozen = cluster.programs["slurmrestd"].process
+    frozen.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(ClusterUnavailable) as caught:
+            await slurm.drain("n1", REASON)
+        assert caught.value.may_be_done
+        with pytest.raises(ClusterUnavailable) as caught:
+            await slurm.node("n1")
+        assert not caught.value.may_be_done
+    finally:
+        frozen.send_signal(signal.SIGCONT)
+    monkeypatch.undo()
+    await until(lambda: _answers(slurm), "slurmrestd answers again")
+
+
+async def test_without_a_controller_nothing_is_known_and_nothing_done(slurm: Slurm, cluster: SlurmCluster) -> None:
+    """An unreachable slurmctld is not an empty cluster. After its restart all goes on."""
+    cluster.programs["slurmctld"].end()
+    try:
+        for ask in (
+            lambda: slurm.node("n1"),
+            slurm.nodes,
+            slurm.jobs,
+            slurm.release,
+            lambda: slurm.drain("n1", REASON),
+        ):
+            with pytest.raises(ClusterUnavailable):
+                await ask()
+    finally:
+        cluster.start_controller()
+    await until(lambda: _answers(slurm), "slurmctld answers again")
+    assert not (await slurm.node("n1")).is_drained
+
+
 async def test_no_server_is_unavailable(cluster: SlurmCluster) -> None:
     """Of a change that did not reach it nothing was done."""
     client = SlurmRest("http://127.0.0.1:1", "root", cluster.token_file)
@@ -246,6 +294,14 @@ async def test_no_server_is_unavailable(cluster: SlurmCluster) -> None:
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="URL of slurmrestd"):
         SlurmRest(url)
+
+
+async def _answers(slurm: Slurm) -> bool:
+    try:
+        await slurm.release()
+    except (ClusterUnavailable, ClusterRefused):
+        return False
+    return True
 
 
 async def _has_state(slurm: Slurm, job_id: str, state: str) -> bool:

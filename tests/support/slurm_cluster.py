@@ -89,6 +89,16 @@ class SlurmCluster:
     def rest_url(self) -> str:
         return f"http://127.0.0.1:{self.rest_port}"
 
+    @property
+    def socket_url(self) -> str:
+        """The URL of slurmrestd's UNIX socket."""
+        return f"unix://{self.work}/run/slurmrestd.socket"
+
+    @property
+    def _is_old(self) -> bool:
+        """Whether it is 24.11, which writes the address of a socket otherwise."""
+        return self._root.name.endswith(RELEASES["24.11"])
+
     def run(self, *argv: str) -> str:
         """Run a command of Slurm's as root, and return its output."""
         done = subprocess.run(self._argv(*argv), env=self._environment(), capture_output=True, text=True)
@@ -117,6 +127,8 @@ class SlurmCluster:
         for name in NODES:
             (self.work / "spool" / name).mkdir(parents=True)
         (self.work / "state").mkdir()
+        (self.work / "run").mkdir()
+        (self.work / "run").chmod(0o777)  # slurmrestd runs as nobody
         (self.work / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         host = os.uname().nodename
         nodes = "".join(
@@ -144,6 +156,7 @@ class SlurmCluster:
             "slurmrestd",
             *("slurmrestd", "-f", "/mnt/slurm.conf", "-a", "rest_auth/jwt", "-s", "openapi/slurmctld"),
             f"127.0.0.1:{self.rest_port}",
+            f"{'unix:' if self._is_old else 'unix://'}/mnt/run/slurmrestd.socket",
             chroot_options="--userspec=65534:65534",
         )
         eventually(self._rest_answers, 120, "slurmrestd answers", every=0.5)

@@ -25,6 +25,7 @@ from trainmedic_server.errors import (
     OutcomeUnknown,
     TemporaryFailure,
 )
+from trainmedic_server.ports.fence import Fence, no_fence
 from trainmedic_server.ports.outside import HttpReply
 from trainmedic_server.ports.slurm import HELD_PRIORITY, SlurmJob, SlurmNode, SlurmRelease
 
@@ -50,8 +51,19 @@ class SlurmRest:
     The token file is read for each call, because a token expires (``scontrol token lifespan=…``).
     """
 
-    def __init__(self, url: str, user: str = "", token_file: Path | None = None, ca_file: Path | None = None) -> None:
-        """`url` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``. Raises ConfigurationError."""
+    def __init__(
+        self,
+        url: str,
+        user: str = "",
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        fence: Fence = no_fence,
+    ) -> None:
+        """`url` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``.
+
+        `fence` is called before each change and does not return if this server may no longer act. Raises
+        ConfigurationError.
+        """
         parts = urlsplit(url)
         socket = parts.path if parts.scheme == "unix" else None
         if not (socket or (parts.scheme in ("http", "https") and parts.hostname)):
@@ -60,37 +72,38 @@ class SlurmRest:
         self._user = user
         self._token_file = token_file
         self._http = HttpxCaller(body_limit=_BODY_LIMIT, socket=socket, ca_file=ca_file)
+        self._fence = fence
         self._version: str | None = None
 
     async def close(self) -> None:
         await self._http.close()
 
     async def release(self) -> SlurmRelease:
-        answer = await self._read("/ping/")
+        answer = await self._ask("GET", "/ping/")
         if not any(_is_responding(ping) for ping in _list(answer, "pings")):
             raise ClusterUnavailable("slurmctld does not respond to slurmrestd")
         version = await self._api_version()
         return SlurmRelease(_release(answer), version in _CAN_REQUEUE)
 
     async def node(self, name: str) -> SlurmNode:
-        answer = await self._read(f"/node/{quote(name, safe='')}")
+        answer = await self._ask("GET", f"/node/{quote(name, safe='')}")
         for each in _list(answer, "nodes"):
             if each.get("name") == name:
                 return _node(each)
         raise ObjectMissing(f"Slurm has no node {name}")
 
     async def nodes(self) -> Sequence[SlurmNode]:
-        return [_node(each) for each in _list(await self._read("/nodes/"), "nodes")]
+        return [_node(each) for each in _list(await self._ask("GET", "/nodes/"), "nodes")]
 
     async def job(self, job_id: str) -> SlurmJob:
-        answer = await self._read(f"/job/{quote(job_id, safe='')}")
+        answer = await self._ask("GET", f"/job/{quote(job_id, safe='')}")
         for each in _list(answer, "jobs"):
             if job_id in _names_of(each):
                 return _job(each)
         raise ObjectMissing(f"Slurm knows no job {job_id}")
 
     async def jobs(self) -> Sequence[SlurmJob]:
-        return [_job(each) for each in _list(await self._read("/jobs/"), "jobs")]
+        return [_job(each) for each in _list(await self._ask("GET", "/jobs/"), "jobs")]
 
     async def drain(self, node: str, reason: str, resume_after: timedelta | None = None) -> None:
         change: dict[str, Any] = {"state": ["DRAIN"], "reason": reason}
@@ -113,15 +126,15 @@ class SlurmRest:
     async def requeue(self, job_id: str, hold: bool = False) -> None:
         if await self._api_version() not in _CAN_REQUEUE:
             raise ClusterRefused("this slurmrestd cannot requeue a job: it needs Slurm 26.05")
-        answer = await self._write("POST", "/jobs/requeue", {"flags": ["HOLD"] if hold else [], "jobs": [job_id]})
+        answer = await self._ask("POST", "/jobs/requeue", {"flags": ["HOLD"] if hold else [], "jobs": [job_id]})
         _check_status(answer, job_id)
 
     async def signal(self, job_id: str, signal: str, with_batch: bool = False) -> None:
         query = f"signal={quote(signal)}&flags={'FULL_JOB' if with_batch else 'FULL_STEPS_ONLY'}"
-        _check_status(await self._write("DELETE", f"/job/{quote(job_id, safe='')}?{query}"), job_id)
+        _check_status(await self._ask("DELETE", f"/job/{quote(job_id, safe='')}?{query}"), job_id)
 
     async def cancel(self, job_id: str) -> None:
-        _check_status(await self._write("DELETE", f"/job/{quote(job_id, safe='')}"), job_id, fine=_ENDED)
+        _check_status(await self._ask("DELETE", f"/job/{quote(job_id, safe='')}"), job_id, fine=_ENDED)
 
     async def exclude(self, job_id: str, nodes: Sequence[str]) -> None:
         await self._change_job(job_id, {"excluded_nodes": list(nodes)})
@@ -130,19 +143,15 @@ class SlurmRest:
         await self._change_job(job_id, {"admin_comment": text})
 
     async def _change_node(self, node: str, change: Mapping[str, Any]) -> None:
-        await self._write("POST", f"/node/{quote(node, safe='')}", change)
+        await self._ask("POST", f"/node/{quote(node, safe='')}", change)
 
     async def _change_job(self, job_id: str, change: Mapping[str, Any]) -> None:
-        await self._write("POST", f"/job/{quote(job_id, safe='')}", change)
+        await self._ask("POST", f"/job/{quote(job_id, safe='')}", change)
 
-    async def _read(self, path: str) -> Mapping[str, Any]:
-        return await self._ask("GET", path, None)
-
-    async def _write(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        return await self._ask(method, path, body)
-
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         version = await self._api_version()
+        if method != "GET":
+            self._fence()
         reply = await self._call(method, f"/slurm/{version}{path}", body)
         answer = _document(reply)
         if answer is None:
