@@ -1,7 +1,7 @@
-"""What actions are built from: defaults for the members of `ports.actions.Action`, and for their parameters.
+"""Base classes of actions and their parameters.
 
-Every action here derives from `BasicAction`, as those of other packages may (``trainmedic_server.extending``). An
-action need not: the registry asks only for the members.
+The built-in actions derive from `BasicAction`. Other packages' actions may (``trainmedic_server.extending``); the
+registry only requires the members of `ports.actions.Action`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
 
 
 class ActionParams(BaseModel):
-    """Base of an action's parameters: a name that the model does not know is refused when the playbook is loaded."""
+    """Base of an action's parameters. Unknown names are rejected when the playbook is loaded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class BasicAction:
-    """An action that works on every kind of target, changes something, and keeps nothing between its attempts.
+    """Defaults: every kind of target, harmful, no state between attempts.
 
-    A subclass gives ``name``, ``summary``, ``Params`` and ``perform``, and overrides what is different for it. It
-    reaches external systems through ``self.services``.
+    A subclass defines ``name``, ``summary``, ``Params`` and ``perform``. It reaches external systems through
+    ``self.services``.
     """
 
     name: ClassVar[str]
@@ -35,22 +35,22 @@ class BasicAction:
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
-    """True for an action that changes files on the disks of the target's node and nothing else
-    (`ports.actions.DiskAction`)."""
+    """True if the action changes only files on the disks of the target's node (`ports.actions.DiskAction`)."""
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[frozenset[str]] = frozenset()
-    """The keys that its output can have on a target other than a job, so that a playbook which reads another one is
-    refused when it is loaded. Empty where that is not known."""
+    """Keys that the output can have on a target other than a job. A playbook that reads another key is rejected when it
+    is loaded. Empty: unknown.
+    """
 
     def __init__(self, services: Services) -> None:
         self.services = services
 
     def outcome_saved(self, command_id: str) -> None:
-        """Do nothing: a basic action keeps nothing for an attempt."""
+        """Do nothing: there is no state to release."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -58,7 +58,7 @@ class BasicAction:
 
     @classmethod
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
-        """Return the nodes, besides the target's, on which an attempt changes something: none."""
+        """Return the nodes besides the target's that an attempt changes: none."""
         return ()
 
 
@@ -67,13 +67,12 @@ RESOLVED = "stopped, because the alert resolved"
 
 
 async def clearance_of(call: Call) -> Clearance:
-    """Return whether the attempt may make further changes, by what has happened since it began."""
+    """Return whether the attempt may make further changes, judged by events since it began."""
     return await call.clearance() if call.clearance is not None else "go_on"
 
 
 def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any] | None = None) -> None:
-    """Return if the attempt may make further changes; otherwise raise. The failure says why, and names what it is
-    `about`.
+    """Return if the attempt may make further changes, otherwise raise with the reason and `about`.
 
     Raises TemporaryFailure after a person has ended the run, NoLongerWanted after its alert has resolved.
     """
@@ -85,7 +84,7 @@ def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any
 
 
 class Irreversible:
-    """Mixed into an action that nothing takes back; a playbook that asks for its undo is refused when it is loaded."""
+    """Mixin for an action without undo. A playbook that requests its undo is rejected when it is loaded."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:

@@ -1,8 +1,7 @@
-"""One HTTP call: the action ``http.request``.
+"""Action ``http.request``: one HTTP call.
 
-Values that come from alerts may fill a path segment or a query value, nothing more: where the
-call goes is fixed by the playbook's text (`HttpRequest.check_template`). Secrets are named by a
-playbook, never written in it; the `ports.outside.HttpCaller` looks them up, and they pass through no
+Values from alerts may only fill a path segment or a query value: the playbook's text fixes the destination
+(`HttpRequest.check_template`). A playbook names a secret; `ports.outside.HttpCaller` reads it, and it is in no
 parameter and no output.
 """
 
@@ -26,7 +25,7 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.outside import HttpReply
 
 KEPT_HEADERS = ("content-length", "content-type", "date", "etag", "retry-after", "x-request-id")
-"""Reply headers that go into the output; others may carry cookies or signed addresses."""
+"""Response headers in the output. Others may contain cookies or signed URLs."""
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "idempotency-key"})
@@ -34,11 +33,11 @@ _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
 _MAY_PASS = frozenset({408, 425, 429})
 _GATEWAY = frozenset({502, 504})
-"""What a gateway answers when it cannot tell whether the server behind it has acted (RFC 9110, 15.6.3 and 15.6.5)."""
+"""Statuses of a gateway that does not know whether the server behind it has acted (RFC 9110, 15.6.3 and 15.6.5)."""
 
 
 def _url(text: str) -> str:
-    """Refuse a URL that may go elsewhere than it says. The message does not repeat it: it may hold a password."""
+    """Reject a URL that could lead elsewhere than it appears to. Errors do not repeat it: it may contain a password."""
     if re.search(r"[\x00-\x20\x7f\\]", text):
         raise ValueError("a URL has no spaces, control characters or backslashes")
     parts = urlsplit(text)
@@ -87,8 +86,6 @@ def _statuses(statuses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class HttpParams(BaseModel):
-    """The call, and which answers count as done."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(description="The HTTP method.")
@@ -147,8 +144,6 @@ class HttpParams(BaseModel):
 
 
 class HttpRequest(Irreversible, BasicAction):
-    """Makes one call, and repeats it after a crash only where that is harmless."""
-
     name: ClassVar[str] = "http.request"
     summary: ClassVar[str] = "Make one HTTP call."
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
@@ -174,7 +169,7 @@ class HttpRequest(Irreversible, BasicAction):
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
-        """Raise ValueError where a value from an alert could change where the call or a secret goes."""
+        """Raise ValueError if a value from an alert could change the destination of the call or of a secret."""
         for name in ("bearer_from_env", "method"):
             if "{{" in str(raw.get(name, "")) or "{%" in str(raw.get(name, "")):
                 raise ValueError(f"{name} cannot be a template")
@@ -189,7 +184,7 @@ def _check_url_template(text: str) -> None:
     try:
         parts = jinja2.Environment(autoescape=True).parse(text).body
     except jinja2.TemplateSyntaxError:
-        return  # reported, with its line, where templates are compiled
+        return  # The compiler of templates reports it, with its line.
     pieces: list[nodes.Node] = []
     for part in parts:
         if not isinstance(part, nodes.Output):
@@ -211,7 +206,7 @@ def _check_url_template(text: str) -> None:
 
 
 def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
-    """Return the output, where the status is an expected one; else raises the failure that it means."""
+    """Return the output for an expected status. Otherwise raise the matching failure."""
     output: dict[str, Any] = {
         "status": reply.status,
         "headers": {name: reply.headers[name] for name in KEPT_HEADERS if name in reply.headers},
@@ -220,7 +215,7 @@ def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
     if "json" in reply.headers.get("content-type", ""):
         try:
             output["json"] = read_json(reply.body.encode("utf-8", "replace"))
-        except ValueError:  # cut, or not what its header says
+        except ValueError:  # Truncated, or not JSON despite the header.
             output["json"] = None
     if params.expects(reply.status):
         return output

@@ -1,7 +1,7 @@
-"""GPU utilisation and throughput of a job, from Prometheus: ``job.load``.
+"""Action ``job.load``: throughput and GPU utilisation of a job, from Prometheus.
 
 A playbook that changes a job's number of nodes reads both before and after, and reverts the change if the job became
-slower. Not here: the report of a job (``reports``), which is for people and covers a longer time.
+slower.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from trainmedic_server.ports.metric_history import MetricHistory
 
 _LOOK_EVERY = timedelta(seconds=30)
 _NEARLY_ALL = 0.9
-"""Share of the samples in which a job must have trained to count as training without a break: a scrape may be
-missing."""
+"""Share of samples in which a job must have trained to count as training without a break: a scrape may be missing."""
 _AMOUNTS = ("samples", "tokens")
 
 
@@ -97,7 +96,7 @@ async def _has_trained(metrics: MetricHistory, job: str, over: timedelta, now: d
     values = [value for _, value in series[0].points] if series else []
     if len(values) < _NEARLY_ALL * (over / _LOOK_EVERY):
         return False
-    # A counter that goes back means that the process has restarted.
+    # A decreasing counter means that the process has restarted.
     return values[0] > 0 and all(after >= before for before, after in itertools.pairwise(values))
 
 

@@ -1,13 +1,8 @@
-"""The commands to a running training job: ``job.*``.
+"""Commands to a running training job: ``job.*``. The job decides whether and how it performs them.
 
-Each class is the name, the parameters and the inverse of one command; `CommandAction` does the
-rest. What a job can carry out, and whether live or by a restart of its loop, is the job's to say.
-
-The SDK has the same parameters once more, as dataclasses (``trainmedic.job.parameters``). They are not derived from
-each other, because they say different things: a model here has the bounds and descriptions of the playbook
-language, a dataclass there has what a loop works with, and takes what other versions of the server send. Of nine
-fields three have another type and five other bounds, and generated models would lose their static types; that came
-to more code than the models below. Tests hold the names, defaults and wire forms of both together.
+The SDK has the same parameters as dataclasses (``trainmedic.job.parameters``). Neither is generated from the other: the
+models here have bounds and descriptions for playbooks, the dataclasses accept input from other versions of the server.
+Tests compare names, defaults and wire forms.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse
 
-_SLOW = timedelta(minutes=10)  # reading or writing a checkpoint of a large model takes minutes
+_SLOW = timedelta(minutes=10)  # Reading or writing the checkpoint of a large model takes minutes.
 
 
 class _JobAction(CommandAction):
@@ -40,7 +35,7 @@ class JobCheckpoint(Irreversible, _JobAction):
 
 
 class RollbackParams(ActionParams):
-    """Where to go back to: at most one of the first three. Without any, to before the alert began."""
+    """At most one of ``before``, ``step`` and ``steps_back``. By default: before the alert began."""
 
     before: AwareDatetime | None = Field(None, description="The newest complete checkpoint from before this time.")
     step: int | None = Field(None, ge=0, description="The newest complete checkpoint at or before this step.")
@@ -83,9 +78,9 @@ def _factor(least: float, most: float) -> Any:
 
 
 class FactorParams(ActionParams):
-    """A factor; the undo uses its reciprocal.
+    """Factor; the undo uses its reciprocal.
 
-    The bounds are a playbook's. What a run has on record is taken: the reciprocal of a small factor is a large one.
+    The bounds apply to playbooks. A stored factor is accepted without them: the reciprocal of a small one is large.
     """
 
     least: ClassVar[float] = 0.001
@@ -101,7 +96,7 @@ class FactorParams(ActionParams):
 
 
 class ScaleLrParams(FactorParams):
-    """A repair lowers the rate. Ten times as much is a slip of the pen, and would end most trainings."""
+    """Repairs lower the rate. A factor above 10 is probably a typo and would ruin most trainings."""
 
     most: ClassVar[float] = 10
     factor: int | float = _factor(FactorParams.least, most)
@@ -122,7 +117,7 @@ class JobScaleLr(_Scaling):
 
 
 class ScaleBatchParams(FactorParams):
-    """The micro-batch is what is scaled."""
+    """The factor applies to the micro-batch."""
 
     keep_global_batch: bool = Field(True, description="Let gradient accumulation make up for it.")
 
@@ -139,7 +134,7 @@ class JobAccumulate(_Scaling):
 
 
 class DataloaderWorkersParams(ActionParams):
-    """Number of workers. Exactly one of the two members is set."""
+    """Exactly one of the two."""
 
     count: int | None = Field(None, ge=0, le=1024, description="Worker processes of each rank's data loader.")
     at_most: int | None = Field(
@@ -160,7 +155,7 @@ class JobDataloaderWorkers(_JobAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """Known once the job has said what the count was before."""
+        """Return None until the job has reported the previous count."""
         previous = (output or {}).get("previous")
         if isinstance(previous, bool) or not isinstance(previous, int) or not 0 <= previous <= 1024:
             return None

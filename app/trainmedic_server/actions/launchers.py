@@ -1,9 +1,8 @@
-"""The commands to a job's launcher (trainmedic-run): ``launcher.*``.
+"""Commands to a job's launcher (trainmedic-run): ``launcher.*``.
 
-A launcher leaves a node out of an elastic job, or takes it back. Where each node has a launcher of its own, that of
-the node is meant; where one starts the processes of all nodes, as above srun, it is that one. On a node, the launchers
-of all elastic jobs there are meant, which may be none. Not here: what a launcher does (``trainmedic.launch``), or the
-sequence of checkpoint, change and resume, which is a playbook's.
+A launcher excludes a node from an elastic job, or includes it again. If each node has its own launcher, the command
+goes to the node's; with one launcher for all nodes, as above srun, to that one. On a node it goes to the launchers of
+all elastic jobs there, which may be none.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class IncludeNodeParams(LauncherNodeParams):
 
 
 class _Selection(Struct, frozen=True):
-    """Which launchers are asked about a node, by job; and of the other jobs there, why theirs are not."""
+    """Launchers to ask about a node, by job, and why those of other jobs there are not asked."""
 
     asked: Mapping[str, Presence]
     not_asked: Mapping[str, str] = field(default_factory=dict)
@@ -71,12 +70,12 @@ class _Selection(Struct, frozen=True):
 
 class _LauncherAction(CommandAction, ABC):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
-    default_timeout: ClassVar[timedelta] = timedelta(minutes=5)  # the processes of a node save, and end
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=5)  # The processes of a node save and end.
     Params: ClassVar[type[BaseModel]] = LauncherNodeParams
-    # The processes of the job start again, and report nothing until then. Alerts about a node do not come from them.
+    # The job's processes restart and report nothing until then. Alerts about a node have other sources.
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     nobody: ClassVar[str]
-    """What the output notes where no launcher is asked about a node."""
+    """Note in the output if no launcher is asked."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -87,7 +86,7 @@ class _LauncherAction(CommandAction, ABC):
         if node is None:
             raise PermanentFailure(f"{self.name} on a job needs the name of the node")
         try:
-            launchers = [launcher for launcher in await self._bus.launchers() if launcher.details]  # those believed
+            launchers = [launcher for launcher in await self._bus.launchers() if launcher.details]  # trusted ones
             if call.target.kind is not TargetKind.JOB:
                 selection = await self.select(call, node, launchers)
         except BusUnavailable as error:
@@ -106,7 +105,7 @@ class _LauncherAction(CommandAction, ABC):
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         node = cast(LauncherNodeParams, call.params).node or call.target.node
-        # Do not send a launcher of an older SDK a parameter that it would ignore, unless it matters.
+        # A launcher of an older SDK would ignore this parameter, so send it only if it is set.
         return {"node": node, **({"for_load": True} if getattr(call.params, "for_load", False) else {})}
 
     def outcome_saved(self, command_id: str) -> None:
@@ -151,19 +150,19 @@ class _LauncherAction(CommandAction, ABC):
 
     @abstractmethod
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
-        """Which launchers to ask about a node. Raises BusUnavailable, and as `perform`."""
+        """Return the launchers to ask about a node. Raises BusUnavailable, and as `perform`."""
 
     async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
-        """Do what comes first for these jobs, and return what the output says of it."""
+        """Prepare these jobs and return members for the output."""
         return {}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
-        """Raise PermanentFailure where the job would have fewer nodes than it needs, or more than it may have."""
+        """Raise PermanentFailure if the job would have too few or too many nodes."""
 
     def _within_bounds(
         self, launchers: Sequence[Presence], node: str, chosen: Mapping[str, Presence], not_asked: Mapping[str, str]
     ) -> _Selection:
-        """Those of `chosen` whose job keeps its bounds."""
+        """Return the launchers of `chosen` whose job keeps its bounds."""
         asked, refused = {}, dict(not_asked)
         for job, launcher in chosen.items():
             try:
@@ -210,7 +209,7 @@ class LauncherExcludeNode(_LauncherAction):
         return self._within_bounds(launchers, node, chosen, not_asked)
 
     async def _heard(self, node: str, launchers: Sequence[Presence]) -> str:
-        """What is heard of the node itself; empty where nothing is."""
+        """Return which component on the node is connected. Empty if none is."""
         if any(agent.name == node and agent.details for agent in await self._bus.agents()):
             return "its agent"
         return "a launcher there" if any(each.details.get("node") == node for each in launchers) else ""
@@ -219,7 +218,7 @@ class LauncherExcludeNode(_LauncherAction):
         patience = cast(ExcludeNodeParams, call.params).checkpoint
         if not patience:
             return {}
-        # Repeating the command shows what a killed server has already ordered.
+        # Repeating the command shows what the server had ordered before it was killed.
         is_first = not call.resumed
         asked = node_checkpoints.ask_for(self._bus, self._clock, call, node, patience, jobs, can_stop=is_first)
         return {"checkpoints": await asked}
@@ -249,7 +248,7 @@ class LauncherIncludeNode(_LauncherAction):
         if call.undo_of is None:
             return self._within_bounds(launchers, node, chosen, {})
         expected = cast(IncludeNodeParams, call.params).jobs
-        if expected is None:  # what it takes back had no certain outcome
+        if expected is None:  # The command to revert had an unknown outcome.
             expected = tuple(sorted({each.name for each in launchers if _of_job(launchers, each.name, node)}))
             if not expected:
                 raise TemporaryFailure(f"no launcher on {node!r} is connected, so nobody knows whether it is left out")
@@ -271,8 +270,9 @@ class LauncherNodesParams(ActionParams):
 
 
 class LauncherNodes(BasicAction):
-    """Reading of a job's nodes. The result, with the node that leaves or returns, is stored before the playbook changes
-    anything."""
+    """Lookup of a job's nodes. The result, with the node that leaves or returns, is stored before the playbook changes
+    anything.
+    """
 
     name: ClassVar[str] = "launcher.nodes"
     summary: ClassVar[str] = "Look up the nodes of an elastic job, and which one could leave it or come back."
@@ -355,7 +355,7 @@ def _names(said: object) -> Sequence[str]:
 
 
 def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
-    """The failure of an order to several launchers."""
+    """Combine the failures of several launchers."""
     other = next((failure for failure in failures if not isinstance(failure, ActionFailure)), None)
     if other is not None:
         return other
@@ -367,7 +367,7 @@ def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *
 
 
 def _left_out(launcher: Presence) -> Sequence[str]:
-    """The nodes that a launcher says it leaves out."""
+    """Return the nodes that a launcher reports as excluded."""
     said = launcher.details.get(_LEFT_OUT)
     if isinstance(said, list):
         return _names(said)
@@ -386,7 +386,7 @@ def _launcher_for(launchers: Sequence[Presence], node: str) -> Presence | None:
 
 
 def _working(launchers: Sequence[Presence]) -> list[str]:
-    """The nodes that the job has now, where each has a launcher of its own."""
+    """Return the job's current nodes, if each has its own launcher."""
     return [str(each.details.get("node")) for each in launchers if each.details.get("state") != _LEFT_OUT]
 
 

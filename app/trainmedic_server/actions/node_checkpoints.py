@@ -1,9 +1,7 @@
-"""Before work is taken from a node: have the training jobs on it write a checkpoint.
+"""Checkpoints of the training jobs on a node, before a drain or exclusion takes work from it.
 
-A job says in its presence where its ranks sit (``placement``); those with a rank on the node are sent
-``job.checkpoint``. Who calls it: ``kubernetes.drain``, and ``launchers``, before a node is left out. What comes of it
-stops neither: a job that cannot write a checkpoint loses the work since its last one whether that happens now or the
-node dies later.
+Jobs with a rank on the node, by the ``placement`` in their presence, receive ``job.checkpoint``. A failure stops
+nothing: that work would be lost when the node dies, too.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from trainmedic_server.ports.outside import Clock, CommandBus
 
 ACTION = "job.checkpoint"
 LOOK_EVERY = timedelta(seconds=1)
-"""Time between two checks, while jobs write, that the drain is still wanted."""
+"""Interval of checking, while jobs write, that the drain is still wanted."""
 
 
 async def ask_for(
@@ -35,8 +33,8 @@ async def ask_for(
     *,
     can_stop: bool = True,
 ) -> dict[str, str]:
-    """Return the outcome of the checkpoint of each job on the node, or of those of ``only``: ``written``, or why not.
-    Returns when all have answered, at the latest when `patience` is over, counted from the start of the step.
+    """Return the outcome of each job's checkpoint on the node, only for those in ``only`` if given: ``written``, or why
+    not. Returns at the latest `patience` after the start of the step.
 
     If it `can_stop`, raises as `check_wanted` within a second after the run was ended or its alert has resolved.
     """
@@ -90,7 +88,7 @@ async def _checkpoint(bus: CommandBus, call: Call, node: str, job: str, until: d
 
 
 def is_on(details: Mapping[str, Any], node: str) -> bool:
-    """Whether a job with this presence has a rank on the node."""
+    """Return whether a job with this presence has a rank on the node."""
     placement = details.get("placement")
     return isinstance(placement, list) and any(
         isinstance(rank, Mapping) and rank.get("node") == node for rank in placement

@@ -1,7 +1,6 @@
-"""The commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``.
+"""Commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``.
 
-The agent's own policy limits what even a valid command may do: how low a power limit may be, the
-cleaning rules that exist, the actions that are allowed.
+The agent's policy limits valid commands further: minimum power limit, cleaning rules, allowed actions.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from trainmedic_server.actions.placement import PlacedAction, PlacedParams, comm
 from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""How long a power cap outlives the last renewal: long enough for a restart of the server or of Redis, short enough
-that a GPU does not stay slow for long after the server has lost track of its repair."""
+"""Time for which a power cap outlives its last renewal: longer than a restart of the server or of Redis, but short if
+the server has lost track of its repair.
+"""
 RENEW = "gpu.renew_lease"
-"""The command by which the server keeps caps up. No playbook can name it, because it is no action."""
+"""Command that renews caps. It is no action, so playbooks cannot use it."""
 
 
 class PowerLimitParams(PlacedParams):
-    """Exactly one of the three."""
+    """Exactly one of ``watts``, ``percent`` and ``restore``."""
 
     watts: float | None = Field(None, gt=0, le=10_000, description="The limit, in watts.")
     percent: float | None = Field(None, gt=0, le=100, description="The limit, in percent of the card's default.")
@@ -66,7 +66,7 @@ class GpuPowerLimit(PlacedAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """The inverse only says "restore": the agent knows the earlier limit and the other active caps."""
+        """The agent knows the previous limit and the other active caps, so the inverse only says "restore"."""
         assert isinstance(params, PowerLimitParams)
         if params.restore:
             return None
@@ -129,7 +129,7 @@ def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mappi
 
 
 def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
-    """Return what an agent's reply says of one cap. Agents of another version may leave members out."""
+    """Return what an agent's reply says of one cap. Agents of another version may omit members."""
     unknown, lapsed = output.get("unknown"), output.get("lapsed")
     ended, again = output.get("ended"), output.get("again")
     if not isinstance(unknown, list) or command_id not in unknown:
@@ -146,12 +146,12 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
 
 
 async def _stop_waiting() -> bool:
-    """Stop waiting if no agent is connected; the next renewal asks again."""
+    """Stop waiting if no agent is connected. The next renewal tries again."""
     return True
 
 
 MOST_FILESYSTEMS = 100
-"""Most file systems in one command, because agents refuse a command with more. Leaving some out only deletes less."""
+"""Maximum number of file systems in one command; agents reject more. Omitting some only deletes less."""
 
 
 class AlertFilesystem(BaseModel):
@@ -197,14 +197,13 @@ class DiskClean(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters in their wire form; see `sent_filesystems`."""
         return sent_filesystems(super().wire_params(call))
 
 
 def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the parameters with each file system once, up to `MOST_FILESYSTEMS`.
 
-    If one of them is unknown, none is named, so that the agent does not refuse a file system that may be meant.
+    If one of them is unknown, all are omitted: the agent might reject the one intended.
     """
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
@@ -234,7 +233,6 @@ class DiskPruneContainers(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters in their wire form; see `sent_filesystems`."""
         return sent_filesystems(super().wire_params(call))
 
 

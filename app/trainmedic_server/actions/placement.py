@@ -1,9 +1,8 @@
-"""Node actions on a job: one command for each destination, and one outcome from all the replies.
+"""Node actions on a job: one command for each destination (a node of the job, or a GPU there), and one outcome.
 
-A destination is a node of the job, or a GPU there. The job's presence reports them; if it reports none, they follow
-from the job's pods, by the cluster and the agents (``pods``). They are looked up once per step and stored before any
-command is sent, so that a restarted server uses the same ones, and an undo finds them after the job has ended.
-The id of each destination's command is derived from the attempt's id, so that an agent recognises a repeated command.
+The job's presence reports the destinations. Otherwise they follow from the job's pods, by the cluster and the agents
+(``pods``). They are looked up once for each step and stored before any command is sent, for restarts and for undos
+after the job's end. Each command's ID is derived from the attempt's ID, so that an agent recognises a repetition.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 Nodes = Mapping[str, tuple[str, ...]]
-"""The GPUs of a job by node; empty tuples if only the nodes matter."""
+"""GPUs of a job by node. The tuples are empty if only the nodes matter."""
 
 _SHOWN = 4
 _DROPPED: Any = object()
@@ -45,23 +44,24 @@ class PlacedParams(ActionParams):
     ] = None
 
     def for_wire(self) -> dict[str, Any]:
-        """Return the parameters that go to the receiver."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"nodes"})
 
 
 class PlacedAction(CommandAction):
-    """A command to a node's agent; if the target is a job, to each of its nodes, or GPUs (``per_gpu``).
+    """A command to a node's agent. If the target is a job: to each of its nodes, or GPUs (``per_gpu``).
 
-    It succeeds if every destination has applied it. The output has the highest value of each number over all
-    destinations, the lowest under ``lowest``, and each destination's own output under ``by_node``. If no destination
-    applied it, it fails. If only some did, or may have, the outcome is unknown, as with the ranks of a job. An undo
-    that failed at some destinations fails as a whole and is repeated, because undoing twice changes nothing.
+    - All destinations applied it: success. The output has the highest value of each number, the lowest under
+      ``lowest``, and each destination's own output under ``by_node``.
+    - None applied it: failure.
+    - Some did, or may have: unknown outcome, as with the ranks of a job.
+
+    An undo that failed at some destinations fails as a whole and is repeated, because undoing twice changes nothing.
     """
 
     Params: ClassVar[type[BaseModel]] = PlacedParams
     per_gpu: ClassVar[bool] = False
     waits_for_receiver: ClassVar[bool] = False
-    """False: an agent always runs on its node, so a missing one needs a person, who should learn of it soon."""
+    """False: an agent always runs on its node, so a missing one needs a person, who should be notified soon."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -84,7 +84,8 @@ class PlacedAction(CommandAction):
         return params.model_copy(update={"nodes": nodes})
 
     async def _located(self, job: Target) -> Nodes:
-        """Return the nodes that the job reports, else those of its pods. Raises BusUnavailable, and like `locate`."""
+        """Return the nodes that the job reports, otherwise those of its pods. Raises BusUnavailable, and like `locate`.
+        """
         jobs = await self._bus.jobs()
         name = job.job or ""
         presence = next((presence for presence in jobs if presence.name == name), None)
@@ -132,7 +133,7 @@ class PlacedAction(CommandAction):
 
 
 class DestinationOutcome(Struct, frozen=True):
-    """The outcome of the command to one destination."""
+    """Outcome of the command to one destination."""
 
     destination: Target
     output: Mapping[str, Any]
@@ -141,7 +142,7 @@ class DestinationOutcome(Struct, frozen=True):
 
 
 def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> Nodes:
-    """Return the nodes on which the ranks of the job run. Raises TemporaryFailure or PermanentFailure."""
+    """Return the nodes on which the job's ranks run. Raises TemporaryFailure or PermanentFailure."""
     if presence is None:
         raise TemporaryFailure(f"no job named {job.job!r} is connected, so nobody knows where it runs")
     if presence.doubt is not None and not presence.details:
@@ -167,8 +168,9 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
 
 
 def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopology) -> None:
-    """Raise TemporaryFailure where others contradict what the job says of its GPUs: that can pass, such as when a job
-    of another name has ended a moment ago."""
+    """Raise TemporaryFailure if others contradict the GPUs that the job reports. That can pass, such as after another
+    job has just ended.
+    """
     ranks = (rank for presence in jobs for rank in ranks_in(presence.name, presence.details))
     against = contradictions.of_jobs(ranks, agents).get(job, ())
     if against:
@@ -177,23 +179,23 @@ def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopo
 
 
 def derived_id(command_id: str, *parts: str) -> str:
-    """Derive a UUIDv7 from another and some text: it has the other's timestamp, and a hash of both as the rest."""
+    """Derive a UUIDv7 from another and some text: the other's timestamp, and a hash of both."""
     digest = hashlib.sha256("\0".join((command_id, *parts)).encode()).digest()
     moment = uuid.UUID(command_id).int >> 80
     value = moment << 80 | int.from_bytes(digest[:10], "big")
-    # The version and the variant of a UUIDv7 (RFC 9562, section 5.7).
+    # Version and variant of a UUIDv7 (RFC 9562, section 5.7).
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     return str(uuid.UUID(int=value))
 
 
 def command_id_for(command_id: str, destination: Target) -> str:
-    """Return the id of the command to one destination; `command_id` is that of the attempt."""
+    """Return the ID of the command to one destination, from that of the attempt."""
     return derived_id(command_id, destination.node or "", destination.gpu or "")
 
 
 def call_for(call: Call, destination: Target) -> Call:
-    """Return the part of `call` that goes to one destination of the job."""
+    """Return the part of `call` for one destination of the job."""
     undo_of = command_id_for(call.undo_of, destination) if call.undo_of is not None else None
     return replace(
         call,
@@ -205,7 +207,7 @@ def call_for(call: Call, destination: Target) -> Call:
 
 
 def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping[str, Any]:
-    """Return the output of all destinations if each has applied the command; else raise one failure for all."""
+    """Return the combined output if every destination applied the command. Otherwise raise one failure for all."""
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     output = merged_output(outcomes)
     if not failures:
@@ -225,7 +227,8 @@ def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping
 
 
 def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    """Return the highest of each number, ``lowest``, and each destination's own output (``by_node``)."""
+    """Return the maximum of each number, the minimum under ``lowest``, and each destination's output under ``by_node``.
+    """
     by_node: dict[str, Any] = {}
     for outcome in outcomes:
         node, gpu = outcome.destination.node or "", outcome.destination.gpu
@@ -241,7 +244,7 @@ def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
 
 
 def _merged(values: Collection[Any], pick: Callable[[Iterable[Any]], Any]) -> Any:
-    """Merge values: numbers by `pick`, mappings member by member; others are kept only if all are equal."""
+    """Merge numbers by `pick` and mappings by member. Keep other values only if all are equal."""
     present = [value for value in values if value is not None]
     if not present:
         return None

@@ -1,15 +1,10 @@
-"""The registry of actions: the built-in ones, and those that other packages add by an entry point (``extending``).
-
-Wiring calls `build`, with services, for acting; the offline commands call `specs_only`, for
-checking playbooks. Another package adds an action by naming its class in its own metadata::
+"""Registry of the built-in actions and those that other packages add by an entry point (``extending``)::
 
     [project.entry-points."trainmedic.actions"]
     "acme.page" = "acme_trainmedic.pages:Page"
 
-An entry point that cannot be used is left out, named in `Registry.problems` and in the log, and
-takes nothing else down. An action of another package never replaces one that is there already.
-
-Not here: the actions (each module of this package lists its own in ``ACTIONS``).
+An unusable entry point is excluded, and reported in `Registry.problems` and in the log. It cannot replace an existing
+action.
 """
 
 from __future__ import annotations
@@ -55,7 +50,7 @@ log = telemetry.logger(__name__)
 class Registry:
     """Actions by name; implements `ports.actions.Actions`.
 
-    ``problems`` says, one sentence each, which entry points were left out and why.
+    ``problems`` has one sentence for each excluded entry point.
     """
 
     def __init__(
@@ -76,7 +71,7 @@ class Registry:
         for name, spec in self._specs.items():
             try:
                 self._instances[name] = spec(services)
-            except Exception as error:  # it may be another package's, whose fault must not take down the rest
+            except Exception as error:  # A faulty action, also of another package, must not stop the server.
                 self.problems.append(f"action {name} cannot be made: {_described(error)}")
 
     def names(self) -> Sequence[str]:
@@ -95,13 +90,13 @@ class Registry:
 
 
 def specs_only() -> Registry:
-    """Return the registry for checking: every class, no instances."""
+    """Return the registry for checking playbooks: all classes, no instances."""
     specs, problems = _collect()
     return Registry(specs, None, problems)
 
 
 def build(services: Services) -> Registry:
-    """Return the registry for acting."""
+    """Return the registry for performing actions."""
     specs, problems = _collect()
     return Registry(specs, services, problems)
 
@@ -114,13 +109,13 @@ def _collect() -> tuple[dict[str, type[Action]], list[str]]:
 def combine(
     built_in: Iterable[type[Action]], points: Iterable[metadata.EntryPoint]
 ) -> tuple[dict[str, type[Action]], list[str]]:
-    """Return the classes by action name, and a sentence for each entry point that was left out."""
+    """Return the classes by action name, and a sentence for each excluded entry point."""
     specs = {spec.name: spec for spec in built_in}
     problems: list[str] = []
     for point in points:
         try:
             loaded = point.load()
-        except Exception as error:  # whatever another package raises while it is imported
+        except Exception as error:  # Another package can raise anything on import.
             problems.append(f"entry point {_named(point)} cannot be loaded: {_described(error)}")
             continue
         fault = _fault(loaded)
@@ -136,7 +131,7 @@ def combine(
 
 
 def _fault(loaded: object) -> str | None:
-    """Return what keeps an object from being an action class; None where nothing does."""
+    """Return why an object is not an action class. None if it is one."""
     if not isinstance(loaded, type):
         return "it is not a class"
     name = getattr(loaded, "name", None)

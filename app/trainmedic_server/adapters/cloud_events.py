@@ -12,7 +12,7 @@ from typing import Any
 
 from trainmedic.wire.envelope import write_time
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.web_door import WebDoor
+from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.domain.run import Event
 from trainmedic_server.errors import PermanentFailure
 
@@ -29,8 +29,10 @@ class CloudEvents:
     name = "events_to"
     at_once = 20
 
-    def __init__(self, door: WebDoor, source: str, kinds: Collection[str], on_left_out: Callable[[], None]) -> None:
-        self._door = door
+    def __init__(
+        self, endpoint: JsonEndpoint, source: str, kinds: Collection[str], on_left_out: Callable[[], None]
+    ) -> None:
+        self._endpoint = endpoint
         self._source = source
         self.kinds = frozenset(kinds)
         self._on_left_out = on_left_out
@@ -46,7 +48,7 @@ class CloudEvents:
 
     async def _post(self, event: Event) -> None:
         try:
-            await self._door.send("POST", "", cloud_event(event, self._source), MEDIA_TYPE)
+            await self._endpoint.send("POST", "", cloud_event(event, self._source), MEDIA_TYPE)
         except PermanentFailure as error:
             self._on_left_out()
             log.warning("an event is left out", seq=event.seq, kind=event.kind, error=str(error))

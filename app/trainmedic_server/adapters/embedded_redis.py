@@ -23,12 +23,14 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import select
 import shutil
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,7 +39,6 @@ from redis.exceptions import RedisError
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.redis_versions import missing_fixes
 from trainmedic_server.ports.ending import end_tasks
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -45,6 +46,11 @@ _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _LISTENING = "0A"  # linux/include/net/tcp_states.h, as /proc/net/tcp has it
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_FIXED: Mapping[str, Mapping[tuple[int, int], int]] = {
+    "Redis": {(6, 2): 23, (7, 2): 15, (7, 4): 11, (8, 2): 10, (8, 4): 6, (8, 6): 7, (8, 8): 3, (8, 10): 2},
+    "Valkey": {(7, 2): 14, (8, 0): 10, (8, 1): 9, (9, 0): 5, (9, 1): 1},
+}
+_VERSION = re.compile(r"(?P<product>Redis|Valkey) server v=(?P<major>\d+)\.(?P<minor>\d+)\.(?P<patch>\d+)")
 
 log = telemetry.logger(__name__)
 
@@ -316,3 +322,24 @@ def _write_private(path: Path, text: str) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     temporary.replace(path)
+
+
+def missing_fixes(version_line: str) -> str:
+    """What the program lacks that prints this for ``--version``, as half a sentence; empty where it lacks nothing.
+
+    Of a branch that is newer than those that are known, and of a program that says something else, nothing is known.
+    """
+    parsed = _VERSION.match(version_line)
+    if parsed is None:
+        return ""
+    product = parsed["product"]
+    major, minor, patch = (int(parsed[name]) for name in ("major", "minor", "patch"))
+    fixed = _FIXED[product]
+    version = f"{product} {major}.{minor}.{patch}"
+    if (major, minor) > max(fixed):
+        return ""
+    if (major, minor) not in fixed:
+        return f"{version} is of a branch that gets no security fixes"
+    if patch < fixed[major, minor]:
+        return f"{version} lacks published security fixes, which {major}.{minor}.{fixed[major, minor]} has"
+    return ""

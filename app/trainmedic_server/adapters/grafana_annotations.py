@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.web_door import WebDoor
+from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.domain.event_codec import UNDO_OVER, names
 from trainmedic_server.domain.event_kinds import Closed, StepResumed, StepStarted
 from trainmedic_server.domain.links import run_link
@@ -36,8 +36,8 @@ class GrafanaAnnotations:
     """After these a run's annotation may begin or end."""
     at_once = 100
 
-    def __init__(self, door: WebDoor, store: RunStore, external_url: str) -> None:
-        self._door = door
+    def __init__(self, endpoint: JsonEndpoint, store: RunStore, external_url: str) -> None:
+        self._endpoint = endpoint
         self._store = store
         self._external_url = external_url
 
@@ -55,12 +55,12 @@ class GrafanaAnnotations:
         ended_at = given_back_at(run)
         tag = f"run:{run.id}"[:_LONGEST_TAG]
         query = urlencode([("tags", "trainmedic"), ("tags", tag), ("type", "annotation"), ("limit", "1")])
-        found = await self._door.send("GET", f"/api/annotations?{query}", None)
+        found = await self._endpoint.send("GET", f"/api/annotations?{query}", None)
         if not found:
-            await self._door.send("POST", "/api/annotations", self._annotation(run, acted_at, ended_at, tag))
+            await self._endpoint.send("POST", "/api/annotations", self._annotation(run, acted_at, ended_at, tag))
         elif ended_at is not None:
             change = {"timeEnd": _milliseconds(ended_at), "text": self._text(run)}
-            await self._door.send("PATCH", f"/api/annotations/{int(found[0]['id'])}", change)
+            await self._endpoint.send("PATCH", f"/api/annotations/{int(found[0]['id'])}", change)
 
     def _annotation(self, run: Run, acted_at: datetime, ended_at: datetime | None, tag: str) -> dict[str, Any]:
         target = run.target

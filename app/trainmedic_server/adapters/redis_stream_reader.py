@@ -16,7 +16,6 @@ from redis.exceptions import ResponseError
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.redis_connection import FAULTS, RedisOutage
 from trainmedic_server.adapters.redis_outbox import GROUP
-from trainmedic_server.adapters.redis_reply_ids import begin_ids_anew
 from trainmedic_server.errors import StoreUnavailable
 from trainmedic_server.ports.fence import Fence
 
@@ -29,6 +28,8 @@ ends, and no other server would read these.
 """
 IDS_SECONDS = 3.0
 """Seconds between two looks at the last id of the stream."""
+_AHEAD_MS = 3600 * 1000
+"""Further than a clock that is set right again goes back."""
 _AGAIN_SECONDS = 1.0
 """The wait after what was read was not taken."""
 
@@ -104,7 +105,7 @@ class StreamReader:
             elif reread_at is not None and clock() > reread_at:
                 cursor, reread_at = "0", None
             if clock() > look_at_ids_at:
-                await begin_ids_anew(self._client, self._stream)
+                await _reset_ids(self._client, self._stream)
                 look_at_ids_at = clock() + IDS_SECONDS
 
     async def _make_group(self) -> None:
@@ -120,3 +121,26 @@ class StreamReader:
             GROUP, self._consumer, {self._stream: cursor}, count=self._most, block=int(BLOCK_SECONDS * 1000)
         )
         return list(answer[0][1]) if answer else []
+
+
+async def _reset_ids(client: Redis, name: str) -> None:
+    """Set the last id back to Redis' clock, if it is ahead of it and the stream is empty; return whether it was.
+
+    As long as there are entries the reader is to take them off first: an id below theirs is not possible. May raise
+    what redis-py raises.
+    """
+    seconds, _ = await client.time()
+    now = seconds * 1000
+    try:
+        stream: Any = await client.xinfo_stream(name)
+        last = stream["last-generated-id"].decode()
+        if stream["length"] or int(last.partition("-")[0]) < now + _AHEAD_MS:
+            return
+        # XSETID is refused where an entry has come in between, which the group then reads.
+        pipeline: Any = client.pipeline(transaction=True)
+        pipeline.execute_command("XSETID", name, f"{now}-0")
+        pipeline.xgroup_setid(name, GROUP, f"{now}-0")
+        await pipeline.execute()
+    except ResponseError:
+        return
+    log.warning("somebody has used up the ids of a stream in Redis; they begin anew", stream=name, last_id=last)

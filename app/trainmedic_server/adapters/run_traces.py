@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from trainmedic.wire.envelope import EnvelopeError, read_time
 from trainmedic_server import __version__, telemetry
-from trainmedic_server.adapters.web_door import WebDoor
+from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.domain.event_codec import UNDO_OVER, content_of, names
 from trainmedic_server.domain.event_kinds import Closed, UndoClosed, UndoDone
 from trainmedic_server.domain.links import run_link
@@ -54,9 +54,14 @@ class RunTraces:
     at_once = 50
 
     def __init__(
-        self, door: WebDoor, runs: RunReader, instance: str, external_url: str, on_left_out: Callable[[int], None]
+        self,
+        endpoint: JsonEndpoint,
+        runs: RunReader,
+        instance: str,
+        external_url: str,
+        on_left_out: Callable[[int], None],
     ) -> None:
-        self._door = door
+        self._endpoint = endpoint
         self._runs = runs
         self._instance = instance
         self._external_url = external_url
@@ -85,7 +90,7 @@ class RunTraces:
         scope = {"scope": {"name": "trainmedic", "version": __version__}, "spans": spans}
         document = {"resourceSpans": [{"resource": {"attributes": _attributes(resource)}, "scopeSpans": [scope]}]}
         try:
-            answer = await self._door.send("POST", "/v1/traces", document)
+            answer = await self._endpoint.send("POST", "/v1/traces", document)
         except PermanentFailure as error:
             self._leave_out(len(spans), str(error))
             return

@@ -1,7 +1,5 @@
-"""Compiled alert map: which alerts are accepted, and what each is renamed to.
-
-Pure. ``alert_map_compiler`` builds it from a file, ``alert_map_library`` keeps it up to date. The engine applies it
-through `ports.alert_map.AlertMap` to each alert, once and before any playbook.
+"""Compiled alert map: the accepted alerts and their renames. The engine applies it to each alert before any playbook
+(`ports.alert_map.AlertMap`). Pure.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class Rename(Struct, frozen=True):
 
     @property
     def constants(self) -> Mapping[str, str]:
-        """Labels that the entry sets to the same value for every alert."""
+        """Labels with the same value for every alert."""
         return {label: value for label, value in self.labels if isinstance(value, str)}
 
     def takes(self, labels: Mapping[str, str]) -> bool:
@@ -92,7 +90,7 @@ class CompiledAlertMap(Struct, frozen=True):
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
     """Entries by alertname, in the order of the files and their entries."""
     unusable: str = ""
-    """Why no alert is accepted, if a file could never be loaded. Its conditions are then unknown."""
+    """Reason to accept no alert: a file that was never loaded may have conditions. Empty if there is none."""
 
     @classmethod
     def of(cls, accept: Iterable[Accept], renames: Iterable[Rename], unusable: str = "") -> CompiledAlertMap:
@@ -122,7 +120,6 @@ class CompiledAlertMap(Struct, frozen=True):
         return MappedAlert(mapped, self._refusal(sent))
 
     def rename_of(self, labels: Mapping[str, str]) -> Rename | None:
-        """Return the first entry that takes an alert with these labels."""
         return next((each for each in self.renames.get(labels.get("alertname", ""), ()) if each.takes(labels)), None)
 
     def _refusal(self, labels: Mapping[str, str]) -> str:

@@ -1,8 +1,4 @@
-"""Compiler of alert maps from YAML. Errors have line, column and the nearest valid names.
-
-`warnings` lists what is suspicious in a valid map, by all maps and playbooks together. Callers: ``alert_map_library``
-and ``simulation.check``.
-"""
+"""Compiler of alert maps from YAML. Errors have line, column and the nearest valid names."""
 
 from __future__ import annotations
 
@@ -45,8 +41,6 @@ class _Form(BaseModel):
 
 
 class _RenameForm(_Form):
-    """One entry of ``rename``."""
-
     alert: _Text | tuple[_Text, ...]
     matchers: _Matchers = ()
     name: _Text | None = Field(None, alias="as")
@@ -59,8 +53,6 @@ class _RenameForm(_Form):
 
 
 class AlertMapForm(_Form):
-    """An alert map as it is written."""
-
     accept: _Matchers = ()
     rename: tuple[_RenameForm, ...] = ()
 
@@ -182,8 +174,9 @@ def _is_code(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """Yield what is probably not meant, over all files in their order. With `playbooks`, also names that start none,
-    and constants that an acting playbook takes for proof."""
+    """Yield what is probably not intended, over all files in their order. With `playbooks`, also names that start none,
+    and constants that an acting playbook accepts as proof.
+    """
     renames = [rename for file in files for rename in file.renames]
     sources: dict[str, Rename] = {}
     for rename in renames:
@@ -227,7 +220,7 @@ def _without_use(
     for playbook in playbooks:
         if actions is None or not overlaps.acts(playbook, actions):
             continue
-        # The urgency may be the same for all alerts of a name. Proof has to come from the alert itself.
+        # A severity may be the same for all alerts of a name. Proof must come from the alert itself.
         matched = {matcher.label for matcher in playbook.matchers} - {"severity"}
         for label in sorted(rename.constants.keys() & matched):
             yield (

@@ -1,7 +1,7 @@
 """Alert map of some files, kept up to date.
 
-A file that is missing or cannot be loaded keeps its last valid content. If a file could never be loaded, its conditions
-are unknown. Then no alert is accepted, and the problem is reported. Callers: ``wiring`` and ``cli``.
+A file that is missing or invalid keeps its last valid content. If it was never valid, its conditions are unknown, and
+no alert is accepted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LoadedMap(Struct, frozen=True):
     path: Path
     digest: str = ""
     content: CompiledFile | None = None
-    """The newest valid content. None if there never was any."""
+    """Newest valid content. None if there never was any."""
     problems: tuple[FileProblem, ...] = ()
 
 
@@ -65,12 +65,10 @@ class AlertMapLibrary:
 
     @property
     def is_used(self) -> bool:
-        """True if there is a file to load."""
         return bool(self._roots)
 
     @property
     def current(self) -> CompiledAlertMap:
-        """The active map."""
         return self._current
 
     @property
@@ -80,7 +78,6 @@ class AlertMapLibrary:
 
     @property
     def problems(self) -> Sequence[FileProblem]:
-        """The problems of the files as they are now."""
         return self._problems
 
     def reload(self) -> bool:

@@ -11,9 +11,8 @@ SHIPPED = "shipped"
 """Name of all shipped maps together."""
 _FOLDER = "alert-maps"
 _INSTALLED = Path("/etc/trainmedic") / _FOLDER
-"""Folder of the shipped maps in the image."""
+"""Path in the image."""
 _CHECKOUT = Path(__file__).parents[3] / _FOLDER
-"""Folder of the shipped maps in a checkout, next to the code."""
 
 
 def shipped() -> Path | None:
@@ -22,8 +21,10 @@ def shipped() -> Path | None:
 
 
 def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
-    """Return the files and folders to load: the named ones, or those of the setting. A name without a folder and an
-    ending, such as ``kube-prometheus``, is a shipped map, unless a file of that name exists."""
+    """Return the files and folders to load: those in `named`, otherwise those of the setting.
+
+    A name without folder and suffix, such as ``kube-prometheus``, is a shipped map unless such a file exists.
+    """
     setting = environment.get(SETTING, "") if not named else ""
     return [_found(path) for path in (*named, *(Path(part).expanduser() for part in setting.split(os.pathsep) if part))]
 

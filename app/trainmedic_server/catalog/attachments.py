@@ -1,9 +1,7 @@
-"""Files that a playbook's steps name: read from its folder, and made part of the document.
+"""Files that playbook steps name by ``template:``, read from the playbook's folder and embedded in the document.
 
-A step such as ``k8s.create_job`` names a manifest by ``template: health-check_template.yaml``. When the
-playbook is loaded the file's text goes into the document under ``files``, and so into its version: a
-run keeps the manifest that it started with, and the store needs nothing but the text. Who calls it:
-``loader`` attaches, ``compiler`` takes the manifest in the place of its name.
+They become part of its version under ``files``. So a run keeps the manifest it started with, and the store needs only
+the text.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from trainmedic_server.domain.playbook import PHASES
 
 PARAMETER = "template"
 MANIFEST = "manifest"
-"""An action with a parameter of this name takes a template; the template's content becomes its value."""
+"""Parameter that receives the template's content. An action with it accepts ``template``."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}_template\.ya?ml")
 
 
 def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
-    """Yield the places of ``with.template`` in steps, and what they name."""
+    """Yield the path and value of each step's ``with.template``."""
     raw = document.value if isinstance(document.value, dict) else {}
     for phase in PHASES:
         for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ()):
@@ -38,14 +36,14 @@ def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
 
 
 def paths(document: YamlDocument) -> list[Path]:
-    """Return the files beside the document that its steps name."""
+    """Return the paths of the files that the document's steps name."""
     return [Path(document.source).with_name(name) for _, name in named(document) if _NAME.fullmatch(name)]
 
 
 def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
-    """Return the document with the files that it names in it, or what is wrong with them."""
+    """Return the document with its named files embedded, or its errors."""
     if isinstance(document.value, dict) and "files" in document.value:
-        return document  # it brings its own
+        return document  # It contains its files already.
     added: dict[str, str] = {}
     problems: list[FileProblem] = []
     for place, name in named(document):
@@ -68,20 +66,20 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
         return problems or document
     text = _written(document.text, added)
     if len(text) > yaml_text.MAX_BYTES:
-        # It could not be read again from the store, by a run that goes on after a restart.
+        # A resumed run could not read it again from the store.
         return [document.problem((), f"with the files that it names it has over {yaml_text.MAX_BYTES} characters")]
     return replace(document, value={**document.value, "files": added}, text=text)
 
 
 def length(document: YamlDocument, name: str) -> int:
-    """Return how many characters the attached file has."""
+    """Return the number of characters of the attached file, 0 if it is missing."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     return len(text) if isinstance(text, str) else 0
 
 
 def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:
-    """Return the one YAML mapping that the attached file holds."""
+    """Return the YAML mapping in the attached file, or its errors."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     if not isinstance(text, str):
@@ -97,7 +95,7 @@ def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, An
 
 
 def _written(text: str, added: Mapping[str, str]) -> str:
-    """Return the document's text with the files in it, as block literals, so that it can be read again."""
+    """Return the text with the files embedded as YAML block literals."""
     lines = [text.rstrip("\n"), "files:"]
     for name, content in added.items():
         lines.append(f"  {name}: |2-")

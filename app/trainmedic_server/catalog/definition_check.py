@@ -1,5 +1,4 @@
-"""What the models of the language cannot check alone: times that make no sense, and questions that contradict
-themselves. Who calls it: ``compiler``."""
+"""Checks across fields that the playbook models cannot make: zero durations and contradictory questions."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
 
 
 def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
-    """Each mistake: where it is, and what."""
+    """Yield each error with its path."""
     yield from _durations(definition)
     yield from _question(("approval",), ("approval",), definition.approval)
     for phase in PHASES:
@@ -23,7 +22,6 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
 
 
 def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
-    """No wait is shorter than nothing, and a window of no length limits nothing."""
     limits: list[tuple[DocumentPath, timedelta | None]] = []
     if definition.guards.max_runs is not None:
         limits.append((("guards", "max_runs", "per"), definition.guards.max_runs.per))
@@ -50,7 +48,7 @@ def _times(place: DocumentPath, asking: Question | Approval) -> list[tuple[Docum
 def _question(
     place: DocumentPath, step_place: DocumentPath, asking: Question | Approval, step: ApproveStep | None = None
 ) -> Iterator[tuple[DocumentPath, str]]:
-    """What of a question contradicts itself. `step_place` is where its timeout is written."""
+    """Yield contradictions in a question. `step_place` is the path of its timeout."""
     if isinstance(asking, Approval):
         timeout, on_timeout, written = asking.timeout, asking.on_timeout, asking.model_fields_set
     else:

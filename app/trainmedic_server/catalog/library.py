@@ -1,8 +1,7 @@
-"""The playbooks of some directories, kept up to date: the real `ports.playbooks.Catalog`.
+"""Playbooks of some directories, kept up to date; implements `ports.playbooks.Catalog`.
 
-What is loaded is one immutable snapshot that `reload` replaces, so readers need no lock and never
-see half a change. A file that cannot be used keeps the playbooks that it last gave; a file that is
-gone takes its playbooks with it.
+`reload` replaces one immutable snapshot, so readers need no lock. An invalid file keeps its last valid playbooks. A
+deleted file removes its playbooks.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import watchfiles
@@ -25,35 +25,74 @@ from trainmedic_server import telemetry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.loader import LoadedFile
-from trainmedic_server.catalog.matcher_index import MatcherIndex
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import Shortlist
 
 RESCAN = 30.0
-"""Seconds between looks at the directories without a notification: some file systems, such as NFS, send none."""
+"""Seconds between checks without a notification: some file systems, such as NFS, send none."""
 _RETRY = 1.0
 _MOST_SECONDS = 60.0
-"""That one reload may take; what it does not come to, the next one does, which finds the rest unchanged."""
+"""Maximum duration of one reload. The next one reads the remaining files."""
 _MOST_CHARACTERS = 32 << 20
 _PLAYBOOKS = "the playbooks"
 _VERSIONS_KEPT = 256
-"""Compiled texts of earlier versions; runs that are open seldom need more than a few."""
-
-_NO_PLAYBOOKS = MatcherIndex(())
+"""Maximum number of compiled earlier versions. Open runs rarely need more than a few."""
+_Equality = tuple[str, str]
+"""Label and value. An empty value also stands for a missing label."""
 
 log = telemetry.logger(__name__)
 
 
+class _MatcherIndex:
+    """Index of the playbooks for one alertname, sorted by name, by one ``=`` matcher of each.
+
+    The matcher is the one that the playbook shares with the fewest others. An alert without this label and value cannot
+    match, so only the remaining playbooks and those without ``=`` are evaluated.
+    """
+
+    def __init__(self, playbooks: Sequence[YamlPlaybook]) -> None:
+        self.playbooks = tuple(playbooks)
+        shared = Counter(equality for playbook in playbooks for equality in set(_equalities(playbook)))
+        self._asked_of_all: list[int] = []
+        self._by_label: dict[str, dict[str, list[int]]] = {}
+        for place, playbook in enumerate(playbooks):
+            equalities = list(_equalities(playbook))
+            if not equalities:
+                self._asked_of_all.append(place)
+                continue
+            label, value = min(equalities, key=shared.__getitem__)
+            self._by_label.setdefault(label, {}).setdefault(value, []).append(place)
+
+    def shortlist(self, labels: Mapping[str, str]) -> Shortlist:
+        """Return the playbooks that can match these labels, and those that cannot."""
+        places = list(self._asked_of_all)
+        for label, by_value in self._by_label.items():
+            places += by_value.get(labels.get(label, ""), ())
+        if len(places) == len(self.playbooks):
+            return Shortlist(self.playbooks)
+        places.sort()
+        chosen = set(places)
+        ruled_out = (playbook for place, playbook in enumerate(self.playbooks) if place not in chosen)
+        return Shortlist([self.playbooks[place] for place in places], ruled_out, len(self.playbooks) - len(places))
+
+
+def _equalities(playbook: YamlPlaybook) -> Iterator[_Equality]:
+    return ((matcher.label, matcher.value) for matcher in playbook.matchers if matcher.operator == "=")
+
+
+_NO_PLAYBOOKS = _MatcherIndex(())
+
+
 class _Snapshot(Struct, frozen=True):
     playbooks: Mapping[str, YamlPlaybook]
-    by_alert: Mapping[str, MatcherIndex]
+    by_alert: Mapping[str, _MatcherIndex]
     problems: tuple[FileProblem, ...]
 
 
 class _ReloadLimits:
-    """What one reload may take: its time, and the number and size of the files."""
+    """Limits of one reload: time, number of files and their size."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -62,7 +101,7 @@ class _ReloadLimits:
         self._characters = 0
 
     def reason_against(self) -> str | None:
-        """Why no further file is read; None where one may be."""
+        """Return why no further file may be read. None if one may."""
         if self._files >= yaml_files.MOST_FILES:
             return f"there are over {yaml_files.MOST_FILES} files of playbooks"
         if self._characters > _MOST_CHARACTERS:
@@ -77,7 +116,7 @@ class _ReloadLimits:
 
 
 class StaticCatalog:
-    """A catalog of the playbooks that it is made with: `ports.playbooks.Catalog` for simulations and tests."""
+    """`ports.playbooks.Catalog` of given playbooks, for simulations and tests."""
 
     def __init__(
         self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
@@ -88,22 +127,22 @@ class StaticCatalog:
         self._versions: dict[str, YamlPlaybook] = {}
 
     def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
-        """Return the playbooks that name this alertname, in the order of their names."""
+        """Return the playbooks for this alertname, sorted by name."""
         return self._snapshot.by_alert.get(alertname, _NO_PLAYBOOKS).playbooks
 
     def shortlist(self, alert: Alert) -> Shortlist:
-        """Return the same, with those set apart that the alert's labels rule out."""
+        """Return the same, separated from those that the alert's labels exclude."""
         return self._snapshot.by_alert.get(alert.name, _NO_PLAYBOOKS).shortlist(alert.labels)
 
     def get(self, name: str) -> YamlPlaybook | None:
         return self._snapshot.playbooks.get(name)
 
     def all(self) -> Sequence[YamlPlaybook]:
-        """Return the playbooks in the order of their names."""
+        """Return the playbooks sorted by name."""
         return tuple(self._snapshot.playbooks.values())
 
     def compile(self, text: str, source: str) -> YamlPlaybook:
-        """Compile the text of an earlier version. Raises PlaybookError."""
+        """Compile an earlier version. Raises PlaybookError."""
         playbook = self._versions.get(text)
         if playbook is None:
             playbook = loader.load_one(text, source, self._actions, self._identity)
@@ -114,7 +153,7 @@ class StaticCatalog:
 
 
 class Library(StaticCatalog):
-    """A catalog of what `roots` (directories, or single files) hold. Empty until the first `reload`."""
+    """Catalog of `roots` (directories or files). Empty until the first `reload`."""
 
     def __init__(
         self,
@@ -134,18 +173,18 @@ class Library(StaticCatalog):
 
     @property
     def problems(self) -> Sequence[FileProblem]:
-        """What is wrong with the files as they are now, in the order of files and lines."""
+        """Problems of the current files, sorted by file and line."""
         return self._snapshot.problems
 
     def reload(self) -> bool:
-        """Take in what has changed on disk; whether anything had. Raises nothing.
+        """Load changes from disk. Return whether there were any. Raises nothing.
 
-        Where it fails as a whole, what was loaded goes on, and that it failed is among the problems.
+        If the reload fails, the loaded playbooks stay, and the failure is added to `problems`.
         """
         with self._reloading:
             try:
                 return self._reload()
-            except Exception as error:  # whatever goes wrong, the server goes on with what it has
+            except Exception as error:  # The loaded playbooks stay active, whatever the error.
                 log.exception("loading the playbooks failed; those that are loaded go on")
                 self._count_failure()
                 problem = FileProblem(_PLAYBOOKS, None, None, f"loading failed: {type(error).__name__}; see the log")
@@ -161,7 +200,7 @@ class Library(StaticCatalog):
             for path in yaml_files.document_files(root):
                 if isinstance(path, FileProblem):
                     problems.append(path)
-                    if os.path.lexists(path.file):  # nobody can say that what was in it is gone
+                    if os.path.lexists(path.file):  # It cannot be read, which does not mean that its files were deleted.
                         files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
                 elif path not in files:
                     files[path] = self._load_within(limits, path)
@@ -173,14 +212,13 @@ class Library(StaticCatalog):
         return changed
 
     async def watch(self) -> None:
-        """Reload on every change, until cancelled. Runs in the background; the first `reload` comes before.
-
-        Where the file system cannot be watched, the directories are looked at every `RESCAN` seconds.
+        """Reload on every change, until cancelled. Call `reload` first. Without notifications, check every `RESCAN`
+        seconds.
         """
         while True:
             try:
                 await self._watch_once()
-            except Exception:  # whatever the file system does, the playbooks that are loaded go on
+            except Exception:  # The loaded playbooks stay active, whatever the error.
                 log.exception("watching the playbooks failed; looking at them now and then")
                 self._count_failure()
                 await asyncio.to_thread(self.reload)
@@ -205,7 +243,7 @@ class Library(StaticCatalog):
                 return
 
     def _load_within(self, limits: _ReloadLimits, path: Path) -> LoadedFile:
-        """Return the file as it is now; as it was where the limits of one reload leave no room for it."""
+        """Return the current file, or the previous one if the limits of a reload are reached."""
         before = self._files.get(path, LoadedFile(path, ""))
         reason = limits.reason_against()
         if reason is not None:
@@ -216,7 +254,7 @@ class Library(StaticCatalog):
         return now
 
     def _load(self, path: Path) -> LoadedFile:
-        """Return the file as it is now, with the playbooks that it last gave where it cannot be used."""
+        """Return the current file. If it is invalid, keep its previous playbooks."""
         before = self._files.get(path)
         now = loader.load_file(path, self._actions, self._identity, before)
         if before is None or now is before or not now.problems:
@@ -226,7 +264,7 @@ class Library(StaticCatalog):
         return LoadedFile(path, now.digest, (*now.playbooks, *kept), now.problems)
 
     def _show(self, snapshot: _Snapshot) -> None:
-        """Put the snapshot in the place of the one before, and report it."""
+        """Replace the snapshot and report it."""
         before, self._snapshot = set(self._snapshot.problems), snapshot
         log.info("playbooks loaded", playbooks=len(snapshot.playbooks), problems=len(snapshot.problems))
         for problem in snapshot.problems:
@@ -238,7 +276,7 @@ class Library(StaticCatalog):
 
 
 def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
-    """Return one catalog of all files. Of two playbooks with one name the one that is loaded already stays."""
+    """Combine all files. Of two playbooks with one name, the one already loaded stays."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]
@@ -264,5 +302,5 @@ def _snapshot(playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem]
     for playbook in by_name.values():
         for name in dict.fromkeys(playbook.definition.on.alertnames):
             naming.setdefault(name, []).append(playbook)
-    by_alert = {name: MatcherIndex(playbooks) for name, playbooks in naming.items()}
+    by_alert = {name: _MatcherIndex(playbooks) for name, playbooks in naming.items()}
     return _Snapshot(by_name, by_alert, tuple(sorted(problems)))

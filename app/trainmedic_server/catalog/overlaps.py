@@ -1,8 +1,7 @@
-"""Finds playbooks that would both act on one alert, which each of them does without regard to the other.
+"""Detection of playbooks that would both act on one alert.
 
-What can be told from their texts alone is told: two that react to one alertname, with matchers that some alert can
-satisfy both, of which each changes something. What ``on.when`` tells apart nobody can know before an alert comes; where
-one of them has it, that is said. Who calls it: ``simulation.check``.
+Compares alertnames and written matcher values of playbooks that change something. Conditions in ``on.when`` are unknown
+before an alert arrives; the warning mentions them.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from trainmedic_server.domain.playbook import ActionStep, Mode
 from trainmedic_server.ports.actions import Actions
 
 _WORDS = re.compile(r"[\w -]+(\|[\w -]+)*")
-"""A regular expression that is a list of words."""
+"""Regular expression that is a list of words."""
 
 
 def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[FileProblem]:
-    """A warning at the second of each pair that would both act."""
+    """Yield a warning at the second playbook of each pair that would both act."""
     by_alertname: dict[str, list[YamlPlaybook]] = {}
     for playbook in playbooks:
         if acts(playbook, actions):
@@ -42,7 +41,7 @@ def _told(alertname: str, first: YamlPlaybook, second: YamlPlaybook) -> str:
 
 
 def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
-    """Whether it changes something by itself; what an action that is not known here does is not known either."""
+    """Return whether the playbook changes something without a person. Unknown actions do not count."""
     if playbook.definition.mode is Mode.OBSERVE:
         return False
     classes = (actions.action_class(step.action) for step in playbook.definition.steps if isinstance(step, ActionStep))
@@ -50,7 +49,7 @@ def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
 
 
 def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
-    """Whether labels can satisfy both, as far as values are written out."""
+    """Return whether some labels can satisfy both, as far as values are written out."""
     labels = {matcher.label for matcher in first} & {matcher.label for matcher in second}
     for label in labels:
         of_label = [matcher for matcher in (*first, *second) if matcher.label == label]
@@ -61,7 +60,7 @@ def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
 
 
 def _values(matcher: Matcher) -> list[str]:
-    """The values that it allows, where these are written out."""
+    """Return the allowed values, if they are written out."""
     if matcher.operator == "=":
         return [matcher.value]
     return matcher.value.split("|") if matcher.operator == "=~" and _WORDS.fullmatch(matcher.value) else []

@@ -1,8 +1,6 @@
-"""The JSON Schema of playbooks, for editors: made from the models that validate, each action's
-parameters included, so that an editor completes and checks ``with`` by the action's name.
+"""JSON Schema of playbooks for editors, including each action's parameters.
 
-It is for help while writing. What only the checks know (names in templates, matchers, steps that
-come later) it does not say.
+It is generated from the validating models. It lacks checks of template names, matchers and later steps.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _CONSTRAINTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 
 
 def json_schema(actions: Actions) -> dict[str, Any]:
-    """Return the schema of one playbook document, for the actions that are there."""
+    """Return the schema of one playbook document for the installed actions."""
     classes = {
         name: action_class for name in actions.names() if (action_class := actions.action_class(name)) is not None
     }
@@ -49,7 +47,7 @@ def json_schema(actions: Actions) -> dict[str, Any]:
 
 
 def _reachable(definitions: Mapping[str, Any], name: str, before: frozenset[str] = frozenset()) -> set[str]:
-    """Return the definitions that the one of this name uses, itself included."""
+    """Return the names of the definitions that this one uses, including itself."""
     reached = {name}
     for ref in _refs(definitions[name]):
         if ref not in before | reached:
@@ -67,7 +65,7 @@ def _refs(schema: Any) -> list[str]:
 
 
 def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of parameters in which any value may be a template instead."""
+    """Return the schema of parameters in which any value may be a template."""
     changed = dict(schema)
     if isinstance(schema.get("properties"), dict):
         changed["properties"] = {name: _or_template(each) for name, each in schema["properties"].items()}

@@ -1,8 +1,7 @@
-"""Times in which GPUs of a training job were nearly idle, or their memory was nearly full. Pure.
+"""Times in which GPUs of a training job were nearly idle or their memory nearly full. Pure.
 
-Each GPU is judged by its mean over a window of `GpuBound.lasting`. A window counts only if the job trained in nine
-tenths of it: not before its first step, and not while it wrote checkpoints, evaluated or was paused. Not here: the
-readings (``job_questions``), and bounds of the job's own metrics (``anomalies``).
+Each GPU is judged by its mean over a window of `GpuBound.lasting`. A window counts only if the job trained in 90 % of
+it: after its first step, without checkpoints, evaluations and pauses.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 
 MOST_NAMED = 8
-"""GPUs that an anomaly lists, the worst ones. It counts all of them."""
+"""GPUs listed by an anomaly, the worst ones. All are counted."""
 _AT_A_TIME = 4
 """GPUs in each point of a query, the worst ones. A job may have thousands."""
 _IN_WINDOWS = 0.1
 """Share of a window that checkpoints, evaluations and the like may take."""
 
-# Not before the first step, and mostly in training.
+# After the first step, and mostly in training.
 _WHILE_TRAINING = (
     " and on () (min(min_over_time(training_steps_total{$job}[$lasting])) > 0)"
     " unless on () (sum(increase(training_window_seconds_total{$job}[$lasting])) > $in_windows)"
@@ -32,7 +31,7 @@ _WHILE_TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class GpuBound:
-    """The condition of one kind of anomaly."""
+    """Condition of one kind of anomaly."""
 
     kind: str
     limit: float
@@ -61,8 +60,7 @@ FULL_MEMORY = GpuBound(
 
 
 def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
-    """Return two Prometheus queries: the number of GPUs out of bounds (0 if the job trains and none is), and these
-    GPUs.
+    """Return two PromQL queries: the number of GPUs out of bounds (0 if the job trains and none is), and these GPUs.
 
     ``percent`` gives the mean of each GPU of the job over ``$lasting``; ``window`` is that period in seconds.
     """
@@ -79,7 +77,7 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
 def anomalies(
     bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
 ) -> list[Anomaly]:
-    """Return the anomalies from the answers to both queries, whose points are `every` seconds apart.
+    """Return the anomalies from the answers to both queries. Points are `every` seconds apart.
 
     An anomaly continues over a checkpoint or an evaluation of at most two windows, if the GPUs are out of bounds after
     it.

@@ -1,6 +1,6 @@
-"""The report of a job: `job_report` makes it of what Prometheus and the run store have. Pure.
+"""Report on a job from figures and records. Pure.
 
-A figure that is not known is None, and `JobReport.unknown` says by its name why not.
+An unknown figure is None, and `JobReport.unknown` has the reason under its name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread
 
 MOST_LISTED = 200
-"""Failures, and repairs, that a report lists; the newest."""
+"""Maximum number of listed failures and of listed repairs, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class AnomalyRecord:
     gpus: tuple[AnomalousGpu, ...] = ()
     """The worst GPUs, for an anomaly of single GPUs."""
     gpu_count: int | None = None
-    """The largest number of GPUs at one time. None for other anomalies."""
+    """Maximum number of GPUs at one time. None for other anomalies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class RepairRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """All that a report says. Shares and ratios are from 0 to 1, times in seconds or aware UTC."""
+    """Report on one job. Shares and ratios are from 0 to 1, durations in seconds, times in UTC."""
 
     job: str
     time_range: TimeRange
@@ -85,7 +85,7 @@ class JobReport:
     gpu_utilization: Spread | None
     """Percent, over all GPUs of the job."""
     gpu_memory: Spread | None
-    """Percent of the GPUs' memory that is in use, over all of them."""
+    """Percent of the GPUs' memory in use, over all of them."""
     throughput: Spread | None
     throughput_unit: str | None
     baseline: UsualThroughput | None
@@ -99,7 +99,7 @@ class JobReport:
     failure_count: int
     restart_count: int
     slow: tuple[VerdictRecord, ...]
-    """What it lost its time with, whenever an alert said that it was slow."""
+    """Diagnoses of lost time, for alerts about a slow job."""
     repairs: tuple[RepairRecord, ...]
     repair_count: int
     oom_events: ErrorCount | None
@@ -113,7 +113,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """What the run store has of a job in a time, each oldest first."""
+    """Records of a job in the run store, each list oldest first."""
 
     events: Sequence[Event] = ()
     repairs: Sequence[RepairRecord] = ()
@@ -121,7 +121,7 @@ class JobRecords:
     repair_count: int = 0
     verdicts: Sequence[VerdictRecord] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Of what there was too much to be read, by the report's part."""
+    """Parts of the report that were not read completely, and why."""
     findings: Sequence[KnownFinding] = ()
     """Findings in its logs."""
     evaluated: Sequence[Event] = ()
@@ -130,8 +130,7 @@ class JobRecords:
 def job_report(
     job: str, since: datetime, until: datetime, figures: JobFigures, records: JobRecords, no_metrics: str | None
 ) -> JobReport:
-    """The report on the time from `since` to `until`. `no_metrics` is why nothing was asked of Prometheus, or why it
-    did not answer; None where it did."""
+    """Return the report. `no_metrics` is why Prometheus was not queried or did not answer, None if it did."""
     usual = figures.baseline
     share = figures.throughput.average / usual.value if figures.throughput and usual else None
     score = None
@@ -205,7 +204,7 @@ def _goodput(figures: JobFigures, records: JobRecords, since: datetime, until: d
 
 
 def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str | None) -> dict[str, str]:
-    """Why each figure that is None is not known."""
+    """Return the reason for each figure that is None."""
     missing = {name for name, value in report.items() if value is None}
     of_logs = dict.fromkeys(sorted(missing & {"oom_events", "network_errors"}), NOTHING_READ)
     missing -= of_logs.keys()
@@ -245,7 +244,6 @@ def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str 
 
 
 def repair_record(run: Run) -> RepairRecord:
-    """What a report says of a run."""
     return RepairRecord(
         run.id,
         run.playbook,

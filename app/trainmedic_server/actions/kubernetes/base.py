@@ -1,7 +1,4 @@
-"""What all actions on Kubernetes share: the cluster, trying again, and the permissions they declare.
-
-Not here: the API (`ports.cluster.Cluster`), how a change is remembered (``field_changes``).
-"""
+"""Base of the Kubernetes actions: retries, field changes with undo, and required permissions."""
 
 from __future__ import annotations
 
@@ -32,21 +29,22 @@ from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 """Seconds between two tries, unless the API server asks for another wait."""
 REPORT_EVERY = timedelta(seconds=15)
-"""How often an event in the history says what the action waits for."""
+"""Interval of the history events that state the reason for waiting."""
 LONGEST_ASKED_FOR = 60.0
-"""The longest wait in seconds that the API server, or a proxy before it, can ask for."""
+"""Maximum wait in seconds that the API server, or a proxy in front of it, can ask for."""
 REFUSAL_GRACE = timedelta(seconds=10)
-"""For how long refusals are retried. An API server that has just started refuses everybody until it has read its
-roles and accounts, which took a tenth of a second in a trial."""
+"""Time for which refusals are retried. An API server that has just started refuses everybody until it has read its
+roles and accounts (0.1 s in a trial).
+"""
 GONE = "it is gone: nothing to take back"
 
 Result = TypeVar("Result")
 
 
 class Permission(Struct, frozen=True):
-    """What the server's account must be allowed for an action, as in a (Cluster)Role.
+    """Permission that the server's account needs, as in a (Cluster)Role.
 
-    ``group`` is empty for the core API; ``resource`` has its subresource after a slash.
+    ``group`` is empty for the core API. ``resource`` has its subresource after a slash.
     """
 
     group: str
@@ -55,11 +53,11 @@ class Permission(Struct, frozen=True):
 
 
 EVENTS = Permission("", "events", ("create",))
-"""Every action leaves an Event on the object that it touched."""
+"""Every action leaves an Event on the changed object."""
 
 
 class PermissionGrace(Struct):
-    """Decides whether a refusal is final: only once refusals have gone on for `REFUSAL_GRACE`."""
+    """A refusal is final only after refusals without interruption for `REFUSAL_GRACE`."""
 
     since: datetime | None = None
 
@@ -73,8 +71,9 @@ class PermissionGrace(Struct):
 
 
 class ClusterAction(BasicAction):
-    """Base of the actions. After a conflict, or while the API server is unreachable, overloaded or failing, it tries
-    again until the call's deadline; if our account is refused, only for `REFUSAL_GRACE`."""
+    """Base of the actions. It retries conflicts and failures of the API server until the call's deadline, and refusals
+    of the server's account only for `REFUSAL_GRACE`.
+    """
 
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     permissions: ClassVar[tuple[Permission, ...]]
@@ -133,8 +132,9 @@ class ClusterAction(BasicAction):
     async def set_field(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
     ) -> tuple[Object, Any, bool]:
-        """Set a field of an object, recorded on the object for the run. Returns the object, the value before, and
-        whether a change of this run is in force."""
+        """Set a field of an object and record the change on it for the run. Return the object, the previous value, and
+        whether a change of this run is active.
+        """
 
         async def attempt() -> tuple[Object, Any, bool]:
             present = await self.cluster.get(ref)
@@ -150,7 +150,7 @@ class ClusterAction(BasicAction):
     async def take_back(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
-        """Undo `set_field`. Returns the object, the result in words, and whether the value was put back."""
+        """Undo `set_field`. Return the object, the result in words, and whether the value was restored."""
 
         async def attempt() -> tuple[Object, str, bool]:
             present = await self.cluster.get(ref)
@@ -167,7 +167,7 @@ class ClusterAction(BasicAction):
     async def assign(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Set a field of an object; return the step's output. If this run set it, a Kubernetes Event says so."""
+        """Set a field of an object and return the step's output. If this run set it, a Kubernetes Event says so."""
         present, before, is_set_by_run = await self.set_field(call, ref, field, value)
         if is_set_by_run:
             await self.cluster.record(present, event, because(call, message or event))
@@ -176,7 +176,7 @@ class ClusterAction(BasicAction):
     async def restore(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Put back the value from before `assign`, as an undo; return the step's output."""
+        """Restore the value from before `assign`, as an undo. Return the step's output."""
         try:
             present, why, is_back = await self.take_back(call, ref, field)
         except ObjectMissing:
@@ -191,10 +191,10 @@ def _named(ref: Ref) -> dict[str, str]:
 
 
 class RestorableAction(ClusterAction):
-    """An action that the same action takes back, with the parameter ``restore``."""
+    """An action whose undo is the same action with the parameter ``restore``."""
 
     restored_by: ClassVar[frozenset[str]]
-    """The parameters that the undo needs besides, to find what is restored."""
+    """Parameters that the undo needs to find the object."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -215,15 +215,17 @@ def because(call: Call, change: str) -> str:
 
 
 def node_of(call: Call) -> str:
-    """Return the node of the target. Raises PermanentFailure where it has none."""
+    """Return the node of the target. Raises PermanentFailure if it has none."""
     if call.target.node is None:
         raise PermanentFailure(f"this works on a node, and {call.target.key} is none")
     return call.target.node
 
 
 async def node_ref(action: ClusterAction, call: Call) -> Ref:
-    """Return the cluster's object for the target's node. The target has the agent's name for the node. The cluster may
-    know that name only as a host name. Raises PermanentFailure if the target has no node."""
+    """Return the cluster's object for the target's node. Raises PermanentFailure if the target has no node.
+
+    The target has the agent's name for the node, which the cluster may know only as a host name.
+    """
     name = node_of(call)
     known = action.services.cluster_topology()
     if name in known.names.names:
@@ -237,8 +239,9 @@ async def node_ref(action: ClusterAction, call: Call) -> Ref:
 
 
 async def _exists(action: ClusterAction, name: str) -> None:
-    """Raise ClusterUnavailable if the node may exist under another name. Taking it for deleted would drop its pending
-    undo."""
+    """Raise ClusterUnavailable if the node may exist under another name. Considering it deleted would drop its pending
+    undo.
+    """
     try:
         await action.cluster.get(Ref(NODES, name))
     except ObjectMissing as error:

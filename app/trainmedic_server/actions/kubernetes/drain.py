@@ -1,8 +1,7 @@
-"""``k8s.drain``: end the pods of a node in order, through the Eviction API.
+"""Action ``k8s.drain``: evict the pods of a node through the Eviction API.
 
-The node is cordoned first, as ``k8s.cordon`` does it, so that the undo uncordons it. Everything is read
-again in each round, and evicting twice does no harm; so an interrupted drain continues where it was, also
-after the server was killed. Which pods are left alone is `sort`, a pure function.
+The node is cordoned first. Each round lists the pods again, and repeated evictions are harmless, so a drain continues
+after a server restart. The pure function `sort` selects the pods.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 ROUND = 1.0
-"""Seconds between two listings of the remaining pods; it doubles while no pod ends."""
+"""Seconds between two listings of the remaining pods. It doubles while no pod ends."""
 _LONGEST_ROUND = 10.0
 _AT_ONCE = 20
-"""Evictions in flight: enough for a node, and no burden to the API server."""
+"""Evictions in flight: enough for a node, without load on the API server."""
 _SHOWN = 20
-"""Pods that the output names; more would fill the history."""
+"""Maximum number of pods in the output; more would fill the history."""
 _MIRROR = "kubernetes.io/config.mirror"
 
 
@@ -75,27 +74,26 @@ class PodSelection(Struct, frozen=True):
     """What a drain does with each pod of a node."""
 
     ending: tuple[Object, ...]
-    """Those that it ends."""
+    """Pods to evict, or to wait for."""
     skipped: Mapping[str, int]
-    """How many are left alone, by kind."""
+    """Number of pods left alone, by kind."""
     forbidding: Mapping[str, str]
-    """Why the drain must not begin, by the name of the pod that forbids it."""
+    """Why the drain must not begin, by name of the pod that forbids it."""
 
 
 class _Progress(Struct):
-    """What has been seen so far. Pods are kept by uid, because another may take the name of one that has gone."""
+    """State of the drain. Pods are stored by UID, because another pod may reuse the name."""
 
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     why: dict[str, str] = field(default_factory=dict)
-    """Why a pod is still there."""
+    """Why a pod still exists."""
     seen: set[str] = field(default_factory=set)
     """Every pod that had to end in some round."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
-    """Why the API server could not be asked last time; empty where it could."""
+    """Error of the last request to the API server. Empty if it succeeded."""
     is_paused: bool = False
-    """Whether the server is paused."""
     reported_at: datetime | None = None
 
     def ends(self, pod: Object) -> None:
@@ -143,7 +141,7 @@ class DrainNode(ClusterAction):
             output |= await self._empty(call, params)
         except ActionFailure as failure:
             failure.output = {**output, **failure.output}
-            failure.is_begun = True  # the node is cordoned, which the undo takes back
+            failure.is_begun = True  # The node is cordoned, which the undo reverts.
             is_wanted = not isinstance(failure, NoLongerWanted)
             await self._leave_event(call, "DrainFailed" if is_wanted else "DrainStopped", str(failure), is_wanted)
             raise
@@ -159,7 +157,7 @@ class DrainNode(ClusterAction):
         try:
             await self._list_remaining(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
-            pass  # the drain itself tries again
+            pass  # The drain itself tries again.
         except ClusterRefused as error:
             if not error.may_pass:
                 raise
@@ -195,7 +193,7 @@ class DrainNode(ClusterAction):
             await self._clock.sleep_until(again_at)
 
     async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
-        """Return the pods that are still to end. Raises PermanentFailure where one forbids the drain."""
+        """Return the pods that must still end. Raises PermanentFailure if one forbids the drain."""
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={(await node_ref(self, call)).name}")
         selection = sort(pods, params)
         if forbidding := selection.forbidding:
@@ -212,10 +210,10 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Evict every pod that is not ending yet, until something stops the drain. Return whether the API server
-        delayed all evictions, and for how many seconds it asks to wait.
+        """Evict every pod that is not terminating yet, until something stops the drain. Return whether the API server
+        delayed all evictions, and the seconds that it asks to wait.
 
-        A refusal of one pod does not stop the others. It is reported with the pod's name.
+        The refusal of one pod does not stop the others. It is reported with the pod's name.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
@@ -227,7 +225,7 @@ class DrainNode(ClusterAction):
             ref = Ref(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
             async with gate:
                 if await clearance_of(call) != "go_on":
-                    return None  # the next round says why
+                    return None  # The next round reports why.
                 try:
                     await self.cluster.evict(ref, uid_of(pod), params.grace_period)
                 except EvictionBlocked as error:
@@ -258,12 +256,12 @@ class DrainNode(ClusterAction):
         try:
             node = await self.cluster.get(await node_ref(self, call))
         except ActionFailure:
-            return  # the history has it as well
+            return  # The history has it as well.
         await self.cluster.record(node, reason, because(call, message), warning)
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
-    """Return which of a node's pods a drain ends, leaves alone, or must not begin because of."""
+    """Return which of a node's pods a drain ends, skips, or must not begin because of."""
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}
@@ -277,7 +275,7 @@ def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
         elif finished:
             skipped["finished"] += 1
         elif pod["metadata"].get("deletionTimestamp"):
-            ending.append(pod)  # it ends already; it is only waited for
+            ending.append(pod)  # It is terminating already: only wait for it.
         elif owner is None and not params.force:
             forbidding[name_of(pod)] = "has no controller that would make it anew (force: true ends it)"
         elif _data_on_disk(pod) and not params.delete_emptydir_data:

@@ -1,11 +1,11 @@
-"""What runs have changed on a Kubernetes object, recorded in its annotations, and how it is undone.
+"""Changes of runs to a Kubernetes object, recorded in its annotations, and their undo. Pure.
 
-The record is written in the same patch as the change, so that there is never one without the other, and
-undoing needs nothing but the object. The annotation ``trainmedic.io/run-<run id>`` holds a JSON
-object with a member a field: ``{"unschedulable": {"was": null, "set": true}}``.
+The record is part of the patch that makes the change, so neither exists alone, and undoing needs only the object. The
+annotation ``trainmedic.io/run-<run id>`` is a JSON object with one member for each field: ``{"unschedulable": {"was":
+null, "set": true}}``.
 
-Several runs may have changed one field. A later one copies the value from before the first, and that value is put
-back only when the last run undoes its change. The functions are pure; `RevertibleField` says where a value is.
+If several runs change one field, each records the value from before the first. It is restored when the last run undoes
+its change.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PUT_BACK: Final = "put back"
 _LEFT: Final = "changed by somebody else meanwhile: left as it is"
 
 Change = dict[str, Any]
-"""A JSON merge patch."""
+"""JSON merge patch."""
 
 
 class RevertibleField(Struct, frozen=True):
-    """One value of an object that can be set and put back; None stands for "not there".
+    """One value of an object that can be set and restored. None: absent.
 
-    ``read`` gives the present value, ``write`` the merge patch that makes it `value`. ``managed`` is
-    the field's path in managedFields, where it is of use to know who set it last.
+    ``read`` returns the current value, ``write`` the merge patch that sets `value`. ``managed`` is the field's path in
+    managedFields, if it is useful to know who set it last.
     """
 
     name: str
@@ -41,21 +41,21 @@ class RevertibleField(Struct, frozen=True):
 
 
 class RunChange(Struct, frozen=True):
-    """What a field was before the first run changed it, and what this run has set."""
+    """Value before the first run changed it, and the value that this run set."""
 
     was: Any
     set: Any
 
 
 class Reversal(Struct, frozen=True):
-    """The result of undoing a run's change. ``change`` is the patch; None if there is nothing to write."""
+    """Result of undoing a run's change. ``change`` is the patch, None if there is nothing to write."""
 
     change: Change | None
     why: str
 
 
 def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChange]:
-    """Return the recorded changes of `field`, by run id. Unreadable records are ignored."""
+    """Return the recorded changes of `field`, by run ID. Unreadable records are ignored."""
     kept: dict[str, RunChange] = {}
     for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
@@ -66,20 +66,21 @@ def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChan
 
 
 def change(present: Object, field: RevertibleField, value: Any, run_id: str) -> Change | None:
-    """Return the patch that sets `field` and records that for the run; None if the field already has the value,
-    and no run or this run has set it."""
+    """Return the patch that sets `field` and records the change for the run. None if the field already has the value,
+    and no run or this run has set it.
+    """
     changes = changes_by_run(present, field)
     before = field.read(present)
     if run_id in changes and before == value == changes[run_id].set:
         return None
     if before == value and not changes:
-        return None  # it was so before: there is nothing of ours to take back
+        return None  # It had the value before, so there is nothing to undo later.
     was = next(iter(changes.values())).was if changes else before
     return _with_annotation(present, field, field.write(present, value), run_id, {"was": was, "set": value})
 
 
 def undo(present: Object, field: RevertibleField, run_id: str) -> Reversal:
-    """Remove the run's record, and put the value back unless another run or another party has set it."""
+    """Remove the run's record, and restore the value unless another run or another party has set it."""
     changes = changes_by_run(present, field)
     own = changes.pop(run_id, None)
     if own is None:
@@ -93,7 +94,7 @@ def undo(present: Object, field: RevertibleField, run_id: str) -> Reversal:
 
 
 def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
-    """Remove the records of all runs and put the value back, as `undo` for every run at once."""
+    """Remove the records of all runs and restore the value."""
     changes = changes_by_run(present, field)
     if not changes:
         return Reversal(None, "not set by Trainmedic")
@@ -107,7 +108,7 @@ def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
 
 
 def _is_ours(present: Object, field: RevertibleField) -> bool:
-    """Return whether no other party has set the field since. If the API server does not say who did, it was us."""
+    """Return whether no other party has set the field since. Without information from the API server, assume so."""
     entries = present["metadata"].get("managedFields") or []
     setters = [entry.get("manager") for entry in entries if field.managed and _has(entry.get("fieldsV1"), field)]
     return not setters or FIELD_MANAGER in setters
@@ -122,7 +123,7 @@ def _has(tree: Any, field: RevertibleField) -> bool:
 def _with_annotation(
     present: Object, field: RevertibleField, patch: Change, run_id: str, note: Mapping[str, Any] | None
 ) -> Change:
-    """Add to `patch` the run's annotation with `note` in it (without it if None). It applies to this version only."""
+    """Add to `patch` the run's annotation with `note` (without it if None). The patch applies only to this version."""
     name = PREFIX + run_id
     members = _read((present["metadata"].get("annotations") or {}).get(name, "{}"))
     members.pop(field.name, None)

@@ -1,7 +1,7 @@
-"""Which kinds of workload the actions know, and how a playbook names one that they do not.
+"""Workload kinds known to the actions, and custom kinds that a playbook describes.
 
-Facts: Kubernetes' API reference (Job ``spec.suspend``), Kubeflow training operator v1
-(``spec.runPolicy.suspend``), Kubeflow Trainer v2, JobSet and KubeRay (``spec.suspend``).
+Sources: Kubernetes' API reference (Job ``spec.suspend``), Kubeflow training operator v1 (``spec.runPolicy.suspend``),
+Kubeflow Trainer v2, JobSet and KubeRay (``spec.suspend``).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PATH = r"^[A-Za-z][A-Za-z0-9]*(\.[A-Za-z][A-Za-z0-9]*){0,7}$"
 
 
 class WorkloadKind(Struct, frozen=True):
-    """A kind of workload and the paths of what can be set on it; None where it has no such thing."""
+    """Kind of workload with the paths of its settable fields. None: it lacks the field."""
 
     resource: Resource
     replicas: str | None = None
     suspend: str | None = None
     template: str | None = None
-    """The path of the pod template; changing it starts a new rollout."""
+    """Path of the pod template. A change of it starts a rollout."""
 
 
 _KUBEFLOW = ("PyTorchJob", "MPIJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
@@ -50,7 +50,7 @@ KNOWN: Mapping[str, WorkloadKind] = {
 
 
 class CustomKind(ActionParams):
-    """A kind that is not known: its API's names, and the paths of what a step sets."""
+    """Names of a custom kind in its API, and the paths of its fields."""
 
     api_version: str = Field(
         pattern=r"^([a-z0-9.-]+/)?v[0-9][a-z0-9]*$", description="Its API version, `example.com/v1`."
@@ -69,8 +69,6 @@ class CustomKind(ActionParams):
 
 
 class WorkloadParams(ActionParams):
-    """Parameters that name one workload."""
-
     kind: str | CustomKind = Field(
         description="A kind that is known (Deployment, StatefulSet, DaemonSet, Job, JobSet, PyTorchJob, …), or a "
         "mapping that describes another: `api_version`, `plural`, `kind`, and the path of what is set."
@@ -91,7 +89,7 @@ class WorkloadParams(ActionParams):
 
 
 def field_at(name: str, path: str) -> field_changes.RevertibleField:
-    """Return the value at `path`, as a field that can be set and put back."""
+    """Return the value at `path` as a revertible field."""
     parts = tuple(path.split("."))
 
     def read(present: Object) -> Any:

@@ -1,4 +1,4 @@
-"""Nodes: ``k8s.cordon``, ``k8s.uncordon``, ``k8s.taint``, ``k8s.label``."""
+"""Node actions: ``k8s.cordon``, ``k8s.uncordon``, ``k8s.taint``, ``k8s.label``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryF
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import Object, Ref
 
-# Names of labels and taints, and their values: Kubernetes' own rules.
+# Kubernetes' rules for names and values of labels and taints.
 _NAME = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 _VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 
@@ -47,7 +47,7 @@ UNSCHEDULABLE = field_changes.RevertibleField(
 
 
 def label_field(key: str) -> field_changes.RevertibleField:
-    """Return a label of an object; None where it has none of that name."""
+    """Return a label of an object as a field. None: no such label."""
     return field_changes.RevertibleField(
         f"label/{key}",
         lambda present: (present["metadata"].get("labels") or {}).get(key),
@@ -57,7 +57,7 @@ def label_field(key: str) -> field_changes.RevertibleField:
 
 
 def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
-    """Return a taint's value; None where the node has no such taint. A taint without a value counts as ``""``."""
+    """Return a taint's value as a field. None: no such taint. A taint without a value has ``""``."""
 
     def read(node: Object) -> str | None:
         for taint in (node.get("spec") or {}).get("taints") or ():
@@ -66,8 +66,8 @@ def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
         return None
 
     def write(node: Object, value: str | None) -> field_changes.Change:
-        # A merge patch can only replace the whole list. So that no other writer's taint is lost, the patch is for this
-        # version of the node alone (`field_changes`).
+        # A merge patch can only replace the whole list. To keep the taints of other writers, the patch applies only to
+        # this version of the node (`field_changes`).
         taints = [
             taint
             for taint in (node.get("spec") or {}).get("taints") or ()
@@ -125,7 +125,7 @@ class CordonNode(_NodeAction):
 
 
 async def cordon(action: ClusterAction, call: Call) -> dict[str, Any]:
-    """Cordon the call's node for the call's run; the output of ``k8s.cordon``."""
+    """Cordon the call's node for its run. Return the output of ``k8s.cordon``."""
     ref = await node_ref(action, call)
     node, before, is_set_by_run = await action.set_field(call, ref, UNSCHEDULABLE, True)
     if is_set_by_run:

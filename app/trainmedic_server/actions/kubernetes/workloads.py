@@ -1,4 +1,4 @@
-"""Workloads: ``k8s.restart``, ``k8s.scale``, ``k8s.suspend``, ``k8s.resume``, ``k8s.delete_pod``."""
+"""Workload actions: ``k8s.restart``, ``k8s.scale``, ``k8s.suspend``, ``k8s.resume``, ``k8s.delete_pod``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
-"""The annotation by which kubectl restarts a rollout, so that its history shows ours alike."""
+"""kubectl's annotation for restarts, so that its rollout history shows ours too."""
 
 
 def _permissions(has: str) -> tuple[Permission, ...]:
-    """Return the permissions to read and patch every known kind that has such a path."""
+    """Return the permissions to read and patch every known kind with such a path."""
     groups: dict[str, list[str]] = {}
     for workload in KNOWN.values():
         if getattr(workload, has) is not None:
@@ -35,9 +35,9 @@ def _permissions(has: str) -> tuple[Permission, ...]:
 class _WorkloadAction(RestorableAction):
     outputs: ClassVar[frozenset[str]] = frozenset({"object", "before", "after", "note"})
     restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
-    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # its pods end, and report no more
+    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # Its pods end and send no more metrics.
     needs: ClassVar[str]
-    """Which path of `WorkloadKind` the action works on."""
+    """Path of `WorkloadKind` that the action changes."""
 
     def _path(self, params: WorkloadParams) -> str:
         path = getattr(params.workload, self.needs)
@@ -65,7 +65,7 @@ class RestartWorkload(Irreversible, _WorkloadAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(WorkloadParams, call.params)
         ref, path = ref_of(params), self._path(params)
-        # The moment of the command, so that a repeat of the same command rolls out nothing more.
+        # Time of the command, so that repeating it starts no second rollout.
         moment = call.issued_at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         field = field_at("restartedAt", path)
 
@@ -144,13 +144,13 @@ class DeletePodParams(ActionParams):
 
 
 class DeletePod(Irreversible, ClusterAction):
-    """It may be repeated: the pod that was there when the command was issued is deleted, never its successor."""
+    """Deletes the pod that existed when the command was issued, never its successor. So it can be repeated."""
 
     name: ClassVar[str] = "k8s.delete_pod"
     summary: ClassVar[str] = "Delete one pod, so that its controller makes it anew."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = DeletePodParams
-    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # it reports no more
+    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # It sends no more metrics.
     outputs: ClassVar[frozenset[str]] = frozenset({"pod", "before", "note"})
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "pods", ("get", "delete")), EVENTS)
 

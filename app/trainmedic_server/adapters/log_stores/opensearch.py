@@ -16,8 +16,7 @@ from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
-from trainmedic_server.adapters.log_stores.store_times import nanoseconds_of, rfc3339
-from trainmedic_server.adapters.log_stores.stored_fields import level_names, stored_line
+from trainmedic_server.adapters.log_stores.stored_fields import level_names, nanoseconds_of, rfc3339, stored_line
 from trainmedic_server.errors import LogsUnavailable
 
 INDEX = "logs-*"

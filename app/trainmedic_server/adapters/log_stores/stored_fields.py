@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from trainmedic_logs.domain.log_search import FoundLine, LogLevel, TimeKnownBy
 from trainmedic_logs.lines.masks import masked
-from trainmedic_server.adapters.log_stores.paging import StoredLine, moment
+from trainmedic_server.adapters.log_stores.paging import NANOSECONDS, StoredLine, moment, nanoseconds
 from trainmedic_server.errors import LogsUnavailable
 
 _LEVELS = {
@@ -18,6 +20,7 @@ _LEVELS = {
     **{level.value: level for level in LogLevel},
 }
 _SOURCES = {each.value: each for each in TimeKnownBy}
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 
 
 def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
@@ -49,3 +52,18 @@ def level_names(level: LogLevel) -> list[str]:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def rfc3339(at: int) -> str:
+    """Nanoseconds since 1970 as a time in UTC with nine digits."""
+    seconds, rest = divmod(at, NANOSECONDS)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+def nanoseconds_of(text: str) -> int:
+    """Raises ValueError where it is no such time."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is no time")
+    at = datetime.fromisoformat(match[1] + match[3].replace("Z", "+00:00")).astimezone(UTC)
+    return nanoseconds(at) + int(f"{match[2] or '0':0<9}")

@@ -2,7 +2,7 @@
 playbooks know.
 
 Read again at each press, so that whoever is taken out of it can decide nothing from then on; while it cannot be read
-nobody can. Who uses it: ``questions``, ``presses``, and ``wiring`` for its checks at the start.
+nobody can. Who uses it: ``questions``, ``button_clicks``, and ``wiring`` for its checks at the start.
 """
 
 from __future__ import annotations

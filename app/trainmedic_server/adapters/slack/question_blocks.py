@@ -1,7 +1,7 @@
 """How a question reads in Slack: the blocks of its message, within Slack's bounds. Pure.
 
 What alerts, jobs and playbooks have put into it is shown as plain text, in which Slack sees no mention, link or
-markup; only what is all our own is Slack's markup. Who calls it: ``questions`` and ``presses``.
+markup; only what is all our own is Slack's markup. Who calls it: ``questions`` and ``button_clicks``.
 """
 
 from __future__ import annotations

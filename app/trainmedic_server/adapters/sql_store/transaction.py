@@ -16,8 +16,14 @@ from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, mapping, queries, run_facts, statements
-from trainmedic_server.adapters.sql_store.guarded_tables import GuardedTables
+from trainmedic_server.adapters.sql_store.effects import SqlEffects
+from trainmedic_server.adapters.sql_store.findings import SqlFindings
+from trainmedic_server.adapters.sql_store.messages import SqlMessages
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
+from trainmedic_server.adapters.sql_store.present import SqlAgentLives
+from trainmedic_server.adapters.sql_store.sessions import SqlSessions
+from trainmedic_server.adapters.sql_store.shown_questions import SqlShownQuestions
+from trainmedic_server.adapters.sql_store.verdicts import SqlVerdicts
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.job_life import JobLife
@@ -30,7 +36,7 @@ class SharedWritesRefused(Exception):
     """Writes of several units were refused together; each has to run alone to find out whose it was."""
 
 
-class SqlTransaction(GuardedTables, Transaction):
+class SqlTransaction(Transaction):
     """One unit of work. ``shared`` holds what earlier units of the same transaction have written.
 
     A unit that is ``guarded`` runs behind a savepoint from its beginning, so that an error of the database takes
@@ -95,6 +101,38 @@ class SqlTransaction(GuardedTables, Transaction):
         if self._savepoint is None:
             self._savepoint = self._connection.begin_nested()
         return self._connection
+
+    @property
+    def findings(self) -> SqlFindings:
+        return SqlFindings(self._guarded_connection)
+
+    @property
+    def agents(self) -> SqlAgentLives:
+        return SqlAgentLives(self._guarded_connection)
+
+    @property
+    def verdicts(self) -> SqlVerdicts:
+        return SqlVerdicts(self._guarded_connection)
+
+    @property
+    def effects(self) -> SqlEffects:
+        return SqlEffects(self._guarded_connection)
+
+    @property
+    def event_positions(self) -> SqlEffects:
+        return SqlEffects(self._guarded_connection)
+
+    @property
+    def messages(self) -> SqlMessages:
+        return SqlMessages(self._guarded_connection)
+
+    @property
+    def sessions(self) -> SqlSessions:
+        return SqlSessions(self._guarded_connection)
+
+    @property
+    def shown_questions(self) -> SqlShownQuestions:
+        return SqlShownQuestions(self._guarded_connection)
 
     def _send_own(self) -> None:
         if self._savepoint is None:

@@ -21,7 +21,7 @@ _TAKEN_FOR_WRONG = frozenset({400, 413, 422})
 """Statuses that say that what was sent is wrong, and would be the next time."""
 
 
-class WebDoor:
+class JsonEndpoint:
     """Sends JSON. A user name and password in the URL are sent as Basic, the content of the token file as Bearer."""
 
     def __init__(self, url: str, token_file: Path | None, what: str) -> None:

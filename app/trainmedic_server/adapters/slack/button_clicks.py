@@ -39,7 +39,7 @@ class Orders(Protocol):
     ) -> Run: ...
 
 
-class SlackPresses:
+class SlackButtonClicks:
     """What becomes of each press. ``settings`` reads the file that says who may decide."""
 
     def __init__(

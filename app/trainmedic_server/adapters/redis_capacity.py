@@ -43,7 +43,7 @@ async def check_is_no_cluster(url: str) -> None:
         )
 
 
-class RedisRoom:
+class RedisCapacity:
     """Looks every half minute. ``caveat`` is what is to be said against this Redis besides."""
 
     def __init__(self, url: str, metrics: telemetry.Metrics, caveat: str = "") -> None:

@@ -8,8 +8,8 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from trainmedic_server.adapters.redis_capacity import judged
 from trainmedic_server.adapters.redis_connection import RedisOutage
-from trainmedic_server.adapters.redis_room import judged
 from trainmedic_server.telemetry import Metrics
 
 ROOMY = {"connected_clients": 100, "maxclients": 10_000, "used_memory": 10_000_000, "maxmemory": 128_000_000}
