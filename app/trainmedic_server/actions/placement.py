@@ -84,7 +84,8 @@ class PlacedAction(CommandAction):
         return params.model_copy(update={"nodes": nodes})
 
     async def _located(self, job: Target) -> Nodes:
-        """Return the nodes that the job reports, otherwise those of its pods. Raises BusUnavailable, and like `locate`.
+        """Return the nodes that the job reports, otherwise those of its pods. Raises like `locate`, or
+        BusUnavailable.
         """
         jobs = await self._bus.jobs()
         name = job.job or ""
@@ -227,8 +228,7 @@ def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping
 
 
 def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    """Return the maximum of each number, the minimum under ``lowest``, and each destination's output under ``by_node``.
-    """
+    """Return each number's maximum, its minimum under ``lowest``, and each destination's output under ``by_node``."""
     by_node: dict[str, Any] = {}
     for outcome in outcomes:
         node, gpu = outcome.destination.node or "", outcome.destination.gpu

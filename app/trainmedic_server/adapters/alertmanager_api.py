@@ -1,7 +1,7 @@
-"""The Alertmanager's own API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertTeller`.
+"""Alertmanager's API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertTeller`.
 
-Authentication: a user name and password in the URL are sent as Basic, the content of a token file
-as Bearer. The file is read for each call, so that it may be renewed.
+A user name and password in the URL are sent as Basic, the content of a token file as Bearer. The file is read for each
+call, so that the token can be renewed.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
-"""How long one list of the firing alerts is reused."""
+"""Time for which a list of firing alerts is reused."""
 SETTLES_AFTER = timedelta(minutes=5)
-"""How long an Alertmanager must have been up before a missing alert counts as ended. It forgets its alerts when
-it restarts; Prometheus sends each one again after a minute (``--rules.alert.resend-delay``), to which come its
-evaluation interval and its own restart."""
+"""Minimum uptime of an Alertmanager before a missing alert counts as ended. It forgets its alerts on a restart.
+Prometheus sends each again after a minute (``--rules.alert.resend-delay``) plus its evaluation interval and its own
+restart.
+"""
 BODY_LIMIT = 64 * 1024 * 1024
-"""An alert is about 1 KB, so this is some 60,000 alerts."""
+"""About 60,000 alerts of 1 KB."""
 
 FIRES_FOR = timedelta(minutes=10)
-"""How long an alert of ours fires without being told again: longer than a restart of this server takes."""
+"""Time for which an alert of ours fires without being sent again: longer than a restart of this server."""
 
-# A webhook gives an alert's beginning to the nanosecond, the API to the millisecond.
+# A webhook states start times in nanoseconds, the API in milliseconds.
 _PRECISION = timedelta(milliseconds=1)
 
 
@@ -53,7 +54,6 @@ class AlertmanagerApi:
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
         """While an Alertmanager has been up for less than `settles_after`, a missing alert does not count as ended.
-
         Raises ConfigurationError.
         """
         parts = urlsplit(url)
@@ -73,8 +73,8 @@ class AlertmanagerApi:
 
     async def is_firing(self, identity: Identity) -> bool:
         beginnings = (await self._all_firing()).get(identity.fingerprint, ())
-        # An earlier beginning is the same alert, two overlapping reports of which were merged; a later one is
-        # another alert, so the given one has ended.
+        # An earlier start is the same alert, merged from overlapping reports. A later start is another alert, so this
+        # one has ended.
         if any(began <= identity.starts_at + _PRECISION for began in beginnings):
             return True
         if not beginnings and not self._is_settled:
@@ -82,8 +82,9 @@ class AlertmanagerApi:
         return False
 
     async def _all_firing(self) -> Mapping[str, list[datetime]]:
-        """Return the start times of the firing alerts, by fingerprint. The API cannot be asked about one alert, so
-        one answer is reused for a second."""
+        """Return the start times of the firing alerts, by fingerprint. The API cannot look up one alert, so one answer
+        is reused for a second.
+        """
         async with self._query_lock:
             now = asyncio.get_running_loop().time()
             if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
@@ -110,8 +111,7 @@ class AlertmanagerApi:
         return self._clock.now() - started_at >= self._settles_after
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        """See `ports.findings.AlertTeller`. An alert that fires ends there by itself unless it is told again within
-        `FIRES_FOR`."""
+        """See `ports.findings.AlertTeller`. An alert ends by itself unless it is sent again within `FIRES_FOR`."""
         document = [_posted(alert, self._clock.now()) for alert in alerts]
         _require_success(await self._call("POST", "/alerts", document), "the Alertmanager did not take alerts")
 
@@ -154,7 +154,7 @@ class AlertmanagerApi:
         reply = await self._call("DELETE", path)
         if 200 <= reply.status < 300:
             return
-        # Releases differ in how they refuse to end a silence that has ended; so check whether it has.
+        # Releases refuse to end an ended silence in different ways, so check whether it has ended.
         silence = await self._call("GET", path)
         if silence.status == 404 or '"state":"expired"' in silence.body.replace(" ", ""):
             return
@@ -178,7 +178,7 @@ class AlertmanagerApi:
 
 
 def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
-    """An alert as the API takes it: one that has ended says when, and never before it began."""
+    """Return an alert in the API's form. Its end is never before its start."""
     ends_at = now + FIRES_FOR if alert.ends_at is None else max(alert.ends_at, alert.starts_at)
     return {
         "labels": dict(alert.labels),
@@ -202,7 +202,7 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _reading(subject: str) -> Iterator[None]:
-    """Make every failure within temporary, because a read can always be repeated."""
+    """Turn every failure within into a temporary one, because a read can always be repeated."""
     try:
         yield
     except UNREADABLE as error:

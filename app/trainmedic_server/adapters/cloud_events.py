@@ -1,8 +1,8 @@
-"""Posts the events of the history as CloudEvents 1.0 (structured JSON); implements ``engine.event_teller``'s listener.
+"""Listener that posts history events as CloudEvents 1.0 (structured JSON).
 
-Each event is posted until the receiver has answered with 2xx, one after the other, so that it gets all of them in
-order, and some of them twice after a kill or a lost answer: ``source`` and ``id`` together tell which. One that the
-receiver takes for wrong (400, 413, 422) is left out, since it would hold up all others; it is logged and counted.
+Each event is posted until the receiver answers 2xx, in order and at least once: ``source`` and ``id`` identify
+repetitions. An event rejected as invalid (400, 413, 422) is skipped, logged and counted, because it would block all
+later ones.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from trainmedic_server.errors import PermanentFailure
 
 MEDIA_TYPE = "application/cloudevents+json; charset=utf-8"
 TYPE = "trainmedic."
-"""What the types of our events begin with; their kind follows."""
+"""Prefix of the event types; the kind follows."""
 
 log = telemetry.logger(__name__)
 
 
 class CloudEvents:
-    """One receiver. ``kinds`` are those that it is sent, all where there are none."""
+    """One receiver. ``kinds`` are the kinds to send, all if empty."""
 
     name = "events_to"
     at_once = 20
@@ -37,7 +37,7 @@ class CloudEvents:
         self.kinds = frozenset(kinds)
         self._on_left_out = on_left_out
         self._taken = 0
-        """The newest event that is done with: those before one that is held up are handed here again with it."""
+        """Newest completed event. After a failure, earlier ones are passed here again."""
 
     async def take(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -55,7 +55,7 @@ class CloudEvents:
 
 
 def cloud_event(event: Event, source: str) -> dict[str, Any]:
-    """The event as a CloudEvent; its data is as in ``GET /events``."""
+    """Return the event as a CloudEvent, with the data of ``GET /events``."""
     at = write_time(event.at)
     data = {"seq": event.seq, "kind": event.kind, "at": at, "run_id": event.run_id, "actor": event.actor}
     subject = {"subject": event.run_id} if event.run_id is not None else {}

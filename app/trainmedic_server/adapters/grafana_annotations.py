@@ -1,8 +1,6 @@
-"""Writes what was done into Grafana's graphs: a region from a run's first act until it has given everything back.
+"""Listener that writes Grafana annotations (``/api/annotations``) from a run's first change until all is reverted.
 
-Everything about Grafana's API (``/api/annotations``) is here. A run's annotation is found by its tag ``run:…``, so no
-id of Grafana's is kept, and an event that is taken again changes nothing. Implements ``engine.event_teller``'s
-listener.
+The tag ``run:…`` identifies an annotation, so repeated events change nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +21,15 @@ from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.store import RunStore
 
 _LONGEST_TAG = 100
-"""What Grafana's database keeps of one."""
+"""Limit of Grafana's database."""
 
 log = telemetry.logger(__name__)
 
 
 class GrafanaAnnotations:
-    """One Grafana."""
-
     name = "grafana"
     kinds = UNDO_OVER | names(StepStarted, StepResumed, Closed)
-    """After these a run's annotation may begin or end."""
+    """Events that may begin or end a run's annotation."""
     at_once = 100
 
     def __init__(self, endpoint: JsonEndpoint, store: RunStore, external_url: str) -> None:
@@ -71,14 +67,16 @@ class GrafanaAnnotations:
         return {"time": _milliseconds(acted_at), **end, "tags": cut, "text": self._text(run)}
 
     def _text(self, run: Run) -> str:
-        """What Grafana shows, as HTML, in which nothing of the alert is markup."""
+        """Return HTML for Grafana. Nothing from the alert is markup."""
         said = html.escape(f"{run.playbook} on {run.target_key}: {run.action_taken or run.status}")
         link = run_link(self._external_url, run.id)
         return f'<a href="{html.escape(link)}">{said}</a>' if link else said
 
 
 def given_back_at(run: Run) -> datetime | None:
-    """When the last of what the run changed was given back, or when it closed; None while it is open or owes one."""
+    """Return when the run's last change was reverted, otherwise when it closed. None while it is open or has a pending
+    undo.
+    """
     if run.is_open or run.owes_undo:
         return None
     return run.undone_at or run.ended_at

@@ -1,12 +1,10 @@
-"""The archive of deleted runs: gzipped NDJSON in a directory, which other programs read. `ports.archive.RunArchive`.
+"""Archive of deleted runs: gzipped NDJSON files in a directory. Implements `ports.archive.RunArchive`.
 
-A file is written whole under another name, forced to the disk, read back, and only then gets its name, so what has one
-is complete. A kill in between leaves a file with the ending ``.part``, which a start removes a day later. Two servers,
-one of which has not noticed yet that the other has taken its place, never write into one file, and none replaces the
-other's.
+A file gets its name only after it was synced and read back, so named files are complete. A kill leaves a ``.part``
+file, which a start removes after a day. Two servers never write into one file or replace each other's.
 
-There is always a newest file, since a start puts one without runs, numbered 0, into an empty directory. A directory
-that has none, or not the newest that is known, is not the archive: its volume is away, or it was made anew.
+A start puts a file without runs, numbered 0, into an empty directory. So a directory without files, or without the
+newest known one, is not the archive: its volume is missing or was recreated.
 """
 
 from __future__ import annotations
@@ -33,20 +31,20 @@ _NAME = re.compile(r"runs-([0-9]{8,18})(-\d{4}-\d{2}-\d{2})?\.ndjson\.gz")
 _FIRST = "runs-00000000.ndjson.gz"
 _LEVEL = 6
 _LEFT_AFTER = 86400.0
-"""Seconds after which a file without its name is that of a writer which was killed."""
+"""Age in seconds at which an unnamed file belongs to a killed writer."""
 _FAULTS = (OSError, EOFError, zlib.error, *UNREADABLE)
-"""What writing and reading raise; the last ones where a file was damaged, or its content is none of ours."""
+"""Errors of writing and reading. The last ones mean a damaged file or foreign content."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""Of file systems without hard links."""
+"""Errors of file systems without hard links."""
 _MISTAKES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
     *(errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
 }
-"""What no waiting mends: the place is wrong, or the user's rights are."""
+"""Errors that waiting does not fix: a wrong path or missing permissions."""
 
 
 class GzipArchive:
-    """Files of runs in `directory`, numbered as they were written; the day is that of the oldest run in one."""
+    """Files of runs in `directory`, with increasing numbers. The day in a name is that of its oldest run."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
@@ -56,18 +54,17 @@ class GzipArchive:
         return str(self._directory)
 
     def prepare(self) -> None:
-        """Make the directory where it is missing, and begin the archive where it is empty; once, when a server starts.
+        """Create the directory if it is missing, and begin the archive if it is empty. Called once at start.
 
-        Raises ConfigurationError where it can be no archive, and ArchiveUnavailable where it cannot be one now, as on
-        a full disk.
+        Raises ConfigurationError if it cannot be an archive, ArchiveUnavailable if it cannot be one now (disk full).
         """
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self._directory):
-                pass  # it can be written
+                pass  # It is writable.
             self._remove_left()
             if not self._files():
-                with contextlib.suppress(FileExistsError):  # several servers that share it may begin it at once
+                with contextlib.suppress(FileExistsError):  # Several servers that share it may begin it at once.
                     _write(self._directory / _FIRST, [])
         except ValueError as error:
             raise _unusable(self._directory, error) from error
@@ -76,8 +73,9 @@ class GzipArchive:
             raise unusable(self._directory, error) from error
 
     def last(self, at_least: int) -> tuple[int, list[ArchivedRun]]:
-        """Return the number of the newest file and its runs, of which a kill may have left some in the store. Raises
-        ArchiveUnavailable."""
+        """Return the number of the newest file and its runs, some of which a kill may have left in the store. Raises
+        ArchiveUnavailable.
+        """
         try:
             number, path = self._newest(at_least)
             return number, [_of_line(line) for line in _lines(path)]
@@ -85,8 +83,9 @@ class GzipArchive:
             raise _unavailable(self._directory, error) from error
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Write a file of these runs, and return its number; it is on the disk and was read back when this returns.
-        Raises ArchiveUnavailable."""
+        """Write a file of these runs and return its number, after it was synced and read back. Raises
+        ArchiveUnavailable.
+        """
         try:
             number = self._newest(at_least)[0] + 1
             day = min(run.created_at for run in archived).date()
@@ -119,7 +118,7 @@ class GzipArchive:
 
 
 def _write(path: Path, content: Sequence[str]) -> None:
-    """Write the file. Raises FileExistsError where another server has just written one of that name."""
+    """Write the file. Raises FileExistsError if another server has just written one with that name."""
     part = path.parent / f"{uuid.uuid4().hex}.part"
     try:
         with open(part, "xb", opener=_for_its_owner) as file:
@@ -136,7 +135,7 @@ def _write(path: Path, content: Sequence[str]) -> None:
 
 
 def _name(part: Path, path: Path) -> None:
-    """Give a file its name, unless there is one of that name."""
+    """Give a file its name, without replacing another."""
     try:
         os.link(part, path)
     except OSError as error:

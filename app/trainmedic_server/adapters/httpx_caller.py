@@ -1,8 +1,8 @@
 """HTTP calls by httpx; implements `ports.outside.HttpCaller`.
 
-Secrets are looked up here, so that neither an action nor the history ever holds one. Wiring hands
-in those that playbooks may name; an entry ``NAME_FILE`` names a file that holds the secret ``NAME``
-and is read for each call, so that it may be renewed.
+Secrets are looked up here, so that no action and no history contains them. Wiring passes in those that playbooks may
+name. An entry ``NAME_FILE`` is the path of a file with the secret ``NAME``, read for each call, so that it can be
+renewed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, Temporary
 from trainmedic_server.ports.outside import HttpReply
 
 BODY_LIMIT = 64 * 1024
-"""Bytes of a reply's body that are kept."""
+"""Maximum size in bytes of a reply's body."""
 
 
 class HttpxCaller:
-    """Makes each call on a connection of its own: on one kept open, the peer's closing would be
-    indistinguishable from a call that was lost, and calls are rare."""
+    """Makes each call on its own connection: on a kept one, the peer's closing would look like a lost call."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None, body_limit: int = BODY_LIMIT) -> None:
         self._secrets = dict(secrets or {})
@@ -80,7 +79,7 @@ class HttpxCaller:
             await self._client.aclose()
 
     def _opened(self) -> httpx.AsyncClient:
-        # Made when first used: reading the certificates takes some 50 ms, which a start should not wait for.
+        # Created on first use: reading the certificates takes 50 ms.
         if self._client is None:
             limits = httpx.Limits(max_keepalive_connections=0)
             self._client = httpx.AsyncClient(follow_redirects=False, cookies=no_cookies(), limits=limits)
@@ -99,7 +98,7 @@ class HttpxCaller:
 
 
 async def read_secret(path: Path, name: str) -> str:
-    """Return what the file holds, without the line's end. Raises TemporaryFailure: the file may come back."""
+    """Return the file's content without surrounding whitespace. Raises TemporaryFailure: the file may return."""
     try:
         return (await asyncio.to_thread(path.read_text)).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -107,8 +106,9 @@ async def read_secret(path: Path, name: str) -> str:
 
 
 def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes, bytes]]:
-    """Return the headers as bytes, since a value may hold any text. They ask for an answer that is not compressed, so
-    that a reply is never larger than it looks."""
+    """Return the headers as bytes, because values may contain any text. They request an uncompressed answer, so that
+    its size is bounded.
+    """
     own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity"}
     if secret is not None:
         own["Authorization"] = f"Bearer {secret}"
@@ -120,7 +120,7 @@ def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes
 
 
 async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
-    """Return the body's first `limit` bytes, or as much of it as came in time: the status is known already."""
+    """Return up to `limit` bytes of the body, or what arrived in time: the status is known already."""
     content = bytearray()
     try:
         async with asyncio.timeout_at(until):
@@ -135,7 +135,7 @@ async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
 
 def _reply(response: httpx.Response, content: bytes, secret: str | None) -> HttpReply:
     if response.headers.get("content-encoding", "identity").lower() != "identity":
-        content = b""  # compressed though that was not asked for: unreadable where it was cut
+        content = b""  # compressed without a request; unreadable if truncated
     headers = {name.lower(): value for name, value in response.headers.items()}
     text = _decoded(content, response.charset_encoding or "utf-8")
     if secret is not None:
@@ -145,8 +145,9 @@ def _reply(response: httpx.Response, content: bytes, secret: str | None) -> Http
 
 
 def _decoded(content: bytes, charset: str) -> str:
-    """Return the text. It is read as UTF-8 where the server names a charset that Python does not have, that is none of
-    text (``rot13``) or that cannot replace what it does not know (``idna``)."""
+    """Return the text. Use UTF-8 if the named charset is unknown to Python, not one of text (``rot13``) or cannot
+    replace invalid bytes (``idna``).
+    """
     try:
         return content.decode(charset, errors="replace")
     except (LookupError, ValueError):
@@ -158,6 +159,6 @@ def _lost(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
 
 
 def _host(url: str) -> str:
-    """Scheme, host and port: the rest of a URL may be a secret."""
+    """Return scheme, host and port. The rest of a URL may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

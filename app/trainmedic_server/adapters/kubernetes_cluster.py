@@ -1,8 +1,7 @@
-"""The Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half.
+"""Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half.
 
-The client does the connection, TLS, credentials and their renewal; the paths and bodies are the
-API's own, because the generated classes know no custom kinds. No call is retried here, except that a
-list whose continuation has expired begins again: the caller knows what may be repeated, and until when.
+The client provides connection, TLS and credentials. Paths and bodies are the API's own, because the generated classes
+lack custom kinds. No call is retried here, except a list whose continuation has expired.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from trainmedic_server.ports.cluster import Object, Ref, Resource
 from trainmedic_server.ports.fence import Fence, no_fence
 
 FIELD_MANAGER: Final = "trainmedic"
-"""The name under which the API server notes which fields are ours."""
+"""Name under which the API server records our fields."""
 TIMEOUT: Final = timedelta(seconds=15)
-"""How long one call may take. The caller tries again until the step's own timeout."""
+"""Time limit of one call. The caller retries until the step's timeout."""
 PAGE: Final = 500
-"""Objects of a list that are asked for at a time, as kubectl does."""
+"""Objects in one page of a list, as in kubectl."""
 _NOTHING_DONE: Final = (401, 403, 429)
-"""Statuses that are answered before anything is done."""
+"""Statuses answered before anything is done."""
 _RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
 _TWO_BUDGETS: Final = "more than one PodDisruptionBudget"
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
@@ -50,7 +49,7 @@ log = telemetry.logger(__name__)
 
 
 class KubernetesCluster:
-    """One cluster, made by `opened`."""
+    """One cluster. Create it with `opened`."""
 
     def __init__(self, client: ApiClient, event_namespace: str = "default", fence: Fence = no_fence) -> None:
         self._client = client
@@ -61,10 +60,10 @@ class KubernetesCluster:
     async def opened(
         cls, kubeconfig: Path | None = None, context: str | None = None, fence: Fence = no_fence
     ) -> KubernetesCluster:
-        """From a kubeconfig file, else with the service account of the pod that this runs in.
+        """Connect by a kubeconfig file, otherwise by the pod's service account.
 
-        `fence` is called before each change, and does not return where this server may not act any more.
-        Raises ConfigurationError.
+        `fence` is called before each change and does not return if this server may no longer act. Raises
+        ConfigurationError.
         """
         configuration = Configuration()
         if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
@@ -96,7 +95,7 @@ class KubernetesCluster:
     async def list_at(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> tuple[Sequence[Object], str]:
-        """Return the objects, and the resourceVersion from which a watch goes on."""
+        """Return the objects, and the resourceVersion from which a watch continues."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         path = collection_of(resource, namespace)
         objects: list[Object] = []
@@ -105,7 +104,7 @@ class KubernetesCluster:
                 page = await self._call("GET", path, {name: value for name, value in query.items() if value})
             except _Gone:
                 query["continue"], objects = "", []
-                query["limit"] = ""  # in one piece now, which cannot expire on the way
+                query["limit"] = ""  # in one piece, which cannot expire midway
                 continue
             objects.extend(page.get("items") or ())
             query["continue"] = page["metadata"].get("continue") or ""
@@ -122,9 +121,9 @@ class KubernetesCluster:
         return page.get("items") or (), bool(page["metadata"].get("continue"))
 
     async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
-        """Changes after `version`, for at most `seconds`: (ADDED, MODIFIED, DELETED or BOOKMARK, object).
+        """Yield changes after `version`, for at most `seconds`: (ADDED, MODIFIED, DELETED or BOOKMARK, object).
 
-        Raises ObjectChanged where `version` is too old to go on from; ClusterUnavailable.
+        Raises ObjectChanged if `version` is too old to continue from; ClusterUnavailable.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query["timeoutSeconds"] = str(seconds)
@@ -264,21 +263,21 @@ class KubernetesCluster:
 
 
 def collection_of(resource: Resource, namespace: str | None) -> str:
-    """Return the API's path of all objects of a kind, in one namespace or in all."""
+    """Return the API path of all objects of a kind, in one namespace or in all."""
     root = "/api/v1" if resource.api_version == "v1" else f"/apis/{resource.api_version}"
     where = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"{root}{where}/{resource.plural}"
 
 
 def path_of(ref: Ref, subresource: str = "") -> str:
-    """Return the API's path of one object."""
+    """Return the API path of one object."""
     return f"{collection_of(ref.resource, ref.namespace)}/{quote(ref.name, safe='')}" + (
         f"/{subresource}" if subresource else ""
     )
 
 
 def _fault(error: Exception) -> str:
-    """Return what is wrong with a connection, in words where the name alone would not help at night."""
+    """Return the connection fault, in words if the error's name alone does not help."""
     match error:
         case aiohttp.ClientConnectorCertificateError():
             return f"its certificate is not trusted ({error.certificate_error})"
@@ -296,7 +295,7 @@ class _Gone(ObjectChanged):
 
 
 def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
-    """Return what an answer that is no success means. `answer` is a Status object, if the API server wrote it."""
+    """Return the failure that an error answer means. `answer` is a Status object if the API server wrote it."""
     message = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
     reason = answer.get("reason")
     match status:
@@ -309,19 +308,19 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
         case 410:
             return _Gone(message)
         case 429 if any(cause.get("reason") == "DisruptionBudget" for cause in _causes(answer)):
-            # The causes name the budget, and what it needs; the message does not.
+            # The causes name the budget and its needs; the message does not.
             named = [str(cause["message"]) for cause in _causes(answer) if cause.get("message")]
             return EvictionBlocked("; ".join(named)[:500] or message)
         case 429:
             return ClusterUnavailable(message, _seconds(headers))
         case 401:
-            # While a token is being renewed it may be the old one for a moment; it is read again every minute.
+            # During a renewal the token may briefly be the old one. It is read again every minute.
             return ClusterUnavailable(
                 f"the Kubernetes API does not accept our credentials ({message}): they have expired, or the service "
                 "account or the kubeconfig's user is gone"
             )
         case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(answer)):
-            return ClusterUnavailable(f"{about}: {message}")  # the namespace will soon have gone
+            return ClusterUnavailable(f"{about}: {message}")  # The namespace is being deleted.
         case 403:
             return ClusterRefused(f"{about}: {message}{_RIGHTS if 'cannot' in message else ''}", may_pass=True)
         case status if status >= 500 or status == 408:
@@ -330,7 +329,7 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """Return what Retry-After asks for; None where it is no number of seconds."""
+    """Return the wait in Retry-After. None if it is not a number of seconds."""
     wait = headers.get("Retry-After", "")
     return float(wait) if wait.isdecimal() and wait.isascii() else None
 

@@ -1,7 +1,6 @@
-"""Reading of faults from pods, their events and nodes, as the Kubernetes API writes these objects.
+"""Faults of pods, read from pods, their events and nodes as the Kubernetes API writes them. Pure.
 
-Unknown reasons and members in another form are skipped, because any release of Kubernetes may have written the objects.
-Pure. Called by ``kubernetes_pods``.
+Unknown reasons and malformed members are skipped, because any release of Kubernetes may have written the objects.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ACCELERATOR: Final = re.compile(r"[\w.-]+/\S*(?:gpu|gaudi|tpu|ascend|neuron|mlu
 _MAIN: Final = frozenset({"pytorch", "tensorflow", "mpi", "jax", "xgboost", "paddle", "node", "trainer"})
 """Names that training operators require or use for the container that trains."""
 _MOST_FAULTS: Final = 8
-"""Faults of one pod, at most."""
+"""Maximum number of faults of one pod."""
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
@@ -94,7 +93,7 @@ class PodOutline(Struct, frozen=True):
 def outline_of(pod: Object, job: str | None) -> PodOutline | None:
     """Return the outline of a pod. None if its labels name no job, or if the server itself made its Job."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
-    if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a node's health check, not a training
+    if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a node's health check, not training
         return None
     labels = metadata.get("labels") or {}
     trains = any(labels.get(name) for name in _OPERATORS) or bool(_with_accelerator(spec))
@@ -114,14 +113,14 @@ def outline_of(pod: Object, job: str | None) -> PodOutline | None:
 
 
 def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
-    """Return the faults that a pod's status states, the earliest first."""
+    """Return the faults in a pod's status, the earliest first."""
     status = pod.get("status") or {}
     faults = [*_of_pod(status, outline), *_of_containers(pod, status, outline)]
     return tuple(sorted(faults, key=lambda fault: fault.at)[-_MOST_FAULTS:])
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
-    """Return the faults that events of a pod state, the newest of each kind. Events before `since` are skipped."""
+    """Return the faults in a pod's events since `since`, the newest of each kind."""
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
         fault = _of_event(event, outline)
@@ -149,7 +148,7 @@ def not_ready(node: Object) -> NodeNotReady | None:
 
 
 def _of_pod(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
-    """Return the fault of the whole pod. The status has its reason, and since Kubernetes 1.26 also a condition."""
+    """Yield the fault of the whole pod. The status has its reason, and since Kubernetes 1.26 also a condition."""
     reason, message = _text(status.get("reason")), _message(status.get("message"))
     disruption = next((each for each in _conditions(status, "DisruptionTarget") if each.get("status") == "True"), {})
     at = _time(disruption.get("lastTransitionTime")) or _ended_at(status) or outline.placed_at
@@ -170,7 +169,7 @@ def _kind_of_pod(status: Mapping[str, Any], reason: str, message: str) -> PodFau
 
 
 def _kind_of_kubelet(reason: str, message: str) -> PodFaultKind | None:
-    """Return the kind of an end by the kubelet, which has one reason for all and more in the message."""
+    """Return the kind of an end by the kubelet, which has one reason for all and details in the message."""
     if reason != "TerminationByKubelet":
         return None
     if _SHUTS_DOWN.search(message):
@@ -208,7 +207,7 @@ def _of_ended(
     elif reason in _NOT_CREATED:
         kind, is_training = PodFaultKind.NOT_CREATED, True
     elif was_stopped or reason == "ContainerStatusUnknown":
-        return  # whoever deleted the pod ended it, or its end was not observed
+        return  # Deleting the pod ended it, or its end was not observed.
     else:
         kind = PodFaultKind.EXITED
     yield _fault(
@@ -232,7 +231,8 @@ def _of_waiting(container: Mapping[str, Any], outline: PodOutline, name: str) ->
 
 def _training_containers(spec: Mapping[str, Any]) -> frozenset[str]:
     """Return the containers that train: those with an accelerator, else the only one, else those with an operator's
-    name."""
+    name.
+    """
     names = frozenset(_text(each.get("name")) for each in _mappings(spec.get("containers")))
     return _with_accelerator(spec) or (names if len(names) == 1 else names & _MAIN)
 

@@ -1,9 +1,8 @@
-"""The nodes and pods of the cluster, from a cached watch.
+"""Nodes and pods of the cluster, from a cached watch that may lag slightly.
 
-Only the few fields in use are kept, so that ten thousand pods take some megabytes. The topology may be a moment old.
-Before the first list it is empty, and an alert that needs it is refused rather than guessed. While the API
-server does not answer, no node counts as unknown. Caller: ``wiring``, which runs `watch` next to the engine and passes
-`topology` to all parts that need the place of pods.
+Only the needed fields are stored: ten thousand pods take some megabytes. The topology is empty before the first list,
+and alerts that need it are refused rather than guessed. While the API server does not answer, no node counts as
+unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ JOB_LABELS: Final = (
     "batch.kubernetes.io/job-name",
     "job-name",
 )
-"""The labels that name a pod's job, the most specific first: a JobSet's pods belong to a Job as well."""
+"""Labels that name a pod's job, the most specific first: a JobSet's pods belong to a Job as well."""
 GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 300
 _FIRST_WAIT: Final = 0.5
@@ -38,14 +37,14 @@ log = telemetry.logger(__name__)
 
 
 class Watched(Protocol):
-    """The part of the cluster's adapter that is needed here."""
+    """The part of the cluster adapter used here."""
 
     async def list_at(self, resource: Resource) -> tuple[Sequence[Object], str]: ...
     def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]: ...
 
 
 class ObjectListener(Protocol):
-    """A listener that needs more of a pod and a node than the topology keeps."""
+    """Listener that needs more of a pod and a node than the topology stores."""
 
     answers: bool
 
@@ -55,7 +54,7 @@ class ObjectListener(Protocol):
 
 
 class KubernetesTopology:
-    """Run `watch` in the background; ask at any time, in any thread."""
+    """Run `watch` in the background. The other methods are safe in any thread."""
 
     def __init__(self, cluster: Watched, metrics: telemetry.Metrics, pods: ObjectListener | None = None) -> None:
         """`pods` receives every pod and node as the API writes it."""
@@ -66,7 +65,7 @@ class KubernetesTopology:
         self._pods: dict[str, Pod] = {}
         self._topology: ClusterTopology | None = None
         self._names: NodeNames | None = None
-        """Names of the nodes. Kept separately, because nodes change more rarely than pods."""
+        """Names of the nodes. Stored separately, because nodes change more rarely than pods."""
         self._unanswered = {NODES, PODS}
         self._lock = threading.Lock()
         """Held while these change. The run store's thread may read them."""
@@ -75,7 +74,6 @@ class KubernetesTopology:
 
     @property
     def is_filled(self) -> bool:
-        """True if the nodes and the pods were listed."""
         return self.filled.is_set()
 
     async def watch(self) -> None:
@@ -85,7 +83,6 @@ class KubernetesTopology:
             tasks.create_task(self._follow(PODS, self._pods, _pod))
 
     def topology(self) -> ClusterTopology:
-        """The cluster topology as the watches have it now."""
         with self._lock:
             if self._topology is None:
                 nodes = tuple(self._nodes.values())
@@ -110,7 +107,7 @@ class KubernetesTopology:
                 while True:
                     version = await self._watch_once(resource, version, kept, read)
             except ObjectChanged:
-                continue  # the version is too old to go on from: list again
+                continue  # The version is too old to continue from: list again.
             except ActionFailure as error:
                 self._note_answer(resource, answers=False)
                 log.warning("the cluster cannot be watched; trying again", resource=resource.plural, error=str(error))
@@ -123,7 +120,7 @@ class KubernetesTopology:
     async def _watch_once(
         self, resource: Resource, version: str, kept: dict[str, Any], read: Callable[[Object], Any]
     ) -> str:
-        """Apply changes until the watch ends by itself; return the version that was reached."""
+        """Apply changes until the watch ends by itself. Return the last version."""
         async for change, changed in self._cluster.watch(resource, version, WATCH_SECONDS):
             version = changed["metadata"]["resourceVersion"]
             if change == "BOOKMARK":
@@ -133,7 +130,7 @@ class KubernetesTopology:
             uid = changed["metadata"]["uid"]
             with self._lock:
                 if kept.get(uid) == value:
-                    continue  # Most changes, such as a node's heartbeat, change nothing that is kept.
+                    continue  # Most changes, such as a node's heartbeat, change no stored field.
                 if value is None:
                     kept.pop(uid, None)
                 else:
@@ -179,7 +176,7 @@ def _node(node: Object) -> ClusterNode:
 
 
 def _pod(pod: Object) -> Pod | None:
-    """Return the pod; None if it has no node or has ended, because no job runs in it then."""
+    """Return the pod. None if it has no node or has ended, because no job runs in it then."""
     node = (pod.get("spec") or {}).get("nodeName")
     status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):
@@ -211,7 +208,7 @@ def _is_per_node(owners: Sequence[Mapping[str, Any]]) -> bool | None:
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
-    """How many whole GPUs a pod asks for; of shares and MIG instances it is only known that they are on one."""
+    """Return the number of whole GPUs that a pod requests. Shares and MIG instances count as one GPU together."""
     limits = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
     whole = sum(int(of_container[GPU]) for of_container in limits if str(of_container.get(GPU, "")).isdigit())
     return whole or int(any(name.startswith("nvidia.com/") for of_container in limits for name in of_container))

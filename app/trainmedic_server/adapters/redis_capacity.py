@@ -1,7 +1,7 @@
-"""Whether Redis has room: for clients, of which each agent and job is one, and for what is written to it.
+"""Monitoring of Redis's capacity for clients and data.
 
-Redis that is full of clients leaves agents and jobs out, and Redis whose memory is full takes no command: so it is said
-before that, in the log, at ``/ready`` and by a metric. Who calls it: ``wiring`` runs `watch`.
+A full Redis rejects agents and jobs, or takes no commands. So `RedisCapacity` warns before that: in the log, at
+``/ready`` and by a metric.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = telemetry.logger(__name__)
 
 
 async def check_is_no_cluster(url: str) -> None:
-    """Raises ConfigurationError where a Redis answers that is part of a Redis Cluster."""
+    """Raise ConfigurationError if the Redis belongs to a Redis Cluster."""
     client = open_client(url)
     try:
         async with asyncio.timeout(_ASK_SECONDS):
             info = await client.info("cluster")
-    except FAULTS:  # it is away, or this user may not ask
+    except FAULTS:  # unavailable, or the user lacks the permission
         return
     finally:
         await client.aclose()
@@ -44,7 +44,7 @@ async def check_is_no_cluster(url: str) -> None:
 
 
 class RedisCapacity:
-    """Looks every half minute. ``caveat`` is what is to be said against this Redis besides."""
+    """Checks every 30 s. ``caveat`` is a further warning about this Redis."""
 
     def __init__(self, url: str, metrics: telemetry.Metrics, caveat: str = "") -> None:
         self._client: Redis = open_client(url)
@@ -53,11 +53,11 @@ class RedisCapacity:
         self._warnings: Mapping[str, str] = {}
 
     def caveat(self) -> str:
-        """What is to be said against this Redis, as half a sentence; empty for nothing."""
+        """Return the warnings as half a sentence. Empty if there are none."""
         return "; ".join(filter(None, (self._caveat, *self._warnings.values())))
 
     async def watch(self) -> None:
-        """Look until cancelled. While Redis is away nothing is new; whoever needs it logs that."""
+        """Check until cancelled. Outages are logged by other clients of Redis."""
         try:
             while True:
                 try:
@@ -69,12 +69,12 @@ class RedisCapacity:
             await self._client.aclose()
 
     async def look(self) -> None:
-        """Look once. May raise what redis-py raises."""
+        """Check once. Raises the errors of redis-py."""
         try:
             info = dict(await self._client.info("clients")) | dict(await self._client.info("memory"))
-        except ResponseError:  # this user may not ask
+        except ResponseError:  # The user lacks the permission.
             return
-        if "maxclients" not in info:  # older than 7
+        if "maxclients" not in info:  # older than Redis 7
             info |= await self._setting("maxclients")
         shares, warnings = judged(info)
         for of, share in shares.items():
@@ -93,7 +93,7 @@ class RedisCapacity:
 
 
 def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """By what they are of, the shares that are in use, from 0 to 1, and what is to be said, from what `INFO` says."""
+    """Return used shares, from 0 to 1, and warnings, each by resource, from the output of `INFO`."""
     shares: dict[str, float] = {}
     warnings: dict[str, str] = {}
     clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))

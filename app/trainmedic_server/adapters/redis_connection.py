@@ -1,7 +1,4 @@
-"""How the server connects to Redis: clients from a URL, one log line per outage, errors translated.
-
-Who calls it: the other ``redis_`` adapters. Not here: what is sent.
-"""
+"""Redis clients for URLs, with translated errors and one log line for each outage."""
 
 from __future__ import annotations
 
@@ -35,17 +32,17 @@ from trainmedic_server import errors, telemetry
 log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
-"""What redis-py raises when Redis is unreachable or refuses; it lets some socket errors through as they are."""
+"""Errors of redis-py when Redis is unreachable or refuses a command. It passes some socket errors through."""
 _LAST_WORDS_SECONDS = 1.0
 _CLOSED_TRANSPORT = "unable to perform operation on <"
-"""How uvloop's RuntimeError begins where a connection has been closed meanwhile."""
+"""Beginning of uvloop's RuntimeError for a connection closed in the meantime."""
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
-    """A client for `url` (``redis://``, ``rediss://``, ``unix://`` or that of Sentinels); it connects when first used.
+    """Return a client for `url` (``redis://``, ``rediss://``, ``unix://`` or Sentinels). It connects on first use.
 
-    It never retries by itself: the callers know which of their calls may be repeated.
-    Raises ConfigurationError, without the URL, whose password would end up in a log.
+    It never retries, because only the callers know which calls may be repeated. Raises ConfigurationError without the
+    URL, so that no password gets into a log.
     """
     try:
         check_redis_url(url)
@@ -55,9 +52,9 @@ def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
         client = _client(url, {"retry": Retry(NoBackoff(), 0), **client_options(url, answer_seconds)})
         pool = client.connection_pool
         pool.connection_class = type("Connection", (_PackedAtOnce, _HearsTheEnd, pool.connection_class), {})
-        first = pool.connection_class(**pool.connection_kwargs)  # only this reads the options at the URL's end
+        first = pool.connection_class(**pool.connection_kwargs)  # Only this reads the URL's options.
         if hasattr(first, "driver_info"):
-            # redis-py otherwise reads its version from the installed package's metadata for each connection.
+            # Otherwise redis-py reads its version from the package's metadata for each connection.
             pool.connection_kwargs["driver_info"] = first.driver_info
     except UNUSABLE as error:
         reason = fault_of_options(url, error)
@@ -77,12 +74,14 @@ def _client(url: str, options: Mapping[str, Any]) -> Redis:
 
 
 class _PackedAtOnce:
-    """A connection whose pipelines are packed in a third of the time that redis-py takes, which was a quarter of the
-    function calls of a storm. It sends text, bytes and numbers, as they are or as they are written."""
+    """Connection that packs pipelines three times as fast as redis-py, which took a quarter of a storm's function
+    calls. Arguments are texts, bytes and numbers.
+    """
 
     def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[bytes]:
-        """The commands as they go over the connection. A name of several words, such as ``XGROUP CREATE``, is as many
-        arguments."""
+        """Return the commands in wire form. A name of several words, such as ``XGROUP CREATE``, is several
+        arguments.
+        """
         pieces: list[bytes] = []
         for name, *others in commands:
             arguments = [*name.split(), *others]
@@ -94,15 +93,16 @@ class _PackedAtOnce:
 
 
 class _HearsTheEnd:
-    """A connection of which is read what Redis has said last, where it was closed before something could be sent.
-
-    Redis that has no room for another client says so and closes the connection before it is asked anything.
+    """Connection that reports Redis's last message if it was closed before a command was sent. Redis at its client
+    limit sends an error and closes the connection.
     """
 
     _reader: asyncio.StreamReader | None
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-        """As redis-py's, whose ConnectionError it raises with what Redis said, and also for uvloop's closed ones."""
+        """As in redis-py, whose ConnectionError contains Redis's message here, also for connections closed by
+        uvloop.
+        """
         reader = self._reader
         try:
             await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
@@ -117,10 +117,10 @@ class _HearsTheEnd:
 
 
 async def _last_words(reader: asyncio.StreamReader | None) -> str:
-    """An error of Redis' that was received and not read; empty where there is none."""
+    """Return an error of Redis that was received and not read. Empty if there is none."""
     if reader is None:
         return ""
-    # What broke the connection hides what was received before. It is told already, and nobody else reads any more.
+    # The stored exception hides data received before. It was reported already, and nothing else reads here.
     reader.set_exception(None)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(_LAST_WORDS_SECONDS):
@@ -131,15 +131,15 @@ async def _last_words(reader: asyncio.StreamReader | None) -> str:
 
 
 class _BriefSentinels(Sentinel):
-    """Sentinels that are asked over a connection that ends with the answer, as in `trainmedic.wire.connection`.
+    """Sentinels whose connection ends with each answer, as in `trainmedic.wire.connection`.
 
-    Connections that are opened at the same time share one question: each would end the others' otherwise.
+    Connections opened at the same time share one query; each would end the others' otherwise.
     """
 
     _asking: asyncio.Task[Any] | None = None
 
     async def discover_master(self, service_name: str) -> Any:
-        """Where the master is. Raises MasterNotFoundError."""
+        """Return the address of the master. Raises MasterNotFoundError."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask(service_name))
         return await asyncio.shield(self._asking)
@@ -153,17 +153,14 @@ class _BriefSentinels(Sentinel):
 
 
 def without_password(url: str) -> str:
-    """`url` fit for a log line: scheme, host and database, never user, password or options."""
+    """Return `url` for a log line: scheme, host and database, without user, password and options."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 class RedisOutage:
-    """Tracks whether Redis is unreachable, so that each outage makes one line when it begins and one when it ends.
-
-    One more states each further reason that becomes known during the outage.
-    """
+    """Outage of Redis, logged once when it begins, once when it ends, and once for each further known reason."""
 
     def __init__(self, activity: str, url: str, faults: Counter) -> None:
         self._activity = activity
@@ -173,14 +170,14 @@ class RedisOutage:
         self._backoff = new_backoff()
         self.is_on = False
         self.reason: errors.BusExplained | None = None
-        """The reason, if it is known: Redis's own words, or those of TLS."""
+        """Known reason: Redis's own error, or that of TLS."""
         self.refusal: errors.BusExplained | None = None
-        """Why Redis refuses one needed command although it answers. None while it refuses nothing."""
+        """Why Redis refuses a needed command although it answers. None if it refuses nothing."""
         self._told: set[str] = set()
-        """Reasons of this outage that are in the log."""
+        """Logged reasons of this outage."""
 
     def begin(self, error: BaseException) -> float:
-        """Count a failure; return how many seconds to wait before the next try."""
+        """Count a failure. Return the seconds to wait before the next try."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.reason = told if isinstance(told, errors.BusExplained) else None
@@ -192,15 +189,15 @@ class RedisOutage:
         return self._backoff.next()
 
     def count(self) -> None:
-        """Count a failure that is not an outage: Redis answers, and refuses one thing."""
+        """Count a failure without an outage: Redis answers, and refuses one command."""
         self._faults.inc()
 
     def refuse(self, error: BaseException) -> str:
-        """Count one refused command. Return the reason, in a form that may be logged."""
+        """Count one refused command. Return the reason, safe for logs."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.refusal = told if isinstance(told, errors.BusExplained) else None
-        # Only the first word otherwise: Redis may repeat the command's content after it.
+        # Otherwise only the first word: Redis may repeat the command's content after it.
         return str(self.refusal or str(error).partition(" ")[0])
 
     def end(self) -> None:
@@ -213,7 +210,7 @@ class RedisOutage:
 
 
 def new_backoff() -> Backoff:
-    """The waits after failures in a row, of a connection or of one command."""
+    """Return the waits after consecutive failures of a connection or a command."""
     return Backoff(0.05, 2.0, jitter=True)
 
 

@@ -1,7 +1,4 @@
-"""The one reader of ``trainmedic:replies``.
-
-Who calls it: ``redis_bus``. Not here: how a stream is followed (``redis_stream_reader``).
-"""
+"""The only reader of the stream ``trainmedic:replies``."""
 
 from __future__ import annotations
 
@@ -25,15 +22,15 @@ log = telemetry.logger(__name__)
 
 LARGEST_REPLY = 256 * 1024
 MOST_NOTICES = 1000
-"""Notices that wait for the engine, which takes them every few seconds."""
+"""Maximum number of notices waiting for the engine, which takes them every few seconds."""
 _ENTRIES_PER_READ = 100
-"""Few, for each can be as large as Redis lets it be, and only who has read it knows."""
+"""Few, because each can have any size that Redis permits, which is unknown before reading."""
 
 LateReply = Callable[[envelope.Reply], Awaitable[None]]
 
 
 class ReplyInbox:
-    """Reads replies, and hands those that are genuine to the router. ``signer`` is None where no key is in use."""
+    """Reads replies and passes the genuine ones to the router. ``signer`` is None without a key."""
 
     def __init__(
         self,
@@ -55,12 +52,12 @@ class ReplyInbox:
         self._reader = StreamReader(
             client, envelope.REPLIES, self._take_all, metrics, outage,
             loop="replies", consumer=consumer, most=_ENTRIES_PER_READ, fence=fence,
-            # Redis may have lost commands that it had not written to disk; receivers recognise repeats.
+            # Redis may have lost commands that were not on disk. Receivers recognise repetitions.
             on_back=router.send_again,
         )  # fmt: skip
         self._log_limit = LogLimit()
         self.notices: dict[bytes, Notice] = {}
-        """The genuine notices that have come, by their entries; whoever has dealt with one takes it out."""
+        """Genuine notices by entry. The consumer removes them."""
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -104,7 +101,7 @@ class ReplyInbox:
         self.notices[entry] = notice
 
     def _verify(self, reply: envelope.Reply, fields: dict[bytes, bytes]) -> None:
-        """Raise BadSignature where a key is in use and the reply is not genuine."""
+        """Raise BadSignature if a key is in use and the reply is not genuine."""
         if self._signer is None:
             return
         if envelope.is_in_several_fields(fields):
@@ -112,7 +109,7 @@ class ReplyInbox:
         self._signer.verify(envelope.body_of(fields, b"reply"), signatures_of(fields), reply.identity)
 
     def _note_refused(self, reason: str, event: str, reply: envelope.Reply | None = None, **fields: str) -> None:
-        """Count a message that is refused, and log it if not too many were logged already."""
+        """Count a refused message. Log it unless too many were logged already."""
         self._metrics.refused_messages.labels(reason=reason).inc()
         if not self._log_limit.lets_through():
             return
@@ -132,7 +129,7 @@ class ReplyInbox:
                     message = "a late reply could not be noted; it stays in Redis until the next start"
                     log.warning(message, command_id=reply.command_id, error=str(error))
                     continue
-                except Exception:  # a callback: a late reply that cannot be recorded must not stop the others
+                except Exception:  # A late reply that cannot be recorded must not stop the others.
                     self._metrics.loop_errors.labels(loop="late replies").inc()
                     log.exception("a late reply could not be noted")
             self._router.discard(entry)

@@ -1,10 +1,7 @@
-"""Hands the log rules to the agents: the rules under one key, and a signed notice of them for each node.
+"""Distribution of log rules to the agents: the rules under one key, and a signed notice for each node.
 
-Both are written when they change, for a node when its agent is first seen, and again from time to time, because Redis
-may lose what it has. An agent that reads nothing goes on with the rules that it has.
-
-Who calls it: ``wiring`` runs it. Not here: where the rules are loaded from
-(``trainmedic_logs.rules.log_rule_library``), and the form of the notice (``trainmedic.wire.findings``).
+Both are written on changes, the notice also for new agents, and again periodically, because Redis may lose data. An
+agent that reads none keeps its rules.
 """
 
 from __future__ import annotations
@@ -32,8 +29,9 @@ _NODES_PER_PIPELINE = 500
 
 
 class RedisLogRules:
-    """``rules`` returns the rules that are loaded, ``nodes`` the nodes whose agents are there. ``signer`` is None where
-    no key is in use; ``fence`` does not return if this server is no longer the leader."""
+    """``rules`` returns the loaded rules, ``nodes`` the nodes of connected agents. ``signer`` is None without a key.
+    ``fence`` does not return if this server is no longer the leader.
+    """
 
     def __init__(
         self,
@@ -60,16 +58,16 @@ class RedisLogRules:
         self._noticed: set[str] = set()
 
     async def run(self) -> None:
-        """Hand out what has changed, until cancelled."""
+        """Distribute changes until cancelled."""
         while True:
             wait = LOOK_SECONDS
             try:
                 await self.hand_out()
             except FAULTS as error:
                 wait = self._outage.begin(error)
-            except StoreUnavailable as error:  # the fence: another server works
+            except StoreUnavailable as error:  # The fence: another server is the leader.
                 log.warning("log rules are left to the server that works", reason=str(error))
-            except Exception:  # the loop's boundary: the rules that were handed out stay
+            except Exception:  # Distributed rules stay valid.
                 self._metrics.loop_errors.labels(loop="log rules").inc()
                 log.exception("handing out log rules failed; trying again")
             await asyncio.sleep(wait)
@@ -78,7 +76,7 @@ class RedisLogRules:
         await self._client.aclose()
 
     async def hand_out(self) -> None:
-        """Write what has changed, and at times everything. May raise what redis-py raises."""
+        """Write changes, and periodically everything. Raises the errors of redis-py."""
         self._fence()
         rule_set, now = self._rules(), asyncio.get_running_loop().time()
         if rule_set is not self._rule_set:

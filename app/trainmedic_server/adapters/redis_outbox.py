@@ -1,7 +1,5 @@
-"""What the server writes to Redis: commands, and acknowledgements of replies, in pipelines.
-
-Everything queued in one turn of the event loop goes out together. Who calls it: ``redis_bus``.
-Not here: waiting for replies.
+"""Writer of commands and of acknowledgements of replies, in pipelines. One pipeline takes all that is queued in a turn
+of the event loop.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ log = telemetry.logger(__name__)
 
 GROUP = "trainmedic"
 STREAM_ENTRIES = 1000
-"""The approximate maximum length of a command stream; receivers delete what they have answered."""
+"""Approximate maximum length of a command stream. Receivers delete answered commands."""
 STREAM_SECONDS = 24 * 3600
-"""A command stream is deleted this long after its last command has expired."""
+"""Time until a command stream is deleted after its last command has expired."""
 _COMMANDS_PER_PIPELINE = 256
-"""Enough for few round trips, and few enough that the event loop is never blocked for long."""
+"""Limits both the round trips and the time for which the event loop is blocked."""
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
 
@@ -39,23 +37,23 @@ class QueuedCommand(Struct):
 
     stream: str
     presence: str
-    """The key under which the receiver says that it is connected."""
+    """Key of the receiver's presence."""
     raw: bytes
-    """The command's envelope, as it is signed and sent."""
+    """Envelope of the command, as signed and sent."""
     signatures: Mapping[bytes, str]
-    """The fields of the entry that carry them; none where no signing key is set."""
+    """Signature fields of the entry. Empty without a signing key."""
     expires_at: datetime
     on_sent: Callable[[bytes | None], None]
-    """Is called with the receiver's presence, as it was when the command was sent."""
+    """Called with the receiver's presence at the time of sending."""
     is_wanted: Callable[[], bool]
-    """Whether a request still waits for an answer; otherwise the command is not sent."""
+    """Whether a request still waits for the reply. Otherwise the command is not sent."""
     backoff: Backoff | None = None
-    """The waits between tries; None as long as its stream has not refused it."""
+    """Waits between tries. None until the stream has refused it."""
     is_queued: bool = False
 
 
 class CommandOutbox:
-    """Sends what is queued, in order, and keeps trying while Redis is unreachable."""
+    """Sends queued commands in order, and retries while Redis is unreachable."""
 
     def __init__(
         self,
@@ -95,13 +93,13 @@ class CommandOutbox:
                     await self.flush()
                 except FAULTS as error:
                     await asyncio.sleep(self._outage.begin(error))
-                except Exception:  # the loop's boundary: a connection can die in ways redis-py has no name for
+                except Exception:  # A connection can fail in ways for which redis-py has no error.
                     self._metrics.loop_errors.labels(loop="commands").inc()
                     log.exception("sending commands failed; trying again")
                     await asyncio.sleep(1)
 
     async def flush(self) -> None:
-        """Send one pipeline. Where it fails as a whole, everything in it stays queued."""
+        """Send one pipeline. If it fails as a whole, its content stays queued."""
         self._fence()
         commands = [self._commands.popleft() for _ in range(min(_COMMANDS_PER_PIPELINE, len(self._commands)))]
         acks = [self._acks.popleft() for _ in range(min(_ACKNOWLEDGEMENTS_PER_PIPELINE, len(self._acks)))]
@@ -134,7 +132,7 @@ class CommandOutbox:
             self._acks.extendleft(reversed(acks))
             raise
         self._outage.end()
-        # An error of one presence, or of one stream, does not concern the others.
+        # An error of one presence or stream does not affect the others.
         values = dict(zip(presences, results, strict=False))
         for command, result in zip(commands, results[len(presences) :], strict=False):
             if isinstance(result, Exception):

@@ -1,7 +1,5 @@
-"""Follows a stream of Redis as the one reader of a consumer group, over outages and kills.
-
-Entries that were delivered to it and not taken off before it was killed, or before its connection broke, are read
-again first. Who calls it: ``redis_inbox`` and ``redis_findings``, which say what the entries are.
+"""The only reader of a consumer group's stream, across outages and kills. Entries that were delivered and not deleted
+are read again first.
 """
 
 from __future__ import annotations
@@ -23,29 +21,31 @@ BLOCK_SECONDS = 2.0
 REREAD_SECONDS = 3 * BLOCK_SECONDS
 """Seconds after which delivered but unacknowledged entries are read once more.
 
-The previous leader read under the same name. If it hangs, Redis may deliver entries to it until its blocking read
-ends, and no other server would read these.
+The previous leader read under the same name. If it hangs, Redis may deliver entries to it until its blocking read ends,
+and no other server would read these.
 """
 IDS_SECONDS = 3.0
-"""Seconds between two looks at the last id of the stream."""
+"""Seconds between two checks of the stream's last ID."""
 _AHEAD_MS = 3600 * 1000
-"""Further than a clock that is set right again goes back."""
+"""More than a clock is usually set back."""
 _AGAIN_SECONDS = 1.0
-"""The wait after what was read was not taken."""
+"""Wait after a failure."""
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]
-"""The id of an entry and its fields; None where it was taken away meanwhile."""
+"""ID of an entry and its fields. None: deleted in the meantime."""
 
 log = telemetry.logger(__name__)
 
 
 class StreamReader:
-    """Hands what it reads to `take`, up to `most` entries at a time, and nothing now and then. What `take` raises
-    leaves them in the stream; it takes them off itself.
+    """Passes up to `most` entries at a time to `take`, sometimes none. `take` deletes them itself; if it raises, they
+    stay.
 
-    ``consumer`` must stay the same over restarts, and for each of several servers, because Redis delivers what was not
-    acknowledged to the same name again. ``fence`` is called before anything is read, and does not return if this server
-    is no longer the leader. ``on_back`` is called when Redis answers again. ``loop`` names it in the metrics.
+    - ``consumer`` must stay the same over restarts and for each of several servers, because Redis delivers
+      unacknowledged entries to the same name again.
+    - ``fence`` is called before any read and does not return if this server is no longer the leader.
+    - ``on_back`` is called when Redis answers again.
+    - ``loop`` is the reader's name in metrics.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class StreamReader:
                 await self._follow()
             except FAULTS as error:
                 await asyncio.sleep(self._outage.begin(error))
-            except StoreUnavailable as error:  # the store, or the fence, by which another server reads them
+            except StoreUnavailable as error:  # The store is unavailable, or the fence: another server is the leader.
                 log.warning("entries are left in Redis for now", stream=self._stream, reason=str(error))
                 await asyncio.sleep(_AGAIN_SECONDS)
-            except Exception:  # the loop's boundary: a connection can die in ways redis-py has no name for
+            except Exception:  # A connection can fail in ways for which redis-py has no error.
                 self._metrics.loop_errors.labels(self._loop).inc()
                 log.exception("reading a stream failed; trying again", stream=self._stream)
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _follow(self) -> None:
         await self._make_group()
-        cursor = "0"  # entries that were delivered before and not taken off, from the first one
+        cursor = "0"  # Undeleted entries of earlier deliveries come first.
         clock = asyncio.get_running_loop().time
         reread_at: float | None = clock() + REREAD_SECONDS
         look_at_ids_at = clock()
@@ -124,10 +124,9 @@ class StreamReader:
 
 
 async def _reset_ids(client: Redis, name: str) -> None:
-    """Set the last id back to Redis' clock, if it is ahead of it and the stream is empty; return whether it was.
+    """Reset the last ID to Redis's clock if it is ahead and the stream is empty. Raises the errors of redis-py.
 
-    As long as there are entries the reader is to take them off first: an id below theirs is not possible. May raise
-    what redis-py raises.
+    Writers choose IDs, and Redis accepts none after the maximum: one such entry would block the stream permanently.
     """
     seconds, _ = await client.time()
     now = seconds * 1000
@@ -136,7 +135,7 @@ async def _reset_ids(client: Redis, name: str) -> None:
         last = stream["last-generated-id"].decode()
         if stream["length"] or int(last.partition("-")[0]) < now + _AHEAD_MS:
             return
-        # XSETID is refused where an entry has come in between, which the group then reads.
+        # XSETID fails if an entry has arrived in between, which the group then reads.
         pipeline: Any = client.pipeline(transaction=True)
         pipeline.execute_command("XSETID", name, f"{now}-0")
         pipeline.xgroup_setid(name, GROUP, f"{now}-0")

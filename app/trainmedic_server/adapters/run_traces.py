@@ -1,12 +1,11 @@
-"""Sends each run as a trace to a collector of OpenTelemetry; implements ``engine.event_teller``'s listener.
+"""Listener that sends each closed run as a trace to an OpenTelemetry collector.
 
-A trace is made from what the history has of the run when it closes, so that neither a kill nor an outage leaves a hole
-in it and no run pays for it: the run is its root; below it stand its steps, below each step its attempts, and below an
-attempt the ranks that answered. An undo's span comes when the undo is done, which may be hours later. Ids are made from
-the run's, so that what is sent twice is the same spans; the trace's id is the run's id without its dashes.
+The run is the root span, with its steps, their attempts and the ranks that answered. An undo's span follows when the
+undo is done. IDs derive from the run's, so repetitions are the same spans; the trace ID is the run ID without dashes.
+Traces are built from the history, so outages lose nothing.
 
-The form is OTLP over HTTP in JSON (OpenTelemetry Protocol 1.x, ``/v1/traces``). Spans carry no parameters and no
-labels but the alert's name.
+OTLP over HTTP in JSON (OpenTelemetry Protocol 1.x, ``/v1/traces``). Spans contain no parameters and no labels except
+the alert's name.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from trainmedic_server.ports.store import RunRecord
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_TEXT = 1_000
 _MOST_EVENTS = 128
-"""Of a span; what the SDKs of OpenTelemetry keep by default."""
+"""Maximum number of events of a span, the default of OpenTelemetry's SDKs."""
 _SPAN_KIND_INTERNAL = 1
 _OK, _ERROR = 1, 2
 """Codes of OTLP's ``Status``."""
@@ -46,8 +45,9 @@ class RunReader(Protocol):
 
 
 class RunTraces:
-    """One collector. ``instance`` tells servers of several clusters apart; `on_left_out` is called with the number of
-    spans that the collector takes for wrong."""
+    """One collector. ``instance`` distinguishes servers of several clusters. `on_left_out` is called with the number of
+    rejected spans.
+    """
 
     name = "traces_to"
     kinds = UNDO_OVER | names(Closed)
@@ -72,7 +72,7 @@ class RunTraces:
         for event in events:
             record = await self._runs.record(event.run_id) if event.run_id is not None else None
             if record is None:
-                continue  # --retention was quicker
+                continue  # deleted by --retention
             content = content_of(event)
             if event.kind not in UNDO_OVER:
                 spans += _spans_of_run(record, run_link(self._external_url, record.run.id))
@@ -109,7 +109,7 @@ class RunTraces:
 def _spans_of_run(record: RunRecord, link: str) -> Iterator[dict[str, Any]]:
     run = record.run
     if run.ended_at is None:
-        return  # a later closing will be told of
+        return  # A later closing sends it.
     attributes = {
         "trainmedic.run.id": run.id,
         "trainmedic.run.link": link,
@@ -172,7 +172,7 @@ def _spans_of_attempt(
     for rank, answer in answers.items() if isinstance(answers, Mapping) else ():
         if (answered_at := _answered_at(answer)) is None:
             continue
-        # By the clock of the job's node, which may be a little off.
+        # The clock of the job's node may differ.
         within = min(max(answered_at, attempt.started_at), ended_at)
         told = {"trainmedic.rank": rank, "trainmedic.status": answer.get("status")}
         span = _span(run, f"{own}.rank{rank}", f"rank {rank}", attempt.started_at, within, told, own)
@@ -211,7 +211,9 @@ def _span(
     attributes: Mapping[str, Any],
     parent: str | None = None,
 ) -> dict[str, Any]:
-    """A span of OTLP's JSON. ``path`` is its place in the run; ``parent`` that of the span above, None for the root."""
+    """Return a span in OTLP's JSON. ``path`` is its place in the run, ``parent`` that of the parent span, None for the
+    root.
+    """
     above = {} if parent is None else {"parentSpanId": _span_id(run, parent)}
     return {
         "traceId": _trace_id(run),
@@ -226,12 +228,12 @@ def _span(
 
 
 def _trace_id(run: Run) -> str:
-    """16 bytes in hexadecimal: those of the UUID that the run's id is."""
+    """Return 16 bytes in hexadecimal: the UUID of the run."""
     return run.id.replace("-", "").lower()
 
 
 def _span_id(run: Run, path: str) -> str:
-    """8 bytes in hexadecimal."""
+    """Return 8 bytes in hexadecimal."""
     return hashlib.sha256(f"{run.id}/{path}".encode()).hexdigest()[:16]
 
 
@@ -248,7 +250,7 @@ def _value(value: Any) -> dict[str, Any]:
 
 
 def _told(event: Event) -> dict[str, Any]:
-    """What of an event helps to see where time went."""
+    """Return the members of an event that show where time went."""
     told = {name: event.data.get(name) for name in ("step", "action", "attempt", "why", "error", "outcome", "holder")}
     plain = {name: value for name, value in told.items() if isinstance(value, (str, int))}
     return {"actor": event.actor, **plain}
@@ -268,5 +270,5 @@ def _answered_at(answer: Any) -> datetime | None:
 
 
 def _nanoseconds(moment: datetime) -> str:
-    """Since 1970, as a decimal text, which is how OTLP's JSON holds 64 bits; exact to the microsecond."""
+    """Return nanoseconds since 1970 as decimal text, OTLP's JSON form of 64 bits. Exact to the microsecond."""
     return str((moment - _EPOCH) // timedelta(microseconds=1) * 1_000)

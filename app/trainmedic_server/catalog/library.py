@@ -200,7 +200,7 @@ class Library(StaticCatalog):
             for path in yaml_files.document_files(root):
                 if isinstance(path, FileProblem):
                     problems.append(path)
-                    if os.path.lexists(path.file):  # It cannot be read, which does not mean that its files were deleted.
+                    if os.path.lexists(path.file):  # unreadable, but its files may exist
                         files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
                 elif path not in files:
                     files[path] = self._load_within(limits, path)

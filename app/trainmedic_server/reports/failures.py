@@ -72,8 +72,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
 
 
 def _told(events: Sequence[Event]) -> list[FailureRecord]:
-    """Return reported failures. A failed job that does not restart disappears a minute later: that is the same failure.
-    """
+    """Return reported failures. A failed job that disappears a minute later without a restart counts as one failure."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):
         if event.kind not in (FAILED, GONE):

@@ -1,8 +1,8 @@
-"""Loki: queries in LogQL, and the answers of ``query_range``.
+"""Loki: LogQL queries, and the answers of ``query_range``.
 
-A line's labels are ``job``, ``node``, ``source`` and ``level``; what has many values is structured metadata: ``rank``,
-``attempt``, ``node_rank``, ``local_rank``, ``pod``. A kernel's lines have no job, so they are a query of their own,
-over the job's nodes; and so are those of containers, by the job's pods, which know nothing of its name.
+Labels: ``job``, ``node``, ``source``, ``level``. Structured metadata: ``rank``, ``attempt``, ``node_rank``,
+``local_rank``, ``pod``. Kernel lines have no job, so they need a separate query by the job's nodes. Container lines
+need one by the job's pods.
 """
 
 from __future__ import annotations
@@ -69,5 +69,5 @@ def _line(labels: dict[str, str], value: Sequence[Any]) -> StoredLine:
 
 
 def _quoted(text: str) -> str:
-    """A string of LogQL, which is one of Go: JSON's escapes mean the same there, but for halves of surrogates."""
+    """Return a LogQL string, which is one of Go: JSON's escapes have the same meaning, except for surrogate halves."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

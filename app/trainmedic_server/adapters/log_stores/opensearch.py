@@ -1,8 +1,8 @@
-"""OpenSearch and Elasticsearch: the search API over an index, an alias or a data stream.
+"""OpenSearch and Elasticsearch: the search API on an index, an alias or a data stream.
 
-A line is a document with ``@timestamp`` and ``message``; ``job``, ``node``, ``source`` and ``level`` are keywords, and
-``rank``, ``attempt``, ``node_rank``, ``local_rank`` numbers or keywords. Its regular expressions are none of RE2 and
-see words alone, so a pattern is tried here, on what the rest of a query leaves.
+Documents have ``@timestamp`` and ``message``. ``job``, ``node``, ``source`` and ``level`` are keywords; ``rank``,
+``attempt``, ``node_rank``, ``local_rank`` numbers or keywords. Their regular expressions differ from RE2 and match
+single words, so patterns are applied by the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speaking HTTP with a store of logs: who asks, for how long, and what its refusals mean here."""
+"""HTTP client for a log store: authentication, limits and errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUn
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _ANSWERS_WITHIN = 60.0
-"""Seconds for a whole answer: each byte of it could come just in time for `_TIMEOUT`."""
+"""Time limit in seconds for a whole answer: each byte could arrive just within `_TIMEOUT`."""
 _MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_REASON = 300
 
 
 class StoreHttp:
-    """One store's HTTP API. ``headers`` go with each call; the token file is read for each, so it can be renewed."""
+    """One store's HTTP API. ``headers`` are sent with each call. The token file is read for each, so that it can be
+    renewed.
+    """
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class StoreHttp:
             raise ConfigurationError("the URL of the store of logs is not one: write http://host:3100")
         self._headers = dict(headers)
         self._token_file = token_file
-        # No compression: a small answer could be inflated to any size.
+        # No compression: a small answer could expand to any size.
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/"),
             headers={"Accept-Encoding": "identity"},
@@ -56,7 +58,7 @@ class StoreHttp:
         return await self._call("GET", path, params=params)
 
     async def _call(self, method: str, path: str, **content: Any) -> bytes:
-        """The body of a good answer. Raises LogsUnavailable, LogQueryRefused."""
+        """Return the body of a successful answer. Raises LogsUnavailable, LogQueryRefused."""
         raw = bytearray()
         try:
             async with (

@@ -1,4 +1,4 @@
-"""A line from the labels and fields that a store has of it."""
+"""Conversion of a store's labels, fields and times to log lines. Times are exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d
 
 
 def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
-    """Raises LogsUnavailable where its time is none. Lines of other shippers may hold secrets, and are masked here."""
+    """Raises LogsUnavailable if the time is invalid. Lines of other shippers may contain secrets, so they are
+    masked.
+    """
     try:
         time = moment(at)
     except (OverflowError, ValueError) as error:
@@ -46,7 +48,7 @@ def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
 
 
 def level_names(level: LogLevel) -> list[str]:
-    """By which stores may call this level and worse ones."""
+    """Return the names that stores use for this level and worse ones."""
     return [name for name, each in _LEVELS.items() if each in level.at_least]
 
 
@@ -55,13 +57,13 @@ def _number(text: str | None) -> int | None:
 
 
 def rfc3339(at: int) -> str:
-    """Nanoseconds since 1970 as a time in UTC with nine digits."""
+    """Return nanoseconds since 1970 as a UTC time with nine digits."""
     seconds, rest = divmod(at, NANOSECONDS)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
 
 
 def nanoseconds_of(text: str) -> int:
-    """Raises ValueError where it is no such time."""
+    """Raises ValueError if it is not an RFC 3339 time."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is no time")

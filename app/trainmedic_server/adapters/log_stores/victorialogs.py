@@ -1,6 +1,6 @@
-"""VictoriaLogs: queries in LogsQL, and the answers of ``/select/logsql/query``.
+"""VictoriaLogs: LogsQL queries, and the answers of ``/select/logsql/query``.
 
-It takes what Loki takes, and has each label and each member of structured metadata as a field.
+Loki's labels and structured metadata are fields here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TENANT = re.compile(r"(\d{1,10})(?::(\d{1,10}))?")
 
 
 def tenant_headers(tenant: str) -> Mapping[str, str]:
-    """``12`` or ``12:3``: the account, and a project of it. Raises ConfigurationError."""
+    """Return the headers for ``12`` or ``12:3``: an account, and its project. Raises ConfigurationError."""
     match = _TENANT.fullmatch(tenant)
     if match is None:
         raise ConfigurationError("a tenant of VictoriaLogs is the number of an account, or account:project")
@@ -69,5 +69,5 @@ def _line(fields: Mapping[str, object]) -> StoredLine:
 
 
 def _quoted(text: str) -> str:
-    """A string of LogsQL, which is one of Go."""
+    """Return a LogsQL string, which is one of Go."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,7 +1,7 @@
-"""Makes orders of what people press in Slack: by the same function as the API, after it is known who they are.
+"""Operator commands from clicks on Slack buttons, by the same function as the API.
 
-Nothing that a press carries is believed but who pressed, which Slack says; the run, the question and who may answer
-it are looked up, and an answer counts only for the question that the message showed. Who calls it: ``socket_mode``.
+Only the user ID from Slack is trusted. Run, question and permissions are looked up. An answer counts only for the
+question that the message showed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_WHISPER = 1_000
 
 
 class Orders(Protocol):
-    """Carries out orders of operators; ``engine.service.Engine`` does."""
+    """Performs operator commands; implemented by ``engine.service.Engine``."""
 
     async def order(
         self,
@@ -40,7 +40,7 @@ class Orders(Protocol):
 
 
 class SlackButtonClicks:
-    """What becomes of each press. ``settings`` reads the file that says who may decide."""
+    """Handles clicks. ``settings`` reads the file of people who may decide."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SlackButtonClicks:
         settings: Callable[[], SlackFile],
         count: Callable[[str], object],
     ) -> None:
-        """``count`` is called with the outcome of each press."""
+        """``count`` is called with the outcome of each click."""
         self._api = api
         self._orders = orders
         self._questions = questions
@@ -58,7 +58,7 @@ class SlackButtonClicks:
         self._count = count
 
     async def handle(self, payload: Payload) -> None:
-        """Carry out what was pressed, and tell who pressed where that cannot be. Raises nothing on purpose."""
+        """Perform the click, or notify the user why not. Raises nothing intentionally."""
         match payload.get("type"):
             case "block_actions":
                 for action in _members(payload.get("actions"))[:1]:
@@ -133,7 +133,7 @@ class SlackButtonClicks:
         await self._show(run_id, question, at)
 
     async def _show(self, run_id: str, question: AskedQuestion, at: tuple[str, str]) -> None:
-        """At once, where Slack answers; else the event of the decision has it shown."""
+        """Show the decision now if Slack answers. Otherwise its event does so later."""
         try:
             await self._questions.show([run_id])
             await self._questions.settle(run_id, question.step, *at)
@@ -141,7 +141,7 @@ class SlackButtonClicks:
             log.info("what was decided is shown in Slack later", run_id=run_id, error=str(error))
 
     async def _person(self, payload: Payload, at: tuple[str, str]) -> Person | None:
-        """Who has pressed; None where that is nobody who may decide, who is told so."""
+        """Return the person who clicked. None after notifying a user who may not decide."""
         user = _user(payload)
         try:
             settings = await asyncio.to_thread(self._settings)
@@ -160,7 +160,7 @@ class SlackButtonClicks:
         return person
 
     async def _tell(self, payload: Payload, at: tuple[str, str], text: str) -> None:
-        """Tell who pressed, and nobody else."""
+        """Send a text visible only to the user who clicked."""
         whisper = {
             "channel": at[0],
             "user": _user(payload),

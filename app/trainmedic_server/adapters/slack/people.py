@@ -1,8 +1,6 @@
-"""The file that says where questions go in Slack, and who may answer: Slack users, each by the name and groups that
-playbooks know.
+"""Slack file: channels for questions, and the users who may answer, with their names and groups in playbooks.
 
-Read again at each press, so that whoever is taken out of it can decide nothing from then on; while it cannot be read
-nobody can. Who uses it: ``questions``, ``button_clicks``, and ``wiring`` for its checks at the start.
+It is read for each click, so that removed users can decide nothing. While it is unreadable, no one can.
 """
 
 from __future__ import annotations
@@ -44,14 +42,14 @@ class _Part(BaseModel):
 
 
 class Person(_Part):
-    """Who may decide; by this name it is on record, as if it were a token's."""
+    """A user who may decide. The name is recorded as if it were a token's."""
 
     name: Name
     groups: frozenset[Annotated[str, Field(pattern=_NAME)]] = frozenset()
 
 
 class SlackFile(_Part):
-    """What the file says."""
+    """Content of the file."""
 
     channel: Channel
     channels: Mapping[str, Channel] = Field({}, description="By the `to` of a playbook's question.")
@@ -59,12 +57,12 @@ class SlackFile(_Part):
     api: Annotated[str, AfterValidator(_api)] = "https://slack.com/api"
 
     def channel_for(self, to: str | None) -> str:
-        """Where a question goes whose playbook says this of it."""
+        """Return the channel for a question with this ``to``."""
         return self.channels.get(to or "", self.channel)
 
 
 def read(path: Path) -> SlackFile:
-    """Raises ConfigurationError, naming file and member."""
+    """Return the file's content. Raises ConfigurationError with file and member."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,6 @@
-"""How a question reads in Slack: the blocks of its message, within Slack's bounds. Pure.
+"""Blocks of a question's message, within Slack's limits. Pure.
 
-What alerts, jobs and playbooks have put into it is shown as plain text, in which Slack sees no mention, link or
-markup; only what is all our own is Slack's markup. Who calls it: ``questions`` and ``button_clicks``.
+Text from alerts, jobs and playbooks is plain text, in which Slack sees no mention, link or markup.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from trainmedic_server.presentation.runs import title_of
 
 APPROVE, REJECT, REASON = "approve", "reject", "reason"
 METADATA = "trainmedic_question"
-"""What a message carries unseen, by which it is found again."""
+"""Hidden metadata by which a message is found again."""
 LONGEST_REASON = 1_000
 _LONGEST_NAME = 200
 _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
@@ -34,15 +33,15 @@ Block = dict[str, Any]
 
 
 class Answered(Struct, frozen=True):
-    """What has become of a question so far."""
+    """State of a question."""
 
     approved_by: tuple[str, ...]
     how: str
-    """In words; empty while it waits for an answer."""
+    """In words. Empty while it waits for an answer."""
 
 
 def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answered:
-    """By the orders too, since the run itself follows them a moment later."""
+    """Return the state, including orders that the run has not followed yet."""
     answers = approval.answers(step, orders)
     names = tuple(dict.fromkeys(order.actor for order in answers if order.kind is OrderKind.APPROVE))
     rejection = next((order for order in answers if order.kind is OrderKind.REJECT), None)
@@ -58,12 +57,12 @@ def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answ
 
 
 def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
-    """Whether somebody can still answer."""
+    """Return whether it can still be answered."""
     return run.is_open and step.status is StepStatus.WAITING and not answered(run, step, orders).how
 
 
 def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
-    """The message of a question, as ``chat.postMessage`` and ``chat.update`` take it, without the channel."""
+    """Return the message for ``chat.postMessage`` and ``chat.update``, without the channel."""
     link = run_link(external_url, run.id)
     ahead = questions.ahead(step)
     blocks = [_section(f"{_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
@@ -72,7 +71,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
         blocks += [_terms(run, step, orders), _buttons(run, step, link)]
         words = "asks"
     else:
-        # Of a run that has closed, how: what was approved may have failed.
+        # Also state how a closed run ended: an approved one may have failed.
         how = answered(run, step, orders).how or "Not asked any more"
         after = "" if run.is_open else f"\nThe run has {run.status}: {_line(run.message)}"
         blocks.append(_section(f"{_line(how)}.{after}"))
@@ -92,13 +91,13 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 
 def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
-    """What is said below a question that still waits; Slack's markup, in which nothing of the question is any."""
+    """Return the reminder below a waiting question. It is Slack markup with the question's text escaped."""
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
     return escaped(cut(_line(text), _TEXT // 2))
 
 
 def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
-    """The form that asks why something is rejected. ``value`` comes back with it."""
+    """Return the form for the reason of a rejection. ``value`` comes back with it."""
     field = {"type": "plain_text_input", "action_id": REASON, "multiline": True, "min_length": 1,
              "max_length": LONGEST_REASON, "focus_on_load": True}  # fmt: skip
     return {
@@ -116,12 +115,12 @@ def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
 
 
 def value_of(run_id: str, question: AskedQuestion) -> str:
-    """What a button carries: which question it answers."""
+    """Return a button's value, which identifies its question."""
     return json.dumps([run_id, question.step, question.asked])
 
 
 def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
-    """The run and the question that a button carries; None where it is none of ours."""
+    """Return the run and question of a button's value. None if it is malformed."""
     try:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
@@ -136,12 +135,12 @@ def _is_name(value: Any) -> bool:
 
 
 def with_place(value: str, at: tuple[str, str]) -> str:
-    """`value` with the channel and the message in which it was pressed, for a form to carry."""
+    """Add the channel and the message of the click to `value`, for a form."""
     return json.dumps([value, *at])
 
 
 def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
-    """What `with_place` has made; None where it is none of that."""
+    """Return the parts of `with_place`. None if it is malformed."""
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):
@@ -153,17 +152,17 @@ def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str
 
 
 def digest(document: dict[str, Any]) -> str:
-    """By which it is known whether a message shows this already."""
+    """Return a digest by which to recognise an unchanged message."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def escaped(text: str) -> str:
-    """`text` within Slack's markup, where it is neither mention nor link."""
+    """Escape `text` for Slack markup, so that it contains no mention or link."""
     return visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` characters, counted in UTF-16 as Slack's own clients do."""
+    """Cut to at most `limit` characters, counted in UTF-16 as Slack's clients do."""
     units = text.encode("utf-16-le", "surrogatepass")
     if len(units) // 2 <= limit:
         return text
@@ -219,5 +218,5 @@ def _line(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Lines of others, marked as such, so that none reads as if it were ours."""
+    """Mark the lines as quoted, so that none looks like Trainmedic's."""
     return "\n".join(f"│ {line}" for line in visible(text, keep="\n").splitlines()) or "│"
