@@ -1,4 +1,4 @@
-"""`ports.heard_alerts.HeardAlerts`: reading the alerts that were heard, page by page. Who calls it: ``store``."""
+"""`ports.heard_alerts.HeardAlerts`: paged reading of received alerts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ _KEY = sa.tuple_(alerts.c.first_heard_at, alerts.c.fingerprint, alerts.c.starts_
 
 
 class SqlAlertHistory(SqlHistory, HeardAlerts):
-    """The history of runs, and that of alerts."""
-
     async def alerts_page(
         self, matching: HeardAlertFilter, limit: int, cursor: str | None
     ) -> tuple[list[AlertRecord], str | None]:
@@ -37,10 +35,10 @@ class SqlAlertHistory(SqlHistory, HeardAlerts):
 def alerts_select(
     matching: HeardAlertFilter, limit: int, before: tuple[datetime, Identity] | None = None
 ) -> sa.Select[Any]:
-    """Return the alerts of one page, newest first; `before` is where the page above ended."""
+    """Return the select of one page, newest first. `before` is the end of the previous page."""
     if matching.alertname is None:
         return _page(matching, limit, before)
-    # By either name, each read along its own index.
+    # By either name, each with its own index.
     names = (alerts.c.alert_name, alerts.c.original_name)
     parts = [_page(matching, limit, before, name == matching.alertname).subquery() for name in names]
     either = sa.union(*(sa.select(part) for part in parts)).subquery()
@@ -80,14 +78,14 @@ def _page(
 
 
 def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
-    """Return whether the labels, or the original ones, as they are written, have this member.
+    """Return whether the labels or the original labels, as stored, have this member.
 
     The text of a member begins and ends with an unescaped quote, so it occurs nowhere else. Exceptions are labels whose
     names contain quotes or are a single colon or comma.
     """
     member = encode_json({name: value})[1:-1]
     written = [sa.type_coerce(column, Text) for column in (alerts.c.labels, alerts.c.original_labels)]
-    # Not LIKE: SQLite's does not tell capitals from small letters.
+    # Not LIKE: SQLite's ignores case.
     return sa.or_(*(sa.func.replace(each, member, "", type_=Text) != each for each in written))
 
 

@@ -1,4 +1,4 @@
-"""A copy of an SQLite run store while a server writes to it. Who calls it: the command ``trainmedic backup``."""
+"""Copy of an SQLite run store while a server writes to it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BUSY_SECONDS = 30.0
 
 
 def copy(url: str, target: Path) -> int:
-    """Write the store at `url`, as it is at one moment, to the file `target`, and read it back; return its bytes.
+    """Copy the store at `url`, as of one moment, to the file `target`, verify it, and return its bytes.
 
-    No writer waits for it. The file has its name only once it is whole and on the disk, and is readable by its owner
-    only. Raises ConfigurationError where the store is no SQLite file or `target` is there already, and StoreUnavailable
-    where one of them cannot be read or written.
+    No writer waits. The file gets its name only when it is complete and synced, and is readable by its owner only.
+    Raises ConfigurationError if the store is not an SQLite file or `target` exists, StoreUnavailable if reading or
+    writing fails.
     """
     if postgresql.names_postgresql(url):
         raise errors.ConfigurationError(
@@ -32,7 +32,7 @@ def copy(url: str, target: Path) -> int:
     if target.exists():
         raise _taken(target)
     try:
-        # Of its own name, so that two copies to one file do not write to each other's.
+        # A unique name, so that two copies to one file do not write to each other's.
         descriptor, partial = tempfile.mkstemp(".partial", f"{target.name}.", target.parent)
         os.close(descriptor)
         try:
@@ -55,12 +55,12 @@ def _taken(target: Path) -> errors.ConfigurationError:
 
 
 def _copy_pages(source: Path, target: Path) -> None:
-    """In one step, hence of one moment: one of several begins anew whenever another process has written."""
+    """Copy in one step: several steps restart whenever another process writes."""
     with (
         closing(sqlite3.connect(_uri(source, "mode=ro"), uri=True, timeout=_BUSY_SECONDS)) as reading,
         closing(sqlite3.connect(target)) as writing,
     ):
-        writing.execute("PRAGMA synchronous = OFF")  # it is brought to the disk as a whole
+        writing.execute("PRAGMA synchronous = OFF")  # It is synced as a whole later.
         reading.backup(writing)
 
 
@@ -73,7 +73,7 @@ def _read_back(copied: Path) -> None:
 
 
 def _keep(partial: Path, target: Path) -> None:
-    """Bring the copy to the disk, and then its name, which it takes from nobody. Raises ConfigurationError."""
+    """Sync the copy and rename it, without replacing a file. Raises ConfigurationError."""
     _sync(partial)
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL, 0o600))

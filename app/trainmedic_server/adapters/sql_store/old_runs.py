@@ -1,10 +1,10 @@
-"""Deleting old runs, and, where there is an archive, only what is in it. Who calls it: ``store``.
+"""Deletion of old runs, with an archive only of archived ones.
 
-The archive's next file is written before the first of its runs is deleted, and the runs of one file are gone before
-the next is written. So after a kill only runs of the newest file can be in both, and they are deleted first.
+The next file is written before the first of its runs is deleted, and the runs of one file are deleted before the next
+is written. So after a kill only runs of the newest file can be in both; they are deleted first.
 
-The store remembers the number of the newest file, so that it knows the archive again after a restart: what lies at its
-place while its volume is away is another, and nothing goes there.
+The store remembers the newest file's number. So after a restart it recognises the archive and writes nothing to another
+directory in its place, as when the volume is unavailable.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ _OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
     "events": (events, [events.c.seq]),
     "effects": (effects, [effects.c.acted_at]),
 }
-"""The tables whose rows belong to a run, and the order of these."""
+"""Tables with rows of a run, and the order of these rows."""
 _LAST_EVENTS = sa.select(events.c.run_id, sa.func.max(events.c.seq)).group_by(events.c.run_id)
 
 Delete: TypeAlias = Callable[[Callable[[SqlTransaction], int]], Awaitable[int]]
-"""Runs a unit of work that deletes some rows, and then lets the others have the writer."""
+"""Runs a unit of work that deletes some rows, then leaves the writer to others."""
 Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
 
 
 async def delete_archived(archive: RunArchive, read: Read, delete: Delete, before: datetime) -> int:
-    """Delete closed runs that owe no undo and are older, each after it was archived; return how many. Raises
-    StoreUnavailable, ArchiveUnavailable."""
+    """Archive and delete older closed runs without pending undo. Return their number. Raises StoreUnavailable,
+    ArchiveUnavailable.
+    """
     remembered = await read(partial(_newest_known, name=archive.name))
     number, last = await asyncio.to_thread(archive.last, remembered)
     if number > remembered:
@@ -67,7 +68,7 @@ def _newest_known(connection: sa.Connection, name: str) -> int:
 
 
 def _remember(transaction: SqlTransaction, name: str, number: int) -> int:
-    """Keep the number of the archive's newest file, beside the positions of those that take events. Deletes nothing."""
+    """Store the number of the newest file among the listeners' positions. Deletes nothing."""
     transaction.event_positions.save_position(_listener(name), number)
     return 0
 
@@ -77,7 +78,7 @@ def _listener(name: str) -> str:
 
 
 def read_whole(connection: sa.Connection, run_ids: Collection[str]) -> list[ArchivedRun]:
-    """Return these runs with all rows that belong to them, by their tables' and columns' names."""
+    """Return these runs with all their rows, by table and column names."""
     chosen = sa.select(runs).where(runs.c.id.in_(run_ids)).order_by(runs.c.created_at, runs.c.id)
     documents: dict[str, dict[str, Any]] = {
         row.id: {"run": dict(row._mapping), "alerts": [], **{name: [] for name in _OF_RUNS}}
@@ -110,7 +111,7 @@ async def _delete(delete: Delete, archived: Sequence[ArchivedRun]) -> int:
 
 
 def _unchanged(transaction: SqlTransaction, archived: Sequence[ArchivedRun]) -> int:
-    """Delete those of the runs that are there as they were archived: the others are archived once more."""
+    """Delete those runs that are unchanged since they were archived. The others are archived again."""
     connection = transaction.flushed_connection()
     ids = [run.id for run in archived]
     finished = sa.select(runs.c.id).where(runs.c.id.in_(ids), sa.not_(runs.c.unfinished))

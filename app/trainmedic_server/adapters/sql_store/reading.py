@@ -2,7 +2,7 @@
 
 SQLite checks every few thousand of its steps whether to continue. PostgreSQL has a time limit for each statement
 (``postgresql``), and receives a cancel request, which may arrive after the statement. So a cancelled connection is
-closed, and the request cannot hit a later read. Called by ``history``.
+closed, and the request cannot hit a later read.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SECONDS = 30.0
 _CANCEL_SECONDS = 5.0
 """Time limit of a cancel request, for example if the database's machine is down."""
 _STEPS = 20_000
-"""Steps of SQLite's virtual machine between two checks: about a millisecond, so that the check costs nothing."""
+"""Steps of SQLite's virtual machine between two checks, about 1 ms, so that the check costs nothing."""
 _CANCELLED = "57014"
-"""SQLSTATE query_canceled: by the time limit of a statement, or by a cancel request."""
+"""SQLSTATE query_canceled: by a statement's time limit, or by a cancel request."""
 
 
 class BoundedRead:
@@ -50,7 +50,7 @@ class BoundedRead:
             if self._driver is not None and hasattr(self._driver, "cancel_safe"):
                 try:
                     self._driver.cancel_safe(timeout=_CANCEL_SECONDS)
-                except self._driver.Error as error:  # a database that is away; the read ends by its time limit
+                except self._driver.Error as error:  # The database is unavailable; the read ends by its time limit.
                     log.info("a read of the history cannot be cancelled", extra={"reason": type(error).__name__})
 
     @contextmanager

@@ -1,7 +1,6 @@
-"""Bringing the database's schema to the revision that this code needs.
+"""Migration of the database to the revision that this code needs.
 
-Who calls it: ``store``, once at start, and ``election``, before it waits and once it has the lock. Alembic is imported
-only where there is something to do: it costs a good part of the time in which a server is to be ready.
+Alembic is imported only for a migration: importing it takes a large part of the start.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ log = telemetry.logger(__name__)
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 FIRST = "0018"
-"""The revision that the first migration makes. A store of an earlier one is refused."""
+"""Revision after the first migration. A store of an earlier one is rejected."""
 EARLIER_RELEASE = "trainmedic-server 0.1.0 of commit 005226a75fe5"
-"""The release that brings a store of an earlier revision to `FIRST`."""
+"""Release that migrates a store of an earlier revision to `FIRST`."""
 _VERSION = sa.text("SELECT version_num FROM alembic_version")
 _TELL_EVERY = 10.0
-"""Seconds between two lines of the log during a long migration."""
+"""Seconds between two log lines of a long migration."""
 
 
 def current(connection: sa.Connection) -> str | None:
-    """Return the revision that the database is at; None where it is empty."""
+    """Return the database's revision. None if it is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.execute(_VERSION).scalar()
@@ -38,8 +37,9 @@ def current(connection: sa.Connection) -> str | None:
 
 
 def runs_to_migrate(connection: sa.Connection) -> int | None:
-    """Return how many runs there are where the schema is of an earlier release; None where nothing is to be done, or
-    the database is empty."""
+    """Return the number of runs if the schema is of an earlier release. None if it is current or the database
+    is empty.
+    """
     at = current(connection)
     if at in (None, schema.HEAD) or at not in _known():
         return None
@@ -57,10 +57,10 @@ def require_not_older(connection: sa.Connection) -> None:
 
 
 def bring_to_head(connection: sa.Connection) -> None:
-    """Run the migrations that the database lacks, all in the transaction that `connection` is in.
+    """Run the missing migrations in the current transaction.
 
-    A schema of a newer release is left as it is, if that release says that this one works on it; raises
-    ConfigurationError otherwise, and if the schema is older than `FIRST`.
+    A newer release's schema stays unchanged if that release permits this one. Raises ConfigurationError otherwise, and
+    if the schema is older than `FIRST`.
     """
     at = current(connection)
     if at == schema.HEAD:
@@ -76,7 +76,7 @@ def bring_to_head(connection: sa.Connection) -> None:
 
 @contextlib.contextmanager
 def _told(at: str | None, runs: int | None) -> Iterator[None]:
-    """Log that the migration begins, goes on and has ended: of a million runs it takes about a minute."""
+    """Log the start, progress and end of the migration. A million runs take about a minute."""
     began, is_over = time.monotonic(), threading.Event()
 
     def seconds() -> float:

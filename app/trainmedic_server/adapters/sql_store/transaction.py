@@ -1,9 +1,8 @@
-"""What a unit of work sees of the store: `ports.store.Transaction` on one connection.
+"""Unit of work: `ports.store.Transaction` on one connection.
 
-Writes wait in `PendingWrites`; a read that could miss one has them flushed first. A unit that flushes its own writes
-does so behind a savepoint, so that it can still be rolled back alone. Those of the other units are sent together, so
-that a storm costs few statements; if the database refuses them it is unknown whose write it was, and the units run
-again one by one. Who calls it: ``writer``, on its thread; and the engine's work, through the port.
+Writes wait in `PendingWrites`; a read that could miss one flushes them first. A unit that flushes its own writes does
+so inside a savepoint, so that it can be rolled back alone. The writes of other units are sent together, so that a storm
+costs few statements. If the database refuses them, the culprit is unknown, and the units run again one by one.
 """
 
 from __future__ import annotations
@@ -33,14 +32,13 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
 
 class SharedWritesRefused(Exception):
-    """Writes of several units were refused together; each has to run alone to find out whose it was."""
+    """Combined writes of several units were refused. Each unit must run alone to find the culprit."""
 
 
 class SqlTransaction(Transaction):
-    """One unit of work. ``shared`` holds what earlier units of the same transaction have written.
+    """One unit of work. ``shared`` has the writes of earlier units of the same transaction.
 
-    A unit that is ``guarded`` runs behind a savepoint from its beginning, so that an error of the database takes
-    back nothing but the unit itself.
+    A ``guarded`` unit runs inside a savepoint from its beginning, so that a database error reverts only this unit.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class SqlTransaction(Transaction):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether it can be rolled back alone, after an error of the database too."""
+        """Whether it can be rolled back alone, even after a database error."""
         return self._savepoint is not None
 
     def finish(self, *, flush: bool = False) -> None:
@@ -80,7 +78,7 @@ class SqlTransaction(Transaction):
             self._savepoint.commit()
 
     def roll_back(self) -> None:
-        """End a unit that raised: nothing of it is kept."""
+        """End a failed unit and discard its changes."""
         if self._savepoint is not None:
             self._savepoint.rollback()
         own = self._own
@@ -88,8 +86,9 @@ class SqlTransaction(Transaction):
             self._cache.forget()
 
     def flushed_connection(self, *, deletes_nodes: bool = False) -> sa.Connection:
-        """Return the connection, for statements of the caller's own, after everything pending was sent. Of what is
-        remembered they change nothing, such as open runs, but for nodes where that is said."""
+        """Flush everything and return the connection, for the caller's own statements. These must not change cached
+        data, such as open runs, except nodes with `deletes_nodes`.
+        """
         send_shared(self._connection, self._flush, self._shared)
         self._send_own()
         if deletes_nodes:
@@ -97,7 +96,7 @@ class SqlTransaction(Transaction):
         return self._connection
 
     def _guarded_connection(self) -> sa.Connection:
-        """Return the connection, for statements on tables for which nothing waits and nothing is remembered."""
+        """Return the connection, for tables without pending writes and cached data."""
         if self._savepoint is None:
             self._savepoint = self._connection.begin_nested()
         return self._connection
@@ -264,7 +263,7 @@ class SqlTransaction(Transaction):
             self._cache.update(run)
 
     def _count_repeated(self, runs: Sequence[Run], by: int) -> None:
-        """Count those that follow, within an hour, the end of one of the same playbook and target."""
+        """Count runs that started within an hour after the end of one of the same playbook and target."""
         able = [run for run in runs if run_facts.can_repeat(run)]
         keys = {(run.playbook, run.target_key) for run in able}
         ended: dict[tuple[str, str], datetime] = {}
@@ -382,7 +381,7 @@ def send_shared(connection: sa.Connection, flush: Flusher, shared: PendingWrites
         return
     try:
         flush(connection, shared)
-    except Exception as error:  # also one of encoding a value: whatever it was, the units run again one by one
+    except Exception as error:  # also an encoding error: the units run again one by one
         if database.is_outage(error):
             raise
         raise SharedWritesRefused from error

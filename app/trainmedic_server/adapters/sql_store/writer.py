@@ -1,11 +1,10 @@
-"""The one thread that writes: it takes all waiting units of work and commits them together.
+"""The only writing thread: it commits all waiting units of work together.
 
-A commit waits for the disk (an ``fsync``), however much it holds; so units that arrive during one commit share the
-next. Each unit still fails alone: if it raises, its writes are rolled back and those of the others stay. A unit's
-future is resolved only after the commit, because its caller acknowledges the delivery then.
+A commit waits for an ``fsync`` whatever its size, so units that arrive during one commit share the next. Each unit
+still fails alone. Its future is resolved after the commit, because the caller then acknowledges the delivery.
 
-Where several servers share the database there is a `Leadership`: the connection is then the session that has their
-lock, is confirmed regularly, and is never replaced.
+If several servers share the database there is a `Leadership`: the connection is the session with the lock, is confirmed
+regularly, and is never replaced.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from trainmedic_server.ports.fence import Fence, no_fence
 log = telemetry.logger(__name__)
 
 _TOGETHER = 500
-"""Units in one transaction at most, so that the first of a crowd need not wait for the last."""
+"""Maximum number of units in one transaction, which limits the wait of the first."""
 
 
 class UnitOfWork(Struct, eq=False):
-    """A unit of work, and where its outcome goes."""
+    """A unit of work with its outcome."""
 
     work: Callable[[SqlTransaction], Any]
     future: asyncio.Future[Any]
@@ -46,10 +45,10 @@ class UnitOfWork(Struct, eq=False):
 
 
 class Committer:
-    """Runs units of work in one transaction, on the connection that writes.
+    """Runs units of work in one transaction on the writing connection.
 
-    Nobody else writes the database, so what was read in one transaction may be remembered in the next. `require`
-    raises StoreUnavailable before a transaction that would be lost.
+    Nothing else writes the database, so data read in one transaction may be cached for the next. `require` raises
+    StoreUnavailable before a transaction that would be lost.
     """
 
     def __init__(
@@ -62,21 +61,21 @@ class Committer:
         self._engine = engine
         self._leadership = leadership
         self._require = require if leadership is None else leadership.require
-        # After an error PostgreSQL refuses the rest of the transaction, unless it goes back to a savepoint.
+        # After an error PostgreSQL refuses the rest of the transaction, unless it is rolled back to a savepoint.
         self._errors_spread = engine.dialect.name == "postgresql"
         self._flush = flusher or Flusher(engine.dialect)
         self._cache = WriterCache()
         self._connection: sa.Connection | None = None
         self.failing = False
-        """Whether the last transaction that wrote could not be committed; one that only reads says nothing."""
+        """Whether the last writing transaction could not be committed. Read-only ones do not change it."""
 
     def commit(self, units: list[UnitOfWork]) -> None:
-        """Run the units in one transaction; afterwards each has its result or its error, all durable."""
+        """Run the units in one transaction. Afterwards each has its durable result or its error."""
         try:
             self._require()
             if self._transaction(self._connected(), units):
                 self.failing = False
-        except Exception as error:  # the thread's boundary: whatever it was, these units failed, not the thread
+        except Exception as error:  # Whatever the error, the units failed, not the thread.
             self._reset_connection()
             if not self.failing:
                 log.error("run store failed", error=str(database.unavailable("the run store", error)))
@@ -91,13 +90,13 @@ class Committer:
         return self._connection
 
     def confirm(self, leadership: Leadership) -> None:
-        """Check that the session has the lock. A pooler in between may have given the connection another session."""
+        """Check that the session has the lock. A pooler may have switched the connection's session."""
         asked_at = now()
         try:
             connection = self._connected()
             with connection.begin():
                 has_lock = connection.exec_driver_sql(HAS_LOCK).scalar()
-        except Exception as error:  # the thread's boundary: whatever it was, the session cannot be relied on
+        except Exception as error:  # Whatever the error, the session is unreliable.
             leadership.lose(str(database.unavailable("the session with PostgreSQL failed", error)))
             return
         if has_lock:
@@ -106,7 +105,7 @@ class Committer:
             leadership.lose("the lock belongs to another session; does something between pool connections?")
 
     def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
-        """Run and commit the units, together or else one by one. Returns whether anything was written."""
+        """Run and commit the units, together or otherwise one by one. Return whether anything was written."""
         try:
             with connection.begin():
                 return self._run(connection, units, together=True)
@@ -127,7 +126,7 @@ class Committer:
                 transaction.finish(flush=not together)
             except SharedWritesRefused:
                 raise
-            except BaseException as error:  # the unit's own, whatever it is: it goes to whoever waits for the unit
+            except BaseException as error:  # The unit's own error goes to its caller.
                 if database.is_outage(error):
                     raise
                 if self._errors_spread and isinstance(error, exc.DBAPIError) and not transaction.is_guarded:
@@ -138,7 +137,7 @@ class Committer:
         return wrote
 
     def _reset_connection(self) -> None:
-        """After an error: drop the connection for a new one; if it is to keep the lock, check that it has it."""
+        """After an error, drop the connection. If it must keep the lock, check that it has it."""
         if self._leadership is None:
             self.disconnect()
             return
@@ -156,7 +155,7 @@ class Committer:
 
 
 class StoreWriter:
-    """The one thread that writes: it takes all waiting units of work and has the committer run them together."""
+    """The only writing thread. It passes all waiting units of work to the committer."""
 
     def __init__(self, committer: Committer, leadership: Leadership | None = None) -> None:
         self._committer = committer
@@ -164,7 +163,7 @@ class StoreWriter:
         self._queue: queue.SimpleQueue[UnitOfWork | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
-        # A daemon thread, because an exit without close() is no worse than a crash, which the store is made for.
+        # A daemon: an exit without close() is no worse than a crash, which the store survives.
         self._thread = threading.Thread(target=self._work, name="run-store-writer", daemon=True)
         self._thread.start()
 
@@ -213,8 +212,8 @@ class StoreWriter:
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """Return the error that a unit's caller sees."""
-    if isinstance(error, StopIteration):  # a future does not take one
+    """Return the error for a unit's caller."""
+    if isinstance(error, StopIteration):  # A future does not accept it.
         stopped = RuntimeError("a unit of work raised StopIteration")
         stopped.__cause__ = error
         return stopped
@@ -226,14 +225,14 @@ def _refusal(error: BaseException) -> BaseException:
 
 
 def _resolve(units: list[UnitOfWork]) -> None:
-    """Set the outcomes of the units, in one callback per event loop."""
+    """Set the outcomes of the units, in one callback for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[UnitOfWork]] = {}
     for unit in units:
         by_loop.setdefault(unit.loop, []).append(unit)
     for loop, its_units in by_loop.items():
         try:
             loop.call_soon_threadsafe(_set_outcomes, its_units)
-        except RuntimeError:  # the loop is closed, nobody waits any more
+        except RuntimeError:  # The loop is closed, so nothing waits.
             log.warning("the caller of a unit of work was gone before its result", units=len(its_units))
 
 

@@ -1,6 +1,6 @@
 """The first schema: every table and index of the run store.
 
-Its number is that of the last of the eighteen migrations that it replaces, so a store which those have made is at this
+It has the number of the last of the eighteen migrations that it replaces, so that a store migrated by those is at this
 revision already.
 """
 
