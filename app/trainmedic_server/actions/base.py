@@ -1,7 +1,5 @@
-"""Base classes of actions and their parameters.
-
-The built-in actions derive from `BasicAction`. Other packages' actions may (``trainmedic_server.extending``); the
-registry only requires the members of `ports.actions.Action`.
+"""Base classes of actions and their parameters. Other packages may derive from them
+(``trainmedic_server.extending``).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
 
 
 class ActionParams(BaseModel):
-    """Base of an action's parameters. Unknown names are rejected when the playbook is loaded."""
+    """Unknown names are rejected when the playbook is loaded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -26,7 +24,7 @@ class ActionParams(BaseModel):
 class BasicAction:
     """Defaults: every kind of target, harmful, no state between attempts.
 
-    A subclass defines ``name``, ``summary``, ``Params`` and ``perform``. It reaches external systems through
+    A subclass defines ``name``, ``summary``, ``Params`` and ``perform``, and reaches external systems through
     ``self.services``.
     """
 
@@ -35,15 +33,15 @@ class BasicAction:
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
-    """True if the action changes only files on the disks of the target's node (`ports.actions.DiskAction`)."""
+    """It changes only files on the disks of the target's node (`ports.actions.DiskAction`)."""
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[frozenset[str]] = frozenset()
-    """Keys that the output can have on a target other than a job. A playbook that reads another key is rejected when it
-    is loaded. Empty: unknown.
+    """Keys of the output on a target other than a job. A playbook that reads another key is rejected. Empty:
+    unknown.
     """
 
     def __init__(self, services: Services) -> None:
@@ -58,7 +56,7 @@ class BasicAction:
 
     @classmethod
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
-        """Return the nodes besides the target's that an attempt changes: none."""
+        """Return nodes besides the target's: none."""
         return ()
 
 
@@ -67,15 +65,12 @@ RESOLVED = "stopped, because the alert resolved"
 
 
 async def clearance_of(call: Call) -> Clearance:
-    """Return whether the attempt may make further changes, judged by events since it began."""
+    """Return the permission to continue, by events since the attempt began."""
     return await call.clearance() if call.clearance is not None else "go_on"
 
 
 def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any] | None = None) -> None:
-    """Return if the attempt may make further changes, otherwise raise with the reason and `about`.
-
-    Raises TemporaryFailure after a person has ended the run, NoLongerWanted after its alert has resolved.
-    """
+    """Raise TemporaryFailure after a person has ended the run, NoLongerWanted after its alert has resolved."""
     detail = f": {about}" if about else ""
     if clearance == "stop":
         raise TemporaryFailure(f"{STOPPED}{detail}", output)
@@ -84,7 +79,7 @@ def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any
 
 
 class Irreversible:
-    """Mixin for an action without undo. A playbook that requests its undo is rejected when it is loaded."""
+    """A playbook that requests the undo is rejected when it is loaded."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:

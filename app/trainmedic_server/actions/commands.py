@@ -24,13 +24,11 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
-"""Time for which the bus waits for replies beyond the deadline. If it returns only then, some are missing."""
+"""The bus waits this long beyond the deadline. If it returns only then, replies are missing."""
 
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
-"""Output member with the result of checking the effect. In a reply ``failed``: the command had another effect than
-requested.
-"""
+"""Result of checking the effect. In a reply ``failed``: the effect was wrong."""
 
 
 class NoParams(ActionParams):
@@ -44,15 +42,13 @@ class CommandAction(BasicAction):
       ``by_rank``.
     - All refused it: `PermanentFailure`. All failed or it expired: `TemporaryFailure`. A wrong effect:
       `EffectDisproved`.
-    - A rank is silent, or only some applied it: unknown outcome. The undo stays pending, and a retry uses the same
-      command ID, so that no rank applies it twice.
-
-    An undo for which a receiver reports nothing to revert succeeds only if that is certain (`undo_doubt`).
+    - Otherwise the outcome is unknown. The undo stays pending, and a retry uses the same command ID, so that no rank
+      applies it twice.
     """
 
     Params: ClassVar[type[BaseModel]] = NoParams
     waits_for_receiver: ClassVar[bool] = True
-    """Whether to wait for a disconnected receiver: a restarting job connects again."""
+    """A restarting job connects again."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -111,10 +107,10 @@ class CommandAction(BasicAction):
         return next((presence for presence in present if presence.name == name), None)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
-        """Return which receivers have not replied, without a full stop. Empty if all have.
+        """Return which receivers have not replied. Empty if all have.
 
-        If the presence lists no ranks, one final reply counts for all, unless the bus waited until the deadline: then
-        it knew of a missing rank.
+        Without listed ranks, one final reply counts for all, unless the bus waited until the deadline: then it knew of
+        a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]
@@ -138,7 +134,7 @@ class CommandAction(BasicAction):
 
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
-    """Return the output if every reply is ``applied`` and none is missing. Otherwise raise the failure."""
+    """Raise the failure unless every reply is ``applied`` and none is missing."""
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)
@@ -164,7 +160,7 @@ def check_undone(
     receiver: str, replies: Sequence[envelope.Reply], output: Mapping[str, Any], was_applied: bool
 ) -> None:
     """Raise TemporaryFailure if something may be left to revert. The retry needs a new ID, because receivers repeat
-    their reply to a known one.
+    replies.
     """
     for reply in replies:
         if reply.is_final and (reason := undo_doubt(reply.output, was_applied)) is not None:
@@ -213,7 +209,7 @@ def _receiver(target: Target) -> str:
 
 
 def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
-    """Return why there was no reply. `presence` is an untrusted one."""
+    """`presence` is an untrusted one."""
     if presence is not None:
         return f"{_receiver(target)} was not heard, and its presence is not believed: {presence.doubt}"
     if target.job is not None:
@@ -228,14 +224,10 @@ def _numbered(ranks: Sequence[int]) -> str:
 
 
 def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:
-    """Return why an undo answered ``applied`` with this output is uncertain. None if it is certain.
+    """Return why an undo answered ``applied`` is uncertain. None if it is certain.
 
-    A receiver that lost its memory finds nothing to revert either. So ``nothing_to_undo`` counts only with a matching
-    reason. ``was_applied`` is the server's record of the command:
-
-    - ``known: not_in_force``: certain.
-    - ``known: never_applied``: certain unless the record says applied, which contradicts it.
-    - Anything else: the receiver may have forgotten the command.
+    A receiver that lost its memory finds nothing to revert either. So ``nothing_to_undo`` needs a reason:
+    ``not_in_force``, or ``never_applied`` unless the server recorded the command as applied.
     """
     if not output.get(undoing.NOTHING):
         return None

@@ -1,7 +1,6 @@
 """Action ``http.request``: one HTTP call.
 
-Values from alerts may only fill a path segment or a query value: the playbook's text fixes the destination
-(`HttpRequest.check_template`). A playbook names a secret; `ports.outside.HttpCaller` reads it, and it is in no
+Values from alerts may only fill a path segment or a query value (`HttpRequest.check_template`). Secrets are in no
 parameter and no output.
 """
 
@@ -25,7 +24,7 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.outside import HttpReply
 
 KEPT_HEADERS = ("content-length", "content-type", "date", "etag", "retry-after", "x-request-id")
-"""Response headers in the output. Others may contain cookies or signed URLs."""
+"""Other headers may contain cookies or signed URLs."""
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "idempotency-key"})
@@ -33,7 +32,7 @@ _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
 _MAY_PASS = frozenset({408, 425, 429})
 _GATEWAY = frozenset({502, 504})
-"""Statuses of a gateway that does not know whether the server behind it has acted (RFC 9110, 15.6.3 and 15.6.5)."""
+"""Statuses of a gateway that does not know whether its server has acted (RFC 9110, 15.6.3 and 15.6.5)."""
 
 
 def _url(text: str) -> str:
@@ -169,7 +168,7 @@ class HttpRequest(Irreversible, BasicAction):
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
-        """Raise ValueError if a value from an alert could change the destination of the call or of a secret."""
+        """Raise ValueError if an alert could change the destination of the call or of a secret."""
         for name in ("bearer_from_env", "method"):
             if "{{" in str(raw.get(name, "")) or "{%" in str(raw.get(name, "")):
                 raise ValueError(f"{name} cannot be a template")
@@ -206,7 +205,6 @@ def _check_url_template(text: str) -> None:
 
 
 def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
-    """Return the output for an expected status. Otherwise raise the matching failure."""
     output: dict[str, Any] = {
         "status": reply.status,
         "headers": {name: reply.headers[name] for name in KEPT_HEADERS if name in reply.headers},

@@ -1,8 +1,8 @@
-"""Commands to a running training job: ``job.*``. The job decides whether and how it performs them.
+"""Commands to a running training job: ``job.*``.
 
-The SDK has the same parameters as dataclasses (``trainmedic.job.parameters``). Neither is generated from the other: the
-models here have bounds and descriptions for playbooks, the dataclasses accept input from other versions of the server.
-Tests compare names, defaults and wire forms.
+The SDK has the same parameters as dataclasses (``trainmedic.job.parameters``). The models here have bounds and
+descriptions for playbooks, the dataclasses accept input from other versions of the server. Tests compare names,
+defaults and wire forms.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def _factor(least: float, most: float) -> Any:
 
 
 class FactorParams(ActionParams):
-    """Factor; the undo uses its reciprocal.
+    """The undo uses the reciprocal.
 
-    The bounds apply to playbooks. A stored factor is accepted without them: the reciprocal of a small one is large.
+    The bounds apply to playbooks, not to stored factors: the reciprocal of a small one is large.
     """
 
     least: ClassVar[float] = 0.001

@@ -1,8 +1,7 @@
 """Commands to a job's launcher (trainmedic-run): ``launcher.*``.
 
-A launcher excludes a node from an elastic job, or includes it again. If each node has its own launcher, the command
-goes to the node's; with one launcher for all nodes, as above srun, to that one. On a node it goes to the launchers of
-all elastic jobs there, which may be none.
+They go to the node's own launcher, or to the one that starts all nodes, as above srun. On a node they go to the
+launchers of all elastic jobs there, which may be none.
 """
 
 from __future__ import annotations
@@ -62,8 +61,6 @@ class IncludeNodeParams(LauncherNodeParams):
 
 
 class _Selection(Struct, frozen=True):
-    """Launchers to ask about a node, by job, and why those of other jobs there are not asked."""
-
     asked: Mapping[str, Presence]
     not_asked: Mapping[str, str] = field(default_factory=dict)
 
@@ -75,7 +72,6 @@ class _LauncherAction(CommandAction, ABC):
     # The job's processes restart and report nothing until then. Alerts about a node have other sources.
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     nobody: ClassVar[str]
-    """Note in the output if no launcher is asked."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -150,19 +146,18 @@ class _LauncherAction(CommandAction, ABC):
 
     @abstractmethod
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
-        """Return the launchers to ask about a node. Raises BusUnavailable, and as `perform`."""
+        """Raises BusUnavailable, and as `perform`."""
 
     async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
-        """Prepare these jobs and return members for the output."""
         return {}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
-        """Raise PermanentFailure if the job would have too few or too many nodes."""
+        """Raise PermanentFailure for too few or too many nodes."""
 
     def _within_bounds(
         self, launchers: Sequence[Presence], node: str, chosen: Mapping[str, Presence], not_asked: Mapping[str, str]
     ) -> _Selection:
-        """Return the launchers of `chosen` whose job keeps its bounds."""
+        """Select the launchers whose job keeps its bounds."""
         asked, refused = {}, dict(not_asked)
         for job, launcher in chosen.items():
             try:
@@ -270,9 +265,7 @@ class LauncherNodesParams(ActionParams):
 
 
 class LauncherNodes(BasicAction):
-    """Lookup of a job's nodes. The result, with the node that leaves or returns, is stored before the playbook changes
-    anything.
-    """
+    """The result is stored before the playbook changes anything."""
 
     name: ClassVar[str] = "launcher.nodes"
     summary: ClassVar[str] = "Look up the nodes of an elastic job, and which one could leave it or come back."
@@ -308,7 +301,7 @@ class LauncherNodes(BasicAction):
 
 
 def _why_fixed(launchers: Sequence[Presence], most: int | None) -> str | None:
-    """Return why the number of nodes cannot change now. None if it can."""
+    """Return why the number of nodes cannot change. None if it can."""
     if not launchers:
         return "no launcher of the job is connected; start the job with trainmedic-run"
     if any(each.details.get("starts_all_nodes") is True for each in launchers):
@@ -343,7 +336,7 @@ def _who_returns(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dic
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
-    """Return a sort key by which node-9 comes before node-10."""
+    """Sort node-9 before node-10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)
@@ -355,7 +348,6 @@ def _names(said: object) -> Sequence[str]:
 
 
 def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
-    """Combine the failures of several launchers."""
     other = next((failure for failure in failures if not isinstance(failure, ActionFailure)), None)
     if other is not None:
         return other
@@ -386,7 +378,6 @@ def _launcher_for(launchers: Sequence[Presence], node: str) -> Presence | None:
 
 
 def _working(launchers: Sequence[Presence]) -> list[str]:
-    """Return the job's current nodes, if each has its own launcher."""
     return [str(each.details.get("node")) for each in launchers if each.details.get("state") != _LEFT_OUT]
 
 

@@ -20,7 +20,7 @@ from trainmedic_server.ports.actions import Action, Call
 
 TITLE_LIMIT = 250
 MESSAGE_LIMIT = 16_000
-"""Both in characters. A longer text is cut, so that the message is sent nevertheless."""
+"""Characters. A longer text is cut, so that the message is sent nevertheless."""
 
 
 class NotifyParams(ActionParams):
@@ -37,8 +37,8 @@ class NotifyParams(ActionParams):
 
 
 class Notify(Irreversible, BasicAction):
-    """Notification, sent at most once. If it is unknown whether it was sent, the step says so and does not repeat it.
-    Without the channel the step is skipped: a missing channel must not fail a repair.
+    """Sent at most once. If it is unknown whether it was sent, the step says so. Without the channel the step is
+    skipped: a missing channel must not fail a repair.
     """
 
     name: ClassVar[str] = "notify"
@@ -68,7 +68,7 @@ class Notify(Irreversible, BasicAction):
         return {"to": (to if isinstance(to, str) else ", ".join(to)) if to else "all"}
 
     def _routed(self, call: Call, severity: Severity) -> tuple[str, ...] | None:
-        """Return the channels whose routes match the message. None for all, if no routes are set."""
+        """Return None for all channels, if no routes are set."""
         routes = self.services.routes
         if not routes.are_set:
             return None
@@ -83,7 +83,7 @@ class Notify(Irreversible, BasicAction):
 
 
 def _severity_of(alert: Alert) -> Severity:
-    """Return the severity in the alert's label, or warning if it is another word."""
+    """Return warning for other words."""
     said = alert.labels.get("severity", "").lower()
     return Severity(said) if said in list(Severity) else Severity.WARNING
 

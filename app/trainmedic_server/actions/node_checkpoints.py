@@ -1,7 +1,6 @@
 """Checkpoints of the training jobs on a node, before a drain or exclusion takes work from it.
 
-Jobs with a rank on the node, by the ``placement`` in their presence, receive ``job.checkpoint``. A failure stops
-nothing: that work would be lost when the node dies, too.
+A failure stops nothing: that work would be lost when the node dies, too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from trainmedic_server.ports.outside import Clock, CommandBus
 
 ACTION = "job.checkpoint"
 LOOK_EVERY = timedelta(seconds=1)
-"""Interval of checking, while jobs write, that the drain is still wanted."""
+"""Interval of checking that the drain is still wanted."""
 
 
 async def ask_for(
@@ -33,8 +32,7 @@ async def ask_for(
     *,
     can_stop: bool = True,
 ) -> dict[str, str]:
-    """Return the outcome of each job's checkpoint on the node, only for those in ``only`` if given: ``written``, or why
-    not. Returns at the latest `patience` after the start of the step.
+    """Return each job's outcome: ``written``, or why not. Returns at the latest `patience` after the start of the step.
 
     If it `can_stop`, raises as `check_wanted` within a second after the run was ended or its alert has resolved.
     """
@@ -88,7 +86,6 @@ async def _checkpoint(bus: CommandBus, call: Call, node: str, job: str, until: d
 
 
 def is_on(details: Mapping[str, Any], node: str) -> bool:
-    """Return whether a job with this presence has a rank on the node."""
     placement = details.get("placement")
     return isinstance(placement, list) and any(
         isinstance(rank, Mapping) and rank.get("node") == node for rank in placement

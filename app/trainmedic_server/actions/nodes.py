@@ -20,11 +20,11 @@ from trainmedic_server.actions.placement import PlacedAction, PlacedParams, comm
 from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""Time for which a power cap outlives its last renewal: longer than a restart of the server or of Redis, but short if
-the server has lost track of its repair.
+"""Lifetime of a power cap after its last renewal: longer than a restart of the server or of Redis, but short if the
+server has lost track of its repair.
 """
 RENEW = "gpu.renew_lease"
-"""Command that renews caps. It is no action, so playbooks cannot use it."""
+"""No action, so playbooks cannot use it."""
 
 
 class PowerLimitParams(PlacedParams):
@@ -66,7 +66,7 @@ class GpuPowerLimit(PlacedAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """The agent knows the previous limit and the other active caps, so the inverse only says "restore"."""
+        """The agent knows the previous limit and the other active caps."""
         assert isinstance(params, PowerLimitParams)
         if params.restore:
             return None
@@ -86,7 +86,7 @@ class GpuPowerLimit(PlacedAction):
         return cls.lease
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Send one command to each node, for all caps on its GPUs."""
+        """Send one command to each node, for all its caps."""
         by_node: dict[str, dict[str, LeasedEffect]] = {}
         for cap in effects:
             if cap.params.get("restore"):
@@ -129,7 +129,7 @@ def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mappi
 
 
 def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
-    """Return what an agent's reply says of one cap. Agents of another version may omit members."""
+    """Agents of another version may omit members."""
     unknown, lapsed = output.get("unknown"), output.get("lapsed")
     ended, again = output.get("ended"), output.get("again")
     if not isinstance(unknown, list) or command_id not in unknown:
@@ -151,11 +151,11 @@ async def _stop_waiting() -> bool:
 
 
 MOST_FILESYSTEMS = 100
-"""Maximum number of file systems in one command; agents reject more. Omitting some only deletes less."""
+"""Agents reject more. Omitting some only deletes less."""
 
 
 class AlertFilesystem(BaseModel):
-    """File system by its mount point, as labels of an alert name it. Other labels are ignored."""
+    """Mount point in labels of an alert. Other labels are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -201,9 +201,8 @@ class DiskClean(Irreversible, CommandAction):
 
 
 def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters with each file system once, up to `MOST_FILESYSTEMS`.
-
-    If one of them is unknown, all are omitted: the agent might reject the one intended.
+    """Send each file system once, up to `MOST_FILESYSTEMS`. If one is unknown, send none: the agent might reject the
+    one intended.
     """
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}

@@ -1,8 +1,8 @@
 """Node actions on a job: one command for each destination (a node of the job, or a GPU there), and one outcome.
 
-The job's presence reports the destinations. Otherwise they follow from the job's pods, by the cluster and the agents
-(``pods``). They are looked up once for each step and stored before any command is sent, for restarts and for undos
-after the job's end. Each command's ID is derived from the attempt's ID, so that an agent recognises a repetition.
+Destinations come from the job's presence, otherwise from its pods (``pods``). They are stored before any command is
+sent, for restarts and for undos after the job's end. Command IDs are derived from the attempt's, so that an agent
+recognises a repetition.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 Nodes = Mapping[str, tuple[str, ...]]
-"""GPUs of a job by node. The tuples are empty if only the nodes matter."""
+"""By node. The tuples are empty if only the nodes matter."""
 
 _SHOWN = 4
 _DROPPED: Any = object()
 
 
 class PlacedParams(ActionParams):
-    """Parameters of an action that works on every node of a job."""
-
     nodes: Annotated[
         SkipJsonSchema[Nodes | None],
         Field(description="Put in by the server: the nodes of the job, and its GPUs there."),
@@ -48,20 +46,20 @@ class PlacedParams(ActionParams):
 
 
 class PlacedAction(CommandAction):
-    """A command to a node's agent. If the target is a job: to each of its nodes, or GPUs (``per_gpu``).
+    """A command to a node's agent, or for a job to each of its nodes or GPUs (``per_gpu``).
 
-    - All destinations applied it: success. The output has the highest value of each number, the lowest under
-      ``lowest``, and each destination's own output under ``by_node``.
+    - All applied it: success. The output has the highest value of each number, the lowest under ``lowest``, and each
+      destination's own output under ``by_node``.
     - None applied it: failure.
-    - Some did, or may have: unknown outcome, as with the ranks of a job.
+    - Otherwise the outcome is unknown.
 
-    An undo that failed at some destinations fails as a whole and is repeated, because undoing twice changes nothing.
+    A partly failed undo is repeated as a whole, because undoing twice changes nothing.
     """
 
     Params: ClassVar[type[BaseModel]] = PlacedParams
     per_gpu: ClassVar[bool] = False
     waits_for_receiver: ClassVar[bool] = False
-    """False: an agent always runs on its node, so a missing one needs a person, who should be notified soon."""
+    """An agent always runs, so a missing one needs a person soon."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -84,9 +82,7 @@ class PlacedAction(CommandAction):
         return params.model_copy(update={"nodes": nodes})
 
     async def _located(self, job: Target) -> Nodes:
-        """Return the nodes that the job reports, otherwise those of its pods. Raises like `locate`, or
-        BusUnavailable.
-        """
+        """Raises like `locate`, or BusUnavailable."""
         jobs = await self._bus.jobs()
         name = job.job or ""
         presence = next((presence for presence in jobs if presence.name == name), None)
@@ -134,16 +130,13 @@ class PlacedAction(CommandAction):
 
 
 class DestinationOutcome(Struct, frozen=True):
-    """Outcome of the command to one destination."""
-
     destination: Target
     output: Mapping[str, Any]
     failure: ActionFailure | None = None
-    """None if the command was applied."""
+    """None: applied."""
 
 
 def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> Nodes:
-    """Return the nodes on which the job's ranks run. Raises TemporaryFailure or PermanentFailure."""
     if presence is None:
         raise TemporaryFailure(f"no job named {job.job!r} is connected, so nobody knows where it runs")
     if presence.doubt is not None and not presence.details:
@@ -169,9 +162,7 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
 
 
 def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopology) -> None:
-    """Raise TemporaryFailure if others contradict the GPUs that the job reports. That can pass, such as after another
-    job has just ended.
-    """
+    """Raise TemporaryFailure: a contradiction can pass, such as after another job has just ended."""
     ranks = (rank for presence in jobs for rank in ranks_in(presence.name, presence.details))
     against = contradictions.of_jobs(ranks, agents).get(job, ())
     if against:
@@ -180,7 +171,7 @@ def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopo
 
 
 def derived_id(command_id: str, *parts: str) -> str:
-    """Derive a UUIDv7 from another and some text: the other's timestamp, and a hash of both."""
+    """Combine the other's timestamp with a hash of both."""
     digest = hashlib.sha256("\0".join((command_id, *parts)).encode()).digest()
     moment = uuid.UUID(command_id).int >> 80
     value = moment << 80 | int.from_bytes(digest[:10], "big")
@@ -191,12 +182,10 @@ def derived_id(command_id: str, *parts: str) -> str:
 
 
 def command_id_for(command_id: str, destination: Target) -> str:
-    """Return the ID of the command to one destination, from that of the attempt."""
     return derived_id(command_id, destination.node or "", destination.gpu or "")
 
 
 def call_for(call: Call, destination: Target) -> Call:
-    """Return the part of `call` for one destination of the job."""
     undo_of = command_id_for(call.undo_of, destination) if call.undo_of is not None else None
     return replace(
         call,
@@ -208,7 +197,7 @@ def call_for(call: Call, destination: Target) -> Call:
 
 
 def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping[str, Any]:
-    """Return the combined output if every destination applied the command. Otherwise raise one failure for all."""
+    """Raise one failure unless every destination applied the command."""
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     output = merged_output(outcomes)
     if not failures:
@@ -244,7 +233,7 @@ def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
 
 
 def _merged(values: Collection[Any], pick: Callable[[Iterable[Any]], Any]) -> Any:
-    """Merge numbers by `pick` and mappings by member. Keep other values only if all are equal."""
+    """Merge numbers by `pick` and mappings by member. Keep other values only if equal."""
     present = [value for value in values if value is not None]
     if not present:
         return None

@@ -8,14 +8,13 @@ from trainmedic_server.domain.topology import AgentTopology, Gpu, Pod
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 
 _SHOWN = 4
-"""Maximum number of problems in a failure."""
 _SEEING = (
     "an agent sees the processes of pods where it shares the node's process namespace (agent.seePods of the chart)"
 )
 
 
 def nodes_of(job: str, pods: Sequence[Pod]) -> list[str]:
-    """Return the nodes of the pods that request GPUs, or of all pods if none does: a separate launcher does not train.
+    """Return the nodes of pods that request GPUs, or of all if none does: a separate launcher does not train.
 
     Raises PermanentFailure if several namespaces have jobs of that name.
     """
@@ -23,7 +22,7 @@ def nodes_of(job: str, pods: Sequence[Pod]) -> list[str]:
 
 
 def gpus_of(job: str, pods: Sequence[Pod], agents: AgentTopology) -> Mapping[str, tuple[str, ...]]:
-    """Return the UUIDs, by node, of all GPUs on which the job's pods have processes.
+    """Return GPU UUIDs by node.
 
     Raises PermanentFailure if several namespaces have jobs of that name, TemporaryFailure if an agent sees a pod on
     fewer GPUs than it requests.

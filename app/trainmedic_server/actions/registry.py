@@ -48,10 +48,7 @@ log = telemetry.logger(__name__)
 
 
 class Registry:
-    """Actions by name; implements `ports.actions.Actions`.
-
-    ``problems`` has one sentence for each excluded entry point.
-    """
+    """``problems`` has one sentence for each excluded entry point."""
 
     def __init__(
         self,
@@ -90,13 +87,11 @@ class Registry:
 
 
 def specs_only() -> Registry:
-    """Return the registry for checking playbooks: all classes, no instances."""
     specs, problems = _collect()
     return Registry(specs, None, problems)
 
 
 def build(services: Services) -> Registry:
-    """Return the registry for performing actions."""
     specs, problems = _collect()
     return Registry(specs, services, problems)
 
@@ -109,7 +104,7 @@ def _collect() -> tuple[dict[str, type[Action]], list[str]]:
 def combine(
     built_in: Iterable[type[Action]], points: Iterable[metadata.EntryPoint]
 ) -> tuple[dict[str, type[Action]], list[str]]:
-    """Return the classes by action name, and a sentence for each excluded entry point."""
+    """Return the classes by name, and a sentence for each excluded entry point."""
     specs = {spec.name: spec for spec in built_in}
     problems: list[str] = []
     for point in points:
@@ -131,7 +126,6 @@ def combine(
 
 
 def _fault(loaded: object) -> str | None:
-    """Return why an object is not an action class. None if it is one."""
     if not isinstance(loaded, type):
         return "it is not a class"
     name = getattr(loaded, "name", None)

@@ -1,12 +1,10 @@
-"""Log lines read by the nodes' agents from their own files, without a log store.
+"""Log lines read by the nodes' agents from their own files.
 
-A query goes as the command ``logs.read`` to each node, page by page, and the answers are merged by time. Lines of
-different nodes can be out of order by the difference between their clocks.
+The command ``logs.read`` goes to each node, page by page, and answers are merged by time. Clocks differ, so close lines
+of different nodes can be out of order. If the caller leaves, agents receive `WITHDRAW`, which earlier ones answer with
+``unsupported``.
 
-If the caller leaves, each agent that is being asked receives `WITHDRAW` to stop its search. Earlier agents answer it
-with ``unsupported``, which is ignored.
-
-If the nodes of a job are unknown, all agents that read logs are asked, within limits (`LogQuery.is_search`).
+If the nodes of a job are unknown, all agents are asked, within limits (`LogQuery.is_search`).
 """
 
 from __future__ import annotations
@@ -33,41 +31,35 @@ from trainmedic_server.ports.outside import Clock, CommandBus
 BATCH = 500
 PATIENCE = timedelta(seconds=15)
 _AT_A_TIME = 32
-"""Nodes asked at the same time."""
 _POLL_SECONDS = 2.0
 _POLL_SECONDS_PER_NODE = 0.02
 _MOST_NAMED = 5
 MOST_SEARCHED = 500
-"""Nodes asked if the nodes of a job are unknown."""
 _SEARCH_TIME = timedelta(seconds=30)
-"""Time limit for the first answers of all of them together."""
 
 
 SEARCH_SECONDS = 60.0
-"""Time limit for all pages of a search without following. A note reports what is missing."""
+"""A note reports what is missing after it."""
 
 
 class _NodeAnswer(Struct):
-    """Answers of one node so far."""
-
     node: str
     waiting: list[FoundLine] = field(default_factory=list)
-    """Lines not yielded yet, the oldest last."""
+    """The oldest line is last."""
     cursor: Sequence[str] | None = None
     is_end: bool = False
     silence: str = ""
     """Why it is not asked further. Empty if it is."""
     is_missed: bool = False
-    """True after the caller was notified that its lines are missing."""
+    """The caller knows that its lines are missing."""
     deadline: datetime | None = None
-    """Latest time for the request of its first page."""
+    """Limit for its first page."""
     ends_at: datetime | None = None
-    """Latest time for any of its pages."""
+    """Limit for all its pages."""
     job_files: int | None = None
-    """Number of the job's files on the node. None if its agent does not report it."""
+    """None if the agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
-    """Notes already yielded."""
 
     @property
     def wants_more(self) -> bool:
@@ -75,7 +67,7 @@ class _NodeAnswer(Struct):
 
 
 class AgentLogs:
-    """Log source that asks agents over the command bus. ``patience`` is the time limit for one answer."""
+    """``patience`` is the time limit for one answer."""
 
     def __init__(self, bus: CommandBus, clock: Clock, patience: timedelta = PATIENCE) -> None:
         self._bus = bus
@@ -126,8 +118,8 @@ class AgentLogs:
     def _due(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
-        """Return the nodes to ask now and their notes. Missed nodes are asked by the tasks in `asking`, so that nobody
-        waits for them, and return once they have answered.
+        """Return the nodes to ask now and their notes. Missed nodes are asked by the tasks in `asking`, so that nothing
+        waits for them.
         """
         due: list[_NodeAnswer] = []
         notes: list[str] = []
@@ -160,7 +152,7 @@ class AgentLogs:
     async def _to_the_end(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_again: bool = False
     ) -> AsyncGenerator[LogBatch, None]:
-        """Yield the lines that the nodes have now. Raises LogsUnavailable if no node answers."""
+        """Raises LogsUnavailable if no node answers."""
         notes = await self._ask(query, answers)
         if not is_again and all(answer.silence for answer in answers):
             raise LogsUnavailable(_told(answers))
@@ -194,7 +186,6 @@ class AgentLogs:
             yield LogBatch(lines, notes)
 
     async def _ask(self, query: LogQuery, answers: Iterable[_NodeAnswer]) -> list[str]:
-        """Ask each node until it has lines or nothing more. Return their notes."""
         answered = await asyncio.gather(*(self._ask_node(query, answer, self._turns) for answer in answers))
         return [note for notes in answered for note in notes]
 
@@ -229,7 +220,7 @@ class AgentLogs:
         return notes
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
-        """Return the next page of a node. None if there is none; `_NodeAnswer.silence` has the reason."""
+        """Return None without a page; `_NodeAnswer.silence` has the reason."""
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -274,7 +265,6 @@ def _withdrawal(command: envelope.Command) -> envelope.Command:
 
 
 def _checked(page: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError or TypeError if it is not a page of lines."""
     for line in page.get("lines", ()):
         FoundLine.of_json(line)
     if not isinstance(page.get("cursor"), list) or not isinstance(page.get("notes"), list) or "end" not in page:
@@ -288,7 +278,6 @@ def _checked(page: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
-    """Return the notes on the lines that all nodes together excluded."""
     counts: dict[str, LeftOut] = {}
     for answer in answers:
         for name, each in answer.left_out.items():
@@ -298,7 +287,7 @@ def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
 
 
 def _changes(answers: Sequence[_NodeAnswer]) -> list[str]:
-    """Return a note for nodes that have stopped answering and for those that answer again, once for each change."""
+    """Return one note for each change."""
     lost = [answer for answer in answers if answer.silence and not answer.is_missed]
     back = [answer for answer in answers if answer.is_missed and not answer.silence]
     for answer in (*lost, *back):
@@ -324,5 +313,4 @@ def _named(parts: Sequence[str]) -> str:
 
 
 async def _stop_waiting() -> bool:
-    """Stop waiting if no agent is connected there."""
     return True

@@ -1,7 +1,6 @@
 """Alertmanager's API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertTeller`.
 
-A user name and password in the URL are sent as Basic, the content of a token file as Bearer. The file is read for each
-call, so that the token can be renewed.
+A user name and password in the URL are sent as Basic, the content of a token file, read for each call, as Bearer.
 """
 
 from __future__ import annotations
@@ -31,30 +30,29 @@ from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
-"""Time for which a list of firing alerts is reused."""
+"""Reuse of a list of firing alerts."""
 SETTLES_AFTER = timedelta(minutes=5)
-"""Minimum uptime of an Alertmanager before a missing alert counts as ended. It forgets its alerts on a restart.
-Prometheus sends each again after a minute (``--rules.alert.resend-delay``) plus its evaluation interval and its own
-restart.
+"""Minimum uptime before a missing alert counts as ended. Alertmanager forgets its alerts on a restart. Prometheus sends
+them again after a minute (``--rules.alert.resend-delay``) plus its evaluation interval and its own restart.
 """
 BODY_LIMIT = 64 * 1024 * 1024
-"""About 60,000 alerts of 1 KB."""
+"""60,000 alerts of 1 KB."""
 
 FIRES_FOR = timedelta(minutes=10)
-"""Time for which an alert of ours fires without being sent again: longer than a restart of this server."""
+"""Longer than a restart of this server."""
 
 # A webhook states start times in nanoseconds, the API in milliseconds.
 _PRECISION = timedelta(milliseconds=1)
 
 
 class AlertmanagerApi:
-    """One Alertmanager, or any member of a cluster of them (they share alerts and silences)."""
+    """One Alertmanager, or a member of a cluster (which shares alerts and silences)."""
 
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """While an Alertmanager has been up for less than `settles_after`, a missing alert does not count as ended.
-        Raises ConfigurationError.
+        """While Alertmanager's uptime is below `settles_after`, a missing alert does not count as ended. Raises
+        ConfigurationError.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -82,9 +80,7 @@ class AlertmanagerApi:
         return False
 
     async def _all_firing(self) -> Mapping[str, list[datetime]]:
-        """Return the start times of the firing alerts, by fingerprint. The API cannot look up one alert, so one answer
-        is reused for a second.
-        """
+        """The API cannot look up one alert, so one answer is reused for a second."""
         async with self._query_lock:
             now = asyncio.get_running_loop().time()
             if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
@@ -111,7 +107,7 @@ class AlertmanagerApi:
         return self._clock.now() - started_at >= self._settles_after
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        """See `ports.findings.AlertTeller`. An alert ends by itself unless it is sent again within `FIRES_FOR`."""
+        """An alert ends by itself unless it is sent again within `FIRES_FOR`."""
         document = [_posted(alert, self._clock.now()) for alert in alerts]
         _require_success(await self._call("POST", "/alerts", document), "the Alertmanager did not take alerts")
 
@@ -178,7 +174,7 @@ class AlertmanagerApi:
 
 
 def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
-    """Return an alert in the API's form. Its end is never before its start."""
+    """An alert's end is never before its start."""
     ends_at = now + FIRES_FOR if alert.ends_at is None else max(alert.ends_at, alert.starts_at)
     return {
         "labels": dict(alert.labels),
@@ -189,7 +185,6 @@ def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
 
 
 def _listed(reply: HttpReply) -> list[dict[str, Any]]:
-    """Return the list in a reply to a read, which can always be repeated."""
     _require_success(reply, "the Alertmanager did not answer the question")
     try:
         listed = json.loads(reply.body)
@@ -202,7 +197,7 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _reading(subject: str) -> Iterator[None]:
-    """Turn every failure within into a temporary one, because a read can always be repeated."""
+    """Turn failures into temporary ones, because a read can be repeated."""
     try:
         yield
     except UNREADABLE as error:

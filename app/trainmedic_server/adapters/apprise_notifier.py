@@ -1,8 +1,7 @@
-"""Messages to people by Apprise; implements `ports.outside.Notifier`.
+"""Messages by Apprise; implements `ports.outside.Notifier`.
 
-A channel is a name and its notification URLs. They contain secrets and appear in no log and no error. Apprise blocks,
-so it runs in threads. A service that keeps sending parts of an answer holds its thread permanently, so the threads are
-daemons, a few for each service.
+Notification URLs contain secrets and appear in no log and no error. Apprise blocks, and a slow service can hold its
+thread permanently, so the threads are daemons, a few for each service.
 """
 
 from __future__ import annotations
@@ -23,18 +22,14 @@ if TYPE_CHECKING:
 
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
-"""Apprise's words, which its services show as colours or signs."""
 _SENDS_WITHIN = 60.0
-"""Time limit in seconds for one message to one service, including waiting for its turn."""
+"""Time limit in seconds for one message to one service, with the wait for its turn."""
 _AT_ONCE = 4
-"""Messages in flight to one service."""
 
 
 class AppriseNotifier:
-    """Sends to one channel, to several or to all.
-
-    If only some services received a message, it is not repeated, because those would receive it twice. The failure is
-    permanent and names the channels that missed it.
+    """If only some services received a message, it is not repeated, because those would receive it twice. The failure
+    is permanent and names the channels that missed it.
     """
 
     def __init__(self, channels: Mapping[str, Sequence[str]]) -> None:
@@ -70,7 +65,7 @@ class AppriseNotifier:
             raise PermanentFailure(f"{'; '.join(reasons)}, so it is not sent again")
 
     def _load(self, name: str) -> tuple[_Service, ...]:
-        """Return the services of a channel separately, so that each one's outcome is known."""
+        """Load services separately, so that each one's outcome is known."""
         with self._loading:
             if name not in self._loaded:
                 self._loaded[name] = tuple(
@@ -84,7 +79,6 @@ class _Sent(Enum):
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """Called, without an answer in time."""
 
 
 class _Service:
@@ -94,7 +88,6 @@ class _Service:
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def send(self, title: str, message: str, notify_type: str) -> _Sent:
-        """Send a message in its turn."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[bool] = loop.create_future()
 

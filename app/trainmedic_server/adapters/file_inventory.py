@@ -14,9 +14,8 @@ _MOST_CHARACTERS, _MOST_VALUES = 64 << 20, 2_000_000
 
 
 def load(path: Path) -> WrittenTopology:
-    """Return the content of the file. Raises ConfigurationError with the file and the entry.
-
-    Addresses are written as in an ``instance`` label without the port, IPv6 with or without brackets.
+    """Addresses are written as in an ``instance`` label without the port. Raises ConfigurationError with file and
+    entry.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

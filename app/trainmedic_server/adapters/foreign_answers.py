@@ -5,15 +5,11 @@ from __future__ import annotations
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""Errors raised by reading an answer of unexpected form. OverflowError: a number or time out of range. RecursionError:
-arrays nested thousands deep.
+"""Errors of reading an answer of unexpected form. OverflowError: a number or time out of range. RecursionError: arrays
+nested thousands deep.
 """
 
 
 def no_cookies() -> CookieJar:
-    """Return a jar that stays empty.
-
-    Otherwise an HTTP client keeps cookies: an answer would change later calls, and a server that always sets new ones
-    would fill the memory.
-    """
+    """Return a jar that stays empty. Cookies would let an answer change later calls and fill the memory."""
     return CookieJar(DefaultCookiePolicy(allowed_domains=[]))

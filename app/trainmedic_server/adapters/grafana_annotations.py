@@ -21,7 +21,6 @@ from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.store import RunStore
 
 _LONGEST_TAG = 100
-"""Limit of Grafana's database."""
 
 log = telemetry.logger(__name__)
 
@@ -29,7 +28,7 @@ log = telemetry.logger(__name__)
 class GrafanaAnnotations:
     name = "grafana"
     kinds = UNDO_OVER | names(StepStarted, StepResumed, Closed)
-    """Events that may begin or end a run's annotation."""
+    """Events that may begin or end an annotation."""
     at_once = 100
 
     def __init__(self, endpoint: JsonEndpoint, store: RunStore, external_url: str) -> None:
@@ -67,14 +66,13 @@ class GrafanaAnnotations:
         return {"time": _milliseconds(acted_at), **end, "tags": cut, "text": self._text(run)}
 
     def _text(self, run: Run) -> str:
-        """Return HTML for Grafana. Nothing from the alert is markup."""
         said = html.escape(f"{run.playbook} on {run.target_key}: {run.action_taken or run.status}")
         link = run_link(self._external_url, run.id)
         return f'<a href="{html.escape(link)}">{said}</a>' if link else said
 
 
 def given_back_at(run: Run) -> datetime | None:
-    """Return when the run's last change was reverted, otherwise when it closed. None while it is open or has a pending
+    """Return when the last change was reverted, otherwise when the run closed. None while it is open or has a pending
     undo.
     """
     if run.is_open or run.owes_undo:

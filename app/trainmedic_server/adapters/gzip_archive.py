@@ -1,10 +1,10 @@
-"""Archive of deleted runs: gzipped NDJSON files in a directory. Implements `ports.archive.RunArchive`.
+"""Archive of deleted runs: gzipped NDJSON files. Implements `ports.archive.RunArchive`.
 
-A file gets its name only after it was synced and read back, so named files are complete. A kill leaves a ``.part``
-file, which a start removes after a day. Two servers never write into one file or replace each other's.
+A file gets its name after it was synced and read back, so named files are complete. A start removes ``.part`` files of
+a kill after a day.
 
-A start puts a file without runs, numbered 0, into an empty directory. So a directory without files, or without the
-newest known one, is not the archive: its volume is missing or was recreated.
+An empty directory gets a file without runs, numbered 0. So a directory without the newest known file is not the
+archive: its volume is missing or was recreated.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _NAME = re.compile(r"runs-([0-9]{8,18})(-\d{4}-\d{2}-\d{2})?\.ndjson\.gz")
 _FIRST = "runs-00000000.ndjson.gz"
 _LEVEL = 6
 _LEFT_AFTER = 86400.0
-"""Age in seconds at which an unnamed file belongs to a killed writer."""
+"""Age in seconds at which a ``.part`` file belongs to a killed writer."""
 _FAULTS = (OSError, EOFError, zlib.error, *UNREADABLE)
-"""Errors of writing and reading. The last ones mean a damaged file or foreign content."""
+"""Errors of writing and reading. The last ones mean a damaged file."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """Errors of file systems without hard links."""
 _MISTAKES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
     *(errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
 }
-"""Errors that waiting does not fix: a wrong path or missing permissions."""
+"""Errors that waiting does not fix."""
 
 
 class GzipArchive:
-    """Files of runs in `directory`, with increasing numbers. The day in a name is that of its oldest run."""
+    """Numbered files of runs. The day in a name is that of its oldest run."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
@@ -54,9 +54,9 @@ class GzipArchive:
         return str(self._directory)
 
     def prepare(self) -> None:
-        """Create the directory if it is missing, and begin the archive if it is empty. Called once at start.
+        """Create the directory if it is missing, and begin the archive if it is empty.
 
-        Raises ConfigurationError if it cannot be an archive, ArchiveUnavailable if it cannot be one now (disk full).
+        Raises ConfigurationError, or ArchiveUnavailable if waiting may help (disk full).
         """
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class GzipArchive:
             raise unusable(self._directory, error) from error
 
     def last(self, at_least: int) -> tuple[int, list[ArchivedRun]]:
-        """Return the number of the newest file and its runs, some of which a kill may have left in the store. Raises
+        """Return the newest file's number and runs. A kill may have left some of these in the store. Raises
         ArchiveUnavailable.
         """
         try:
@@ -83,9 +83,7 @@ class GzipArchive:
             raise _unavailable(self._directory, error) from error
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Write a file of these runs and return its number, after it was synced and read back. Raises
-        ArchiveUnavailable.
-        """
+        """Write, sync and read back a file of these runs. Return its number. Raises ArchiveUnavailable."""
         try:
             number = self._newest(at_least)[0] + 1
             day = min(run.created_at for run in archived).date()
@@ -118,7 +116,7 @@ class GzipArchive:
 
 
 def _write(path: Path, content: Sequence[str]) -> None:
-    """Write the file. Raises FileExistsError if another server has just written one with that name."""
+    """Raises FileExistsError if another server has just written that file."""
     part = path.parent / f"{uuid.uuid4().hex}.part"
     try:
         with open(part, "xb", opener=_for_its_owner) as file:

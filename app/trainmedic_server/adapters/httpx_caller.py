@@ -1,8 +1,7 @@
 """HTTP calls by httpx; implements `ports.outside.HttpCaller`.
 
-Secrets are looked up here, so that no action and no history contains them. Wiring passes in those that playbooks may
-name. An entry ``NAME_FILE`` is the path of a file with the secret ``NAME``, read for each call, so that it can be
-renewed.
+Secrets are looked up here, so that no action and no history contains them. An entry ``NAME_FILE`` is the path of a file
+with the secret ``NAME``, read for each call.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, Temporary
 from trainmedic_server.ports.outside import HttpReply
 
 BODY_LIMIT = 64 * 1024
-"""Maximum size in bytes of a reply's body."""
 
 
 class HttpxCaller:
@@ -98,7 +96,7 @@ class HttpxCaller:
 
 
 async def read_secret(path: Path, name: str) -> str:
-    """Return the file's content without surrounding whitespace. Raises TemporaryFailure: the file may return."""
+    """Raises TemporaryFailure: the file may return."""
     try:
         return (await asyncio.to_thread(path.read_text)).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -106,9 +104,6 @@ async def read_secret(path: Path, name: str) -> str:
 
 
 def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes, bytes]]:
-    """Return the headers as bytes, because values may contain any text. They request an uncompressed answer, so that
-    its size is bounded.
-    """
     own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity"}
     if secret is not None:
         own["Authorization"] = f"Bearer {secret}"
@@ -120,7 +115,7 @@ def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes
 
 
 async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
-    """Return up to `limit` bytes of the body, or what arrived in time: the status is known already."""
+    """Return what arrived in time, up to `limit` bytes."""
     content = bytearray()
     try:
         async with asyncio.timeout_at(until):
@@ -145,8 +140,8 @@ def _reply(response: httpx.Response, content: bytes, secret: str | None) -> Http
 
 
 def _decoded(content: bytes, charset: str) -> str:
-    """Return the text. Use UTF-8 if the named charset is unknown to Python, not one of text (``rot13``) or cannot
-    replace invalid bytes (``idna``).
+    """Fall back to UTF-8 for a charset that is unknown, not one of text (``rot13``) or that cannot replace invalid
+    bytes (``idna``).
     """
     try:
         return content.decode(charset, errors="replace")
@@ -159,6 +154,6 @@ def _lost(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
 
 
 def _host(url: str) -> str:
-    """Return scheme, host and port. The rest of a URL may be secret."""
+    """The rest of a URL may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -19,10 +19,9 @@ _TAKEN_FOR_WRONG = frozenset({400, 413, 422})
 
 
 class JsonEndpoint:
-    """One endpoint. A user name and password in the URL are sent as Basic, the content of the token file as Bearer."""
+    """A user name and password in the URL are sent as Basic, the content of the token file as Bearer."""
 
     def __init__(self, url: str, token_file: Path | None, what: str) -> None:
-        """``what`` names the endpoint in errors."""
         parts = urlsplit(url)
         user, _, host = parts.netloc.rpartition("@")
         self._url = urlunsplit((parts.scheme, host, parts.path, parts.query, ""))
@@ -32,8 +31,8 @@ class JsonEndpoint:
         self._http = HttpxCaller()
 
     async def send(self, method: str, path: str, document: Any, media_type: str = "application/json") -> Any:
-        """Return the answer's JSON, None if it is not JSON. Raises PermanentFailure if the content is rejected,
-        TemporaryFailure or OutcomeUnknown if it may not have arrived.
+        """Return the answer's JSON, or None. Raises PermanentFailure if the content is rejected, TemporaryFailure or
+        OutcomeUnknown if it may not have arrived.
         """
         headers = {"Content-Type": media_type}
         if self._token_file is not None:

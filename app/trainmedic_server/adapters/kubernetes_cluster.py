@@ -1,7 +1,7 @@
 """Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half.
 
-The client provides connection, TLS and credentials. Paths and bodies are the API's own, because the generated classes
-lack custom kinds. No call is retried here, except a list whose continuation has expired.
+Paths and bodies are the API's own, because the generated classes lack custom kinds. No call is retried here, except a
+list whose continuation has expired.
 """
 
 from __future__ import annotations
@@ -34,11 +34,9 @@ from trainmedic_server.ports.cluster import Object, Ref, Resource
 from trainmedic_server.ports.fence import Fence, no_fence
 
 FIELD_MANAGER: Final = "trainmedic"
-"""Name under which the API server records our fields."""
 TIMEOUT: Final = timedelta(seconds=15)
-"""Time limit of one call. The caller retries until the step's timeout."""
+"""One call. The caller retries until the step's timeout."""
 PAGE: Final = 500
-"""Objects in one page of a list, as in kubectl."""
 _NOTHING_DONE: Final = (401, 403, 429)
 """Statuses answered before anything is done."""
 _RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
@@ -49,8 +47,6 @@ log = telemetry.logger(__name__)
 
 
 class KubernetesCluster:
-    """One cluster. Create it with `opened`."""
-
     def __init__(self, client: ApiClient, event_namespace: str = "default", fence: Fence = no_fence) -> None:
         self._client = client
         self._fence = fence
@@ -60,10 +56,9 @@ class KubernetesCluster:
     async def opened(
         cls, kubeconfig: Path | None = None, context: str | None = None, fence: Fence = no_fence
     ) -> KubernetesCluster:
-        """Connect by a kubeconfig file, otherwise by the pod's service account.
+        """Connect by a kubeconfig file, otherwise by the pod's service account. `fence` is called before each change.
 
-        `fence` is called before each change and does not return if this server may no longer act. Raises
-        ConfigurationError.
+        Raises ConfigurationError.
         """
         configuration = Configuration()
         if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
@@ -95,7 +90,6 @@ class KubernetesCluster:
     async def list_at(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> tuple[Sequence[Object], str]:
-        """Return the objects, and the resourceVersion from which a watch continues."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         path = collection_of(resource, namespace)
         objects: list[Object] = []
@@ -114,16 +108,15 @@ class KubernetesCluster:
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
     ) -> tuple[Sequence[Object], bool]:
-        """Return up to `most` objects, and whether there are more."""
         page = await self._call(
             "GET", collection_of(resource, namespace), {"fieldSelector": fields, "limit": str(most)}
         )
         return page.get("items") or (), bool(page["metadata"].get("continue"))
 
     async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
-        """Yield changes after `version`, for at most `seconds`: (ADDED, MODIFIED, DELETED or BOOKMARK, object).
+        """Yield (ADDED, MODIFIED, DELETED or BOOKMARK, object) after `version`, for at most `seconds`.
 
-        Raises ObjectChanged if `version` is too old to continue from; ClusterUnavailable.
+        Raises ObjectChanged if `version` is too old; ClusterUnavailable.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query["timeoutSeconds"] = str(seconds)
@@ -263,21 +256,18 @@ class KubernetesCluster:
 
 
 def collection_of(resource: Resource, namespace: str | None) -> str:
-    """Return the API path of all objects of a kind, in one namespace or in all."""
     root = "/api/v1" if resource.api_version == "v1" else f"/apis/{resource.api_version}"
     where = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"{root}{where}/{resource.plural}"
 
 
 def path_of(ref: Ref, subresource: str = "") -> str:
-    """Return the API path of one object."""
     return f"{collection_of(ref.resource, ref.namespace)}/{quote(ref.name, safe='')}" + (
         f"/{subresource}" if subresource else ""
     )
 
 
 def _fault(error: Exception) -> str:
-    """Return the connection fault, in words if the error's name alone does not help."""
     match error:
         case aiohttp.ClientConnectorCertificateError():
             return f"its certificate is not trusted ({error.certificate_error})"
@@ -295,7 +285,6 @@ class _Gone(ObjectChanged):
 
 
 def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
-    """Return the failure that an error answer means. `answer` is a Status object if the API server wrote it."""
     message = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
     reason = answer.get("reason")
     match status:
@@ -329,7 +318,6 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """Return the wait in Retry-After. None if it is not a number of seconds."""
     wait = headers.get("Retry-After", "")
     return float(wait) if wait.isdecimal() and wait.isascii() else None
 

@@ -1,8 +1,7 @@
 """Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop.
 
-Statuses come from the watch of ``kubernetes_topology`` without further requests. Events are read only for verdicts and
-for pods that do not start, within a number of requests a minute. All data is in memory and bounded; after a start it is
-read again.
+Statuses come from the watch of ``kubernetes_topology``. Events are read only for verdicts and for pods that do not
+start, within a number of requests a minute. All data is bounded; after a start it is read again.
 """
 
 from __future__ import annotations
@@ -28,25 +27,23 @@ from trainmedic_server.ports.outside import Clock
 EVENTS: Final = Resource("v1", "events", "Event")
 KEPT_FOR: Final = timedelta(hours=2)
 MOST_PODS: Final = 20_000
-"""Maximum number of watched pods of jobs. Others are skipped, with a log message."""
+"""Others are skipped, with a log message."""
 MOST_WITH_FAULTS: Final = 2000
-"""Maximum number of pods with stored faults. The oldest are dropped."""
+"""The oldest are dropped."""
 MOST_FAULTS: Final = 8
-"""Maximum number of faults of one pod."""
 MOST_READ: Final = 8
-"""Maximum number of pods of one job whose events are read."""
 MOST_EVENTS: Final = 200
-"""Maximum number of events of one pod. Kubernetes merges repeated ones, and keeps them for an hour."""
+"""Of one pod. Kubernetes merges repeated events, and keeps them for an hour."""
 MOST_REQUESTS: Final = 60
-"""Maximum number of requests for events within `_WINDOW`."""
+"""Within `_WINDOW`."""
 _WINDOW: Final = timedelta(minutes=1)
 _FRESH: Final = timedelta(seconds=15)
 _FRESH_FAILURE: Final = timedelta(seconds=30)
 _PATIENCE_SECONDS: Final = 5.0
-"""Time limit for all events of a job. A verdict does not wait longer."""
+"""Time limit for all events of a job."""
 _EVENTS_FROM: Final = timedelta(minutes=15)
 _SLOW_START: Final = timedelta(minutes=2)
-"""Time from a pod's assignment to a node until its events are read if its containers do not exist."""
+"""Time without containers after which the events of a placed pod are read."""
 _SLOW_AGAIN: Final = timedelta(minutes=1)
 _SLOW_AT_ONCE: Final = 4
 _SLOW_EVERY_SECONDS: Final = 10.0
@@ -56,8 +53,6 @@ log = telemetry.logger(__name__)
 
 
 class EventLister(Protocol):
-    """The part of the cluster adapter used here."""
-
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
     ) -> tuple[Sequence[Object], bool]: ...
@@ -73,33 +68,30 @@ class _EventsRead(Struct, frozen=True):
     at: datetime
     faults: tuple[PodFault, ...] = ()
     unread: str = ""
-    """Why the events could not be read completely."""
+    """Why the events are incomplete."""
 
 
 class KubernetesPods(JobPods):
-    """Collection of faults. Pass it every change of pods and nodes, and run `watch` in the background."""
+    """Pass it every change of pods and nodes, and run `watch` in the background."""
 
     def __init__(self, cluster: EventLister, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._cluster = cluster
         self._clock = clock
         self._metrics = metrics
         self._present: dict[str, PodOutline] = {}
-        """Existing pods of jobs, by UID."""
         self._faults: dict[str, _PodFaults] = {}
         """By UID, including deleted pods. The most recent entry is last."""
         self._not_ready: dict[str, NodeNotReady] = {}
         self._events: dict[str, _EventsRead] = {}
         self._requests: deque[datetime] = deque()
         self._slow_read: dict[str, datetime] = {}
-        """When the events of pods that do not start were last read, by UID."""
         self._has_said_full = False
         self.answers = True
-        """False while the watch of pods fails, so that their statuses may be old."""
+        """False while the watch fails, so that statuses may be old."""
 
     # --- changes, from the watch
 
     def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None:
-        """Take a list of all pods. Missing ones were deleted."""
         self._present.clear()
         for pod in pods:
             self.pod_changed(pod, job_of(pod))
@@ -107,7 +99,7 @@ class KubernetesPods(JobPods):
             self._keep(absent.outline, (), is_deleted=True)  # deleted while the watch was down
 
     def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None:
-        """Take a pod's current state, or its last one if it was deleted."""
+        """A deleted pod has its last state."""
         try:
             outline = pod_status.outline_of(pod, job)
         except (AttributeError, KeyError, TypeError):
@@ -195,7 +187,7 @@ class KubernetesPods(JobPods):
     # --- events
 
     async def _read_together(self, outlines: Sequence[PodOutline]) -> list[_EventsRead]:
-        """Return the events of each pod. Late ones count as unread."""
+        """Late events count as unread."""
         tasks = [asyncio.create_task(self._events_of(outline)) for outline in outlines]
         try:
             await asyncio.wait(tasks, timeout=_PATIENCE_SECONDS)
@@ -240,7 +232,6 @@ class KubernetesPods(JobPods):
     # --- pods that do not start
 
     async def watch(self) -> None:
-        """Read the events of pods that do not start, until cancelled."""
         while True:
             try:
                 await self.look_at_slow_starts()
@@ -250,7 +241,7 @@ class KubernetesPods(JobPods):
             await asyncio.sleep(_SLOW_EVERY_SECONDS)
 
     async def look_at_slow_starts(self) -> None:
-        """Read the events of some pods with a node but no containers for a long time: one pod of each job."""
+        """Read the events of one waiting pod for each of some jobs."""
         now = self._clock.now()
         chosen: dict[str, PodOutline] = {}
         for outline in self._present.values():
@@ -282,7 +273,7 @@ def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
 def _merged(
     before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
 ) -> list[PodFault]:
-    """Merge faults. Past faults stay. Faults that can pass by themselves count only while they last."""
+    """Past faults stay. Faults that can pass by themselves count only while they last."""
     repeated = {(fault.kind, fault.container, fault.at) for fault in new}
     kept = [
         fault

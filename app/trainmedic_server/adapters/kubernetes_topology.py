@@ -1,8 +1,7 @@
 """Nodes and pods of the cluster, from a cached watch that may lag slightly.
 
-Only the needed fields are stored: ten thousand pods take some megabytes. The topology is empty before the first list,
-and alerts that need it are refused rather than guessed. While the API server does not answer, no node counts as
-unknown.
+Before the first list, alerts that need the topology are refused rather than guessed. While the API server does not
+answer, no node counts as unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ JOB_LABELS: Final = (
     "batch.kubernetes.io/job-name",
     "job-name",
 )
-"""Labels that name a pod's job, the most specific first: a JobSet's pods belong to a Job as well."""
+"""The most specific first: a JobSet's pods belong to a Job as well."""
 GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 300
 _FIRST_WAIT: Final = 0.5
@@ -37,14 +36,12 @@ log = telemetry.logger(__name__)
 
 
 class Watched(Protocol):
-    """The part of the cluster adapter used here."""
-
     async def list_at(self, resource: Resource) -> tuple[Sequence[Object], str]: ...
     def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]: ...
 
 
 class ObjectListener(Protocol):
-    """Listener that needs more of a pod and a node than the topology stores."""
+    """Listener that needs more than the topology stores."""
 
     answers: bool
 
@@ -65,19 +62,17 @@ class KubernetesTopology:
         self._pods: dict[str, Pod] = {}
         self._topology: ClusterTopology | None = None
         self._names: NodeNames | None = None
-        """Names of the nodes. Stored separately, because nodes change more rarely than pods."""
+        """Stored separately, because nodes change more rarely than pods."""
         self._unanswered = {NODES, PODS}
         self._lock = threading.Lock()
-        """Held while these change. The run store's thread may read them."""
+        """The run store's thread reads these too."""
         self.filled = asyncio.Event()
-        """Set once the nodes and the pods were listed."""
 
     @property
     def is_filled(self) -> bool:
         return self.filled.is_set()
 
     async def watch(self) -> None:
-        """Follow the cluster's changes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(NODES, self._nodes, _node))
             tasks.create_task(self._follow(PODS, self._pods, _pod))
@@ -120,7 +115,6 @@ class KubernetesTopology:
     async def _watch_once(
         self, resource: Resource, version: str, kept: dict[str, Any], read: Callable[[Object], Any]
     ) -> str:
-        """Apply changes until the watch ends by itself. Return the last version."""
         async for change, changed in self._cluster.watch(resource, version, WATCH_SECONDS):
             version = changed["metadata"]["resourceVersion"]
             if change == "BOOKMARK":
@@ -153,7 +147,7 @@ class KubernetesTopology:
             self._listener.node_changed(changed, is_deleted=is_deleted)
 
     def _changed(self, resource: Resource) -> None:
-        """Discard the computed topology. The caller holds the lock."""
+        """The caller holds the lock."""
         self._topology = None
         if resource == NODES:
             self._names = None
@@ -176,7 +170,7 @@ def _node(node: Object) -> ClusterNode:
 
 
 def _pod(pod: Object) -> Pod | None:
-    """Return the pod. None if it has no node or has ended, because no job runs in it then."""
+    """Return None if it has no node or has ended."""
     node = (pod.get("spec") or {}).get("nodeName")
     status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):
@@ -196,19 +190,19 @@ def _pod(pod: Object) -> Pod | None:
 
 
 def job_of(pod: Object) -> str | None:
-    """Return the job in the labels of a pod. None if they name none."""
+    """Return None if the labels name no job."""
     labels = pod["metadata"].get("labels") or {}
     return next((str(labels[name]) for name in JOB_LABELS if labels.get(name)), None)
 
 
 def _is_per_node(owners: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Return whether the pod is one of a set with one on each node, by its owner. A static pod's owner is its node."""
+    """A static pod's owner is its node."""
     kinds = {owner.get("kind") for owner in owners if owner.get("controller")} or {each.get("kind") for each in owners}
     return bool(kinds & {"DaemonSet", "Node"}) if kinds else None
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
-    """Return the number of whole GPUs that a pod requests. Shares and MIG instances count as one GPU together."""
+    """Shares and MIG instances count as one GPU together."""
     limits = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
     whole = sum(int(of_container[GPU]) for of_container in limits if str(of_container.get(GPU, "")).isdigit())
     return whole or int(any(name.startswith("nvidia.com/") for of_container in limits for name in of_container))

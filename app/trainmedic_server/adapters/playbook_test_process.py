@@ -1,7 +1,6 @@
-"""Runs a playbook's tests in a separate process; implements `ports.playbook_tests.PlaybookTester`.
+"""Runs a playbook's tests by ``trainmedic playbook test --json``; implements `ports.playbook_tests.PlaybookTester`.
 
-The process is ``trainmedic playbook test --json``: the engine in virtual time with simulated actions. It has none of
-the server's memory, settings and secrets, and limits on time, memory and output.
+The process has none of the server's memory, settings and secrets, and limits on time, memory and output.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ _MOST_WAITING = 4
 _MEMORY_BYTES = 1 << 30
 _PRINTED_BYTES = 4 << 20
 _KEPT_NAMES = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR")
-"""Variables that the process inherits."""
 _NICE = 10
 _FIRST_TO_GO = "1000"
-"""OOM score: the kernel kills this process before the server."""
+"""OOM score: the kernel kills this process first."""
 
 
 class PlaybookTestProcess:
@@ -88,7 +86,6 @@ def _bound(pid: int, seconds: float) -> None:
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    """Return the output. Empty if it is larger than any report of tests."""
     assert stream is not None
     printed = bytearray()
     while piece := await stream.read(1 << 16):

@@ -15,20 +15,17 @@ _TIME_BEGINS = b', "at": "'
 _TIME_ENDS = b'"}'
 _LONGEST_TIME = 64
 _MOST_BYTES = 128 * 1024 * 1024
-"""Maximum size of all remembered texts: five times those of 12,500 agents and 2,000 jobs of 50 ranks."""
+"""Five times the texts of 12,500 agents and 2,000 jobs of 50 ranks."""
 
 
 class _Said(NamedTuple):
-    """Content of the last text under a key."""
-
     digest: bytes
-    """Digest of the text before its time."""
     details: Mapping[str, Any]
     size: int
 
 
 class PresenceTexts:
-    """Remembers the last content of at most `most` keys. Safe in several threads."""
+    """Last content of at most `most` keys. Safe in several threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -37,9 +34,7 @@ class PresenceTexts:
         self._lock = threading.Lock()
 
     def details(self, key: str, raw: bytes) -> Mapping[str, Any]:
-        """Return the text's object, empty if it is none or too large. Unchanged parts are the same Python objects as
-        before.
-        """
+        """Return the text's object, empty if it is none or too large. Unchanged parts are the same Python objects."""
         with self._lock:
             before = self._said.get(key)
         body, at = _without_time(raw)
@@ -63,7 +58,7 @@ class PresenceTexts:
 
 
 def read(raw: bytes) -> dict[str, Any]:
-    """Return the object in a text. Empty if it is none, or too large."""
+    """Return an empty object if the text has none or is too large."""
     if len(raw) > LARGEST_PRESENCE:
         return {}
     try:
@@ -79,8 +74,7 @@ def digest(raw: bytes) -> bytes:
 def _without_time(raw: bytes) -> tuple[bytes, str | None]:
     """Return the text before its time, and the time. None if it does not end with one.
 
-    Texts that agree up to there differ only in the time: it is text without a quotation mark, and the object ends after
-    it.
+    Texts that agree up to there differ only in the time, because it contains no quotation mark.
     """
     begins_at = raw.rfind(_TIME_BEGINS)
     at = raw[begins_at + len(_TIME_BEGINS) : -len(_TIME_ENDS)]
@@ -90,5 +84,5 @@ def _without_time(raw: bytes) -> tuple[bytes, str | None]:
 
 
 def _same(before: Any, value: Any) -> Any:
-    """Return `before` if `value` is an equal list or mapping, which saves memory."""
+    """Reuse `before` to save memory."""
     return before if isinstance(value, list | dict) and before == value else value

@@ -1,8 +1,5 @@
 """Prometheus's query API (version 1) or a compatible one; implements `ports.metric_history.MetricHistory` and
-`AlertRules`.
-
-A user name and password in the URL are sent as Basic, the content of a token file as Bearer. The file is read for each
-call, so that the token can be renewed.
+`AlertRules`. Authentication is as in ``alertmanager_api``.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=10)
 BODY_LIMIT = 32 * 1024 * 1024
-"""About 1.2 million points."""
+"""1.2 million points."""
 
 
 class PrometheusApi(MetricsAndRules):
@@ -91,7 +88,7 @@ class PrometheusApi(MetricsAndRules):
 
 
 def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
-    """Apply `read` to the answer's data. Raises MetricsUnavailable."""
+    """Raises MetricsUnavailable."""
     try:
         answer = json.loads(reply.body)
         if reply.status == 200 and answer["status"] == "success":

@@ -1,11 +1,7 @@
-"""`ports.outside.CommandBus` on Redis Streams.
+"""`ports.outside.CommandBus` on Redis Streams: one command stream for each receiver, and ``trainmedic:replies``.
 
-Each receiver has its own command stream; all replies come on ``trainmedic:replies``. ``redis_outbox`` writes,
-``redis_inbox`` reads, ``redis_replies`` matches replies to commands, ``redis_presence`` lists the connected, and
-``redis_presence_judge`` decides whether to trust them.
-
-While Redis is unreachable, commands wait until they expire. After it has recovered, unacknowledged replies are
-delivered again, and commands without all replies are sent again, because Redis may have lost them.
+While Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again,
+because Redis may have lost them.
 """
 
 from __future__ import annotations
@@ -37,19 +33,17 @@ from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Clock, Presence
 
 GRACE = timedelta(seconds=1)
-"""Time to wait for replies after a command has expired (the port's promise)."""
+"""Wait for replies after a command has expired (the port's promise)."""
 UNHEARD_AFTER = timedelta(seconds=10)
-"""Time after sending until a receiver without presence and reply counts as absent. Longer than an agent's restart."""
+"""A receiver without presence and reply counts as absent. Longer than an agent's restart."""
 
 
 class RedisBus:
-    """Sends commands and receives their replies. `start` it before use, `close` it after.
+    """`start` it before use, `close` it after.
 
-    - ``signer`` signs commands and verifies replies and presences. None without a signing key.
-    - ``consumer`` is the name in the consumer group of the replies. It must stay the same over restarts, and for each
-      leader of several servers, because Redis delivers unacknowledged replies to the same name again.
-    - ``on_late_reply`` is called with each final reply that no request waits for.
-    - ``fence`` is called before any read or write and does not return if this server is no longer the leader.
+    ``consumer`` is the name in the consumer group. It must stay the same over restarts and for each leader of several
+    servers, because Redis delivers unacknowledged replies to the same name again. ``on_late_reply`` receives final
+    replies that no request waits for. ``fence`` is called before any read or write.
     """
 
     def __init__(
@@ -88,14 +82,14 @@ class RedisBus:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to read and write. Returns at once, whether or not Redis answers."""
+        """Returns at once, whether or not Redis answers."""
         self._tasks = [
             asyncio.create_task(self._outbox.run(), name="redis-outbox"),
             asyncio.create_task(self._inbox.run(), name="redis-inbox"),
         ]
 
     async def close(self) -> None:
-        """Stop. Queued acknowledgements are sent if Redis is available; otherwise the replies come again."""
+        """Send queued acknowledgements if Redis is available; otherwise the replies come again."""
         await end_tasks(self._tasks)
         if self._tasks and not self._reader_outage.is_on:
             with contextlib.suppress(*FAULTS):  # Unacknowledged replies are delivered again.
@@ -111,7 +105,7 @@ class RedisBus:
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """See the port. A rank that accepted the command and did not finish is represented by its ``accepted``."""
+        """A rank that accepted the command and did not finish is represented by its ``accepted``."""
         address = _address_of(command)
         waiter = self._router.register(command.id, command.expires_at, address.identity)
         try:
@@ -207,7 +201,7 @@ class RedisBus:
         return QueuedCommand(address.stream, address.presence, raw, signatures, command.expires_at, on_sent, is_wanted)
 
     async def _is_unheard(self, waiter: ReplyWaiter, presence: str) -> bool:
-        """Return whether `UNHEARD_AFTER` the sending there is neither a reply nor a trusted presence."""
+        """Return whether there is neither a reply nor a trusted presence `UNHEARD_AFTER` the sending."""
         await waiter.sent.wait()
         try:
             async with asyncio.timeout(UNHEARD_AFTER.total_seconds()):
@@ -222,7 +216,6 @@ class RedisBus:
         return present is None or not (present.details or present.doubt is None)
 
     async def _ranks(self, presence: str) -> frozenset[int] | None:
-        """Return the ranks that must answer, by the presence under this key."""
         try:
             return self._judge.ranks_of(presence, await self._presences.value(presence))
         except errors.BusUnavailable:
@@ -236,17 +229,13 @@ async def _completion(waiter: ReplyWaiter) -> None:
 
 
 class CommandAddress(Struct, frozen=True):
-    """Redis keys of a command's receiver."""
-
     stream: str
     presence: str
-    """Key of its presence."""
     identity: str
     """Identity whose key signs its messages."""
 
 
 def _address_of(command: Command) -> CommandAddress:
-    """Return the address of the command's receiver: a launcher, else its job, else its node."""
     job, node, launcher = (command.target.get(name) for name in ("job", "node", "launcher"))
     if isinstance(launcher, str) and launcher:
         owner = job_identity(notice.job_of_launcher(launcher))

@@ -27,7 +27,7 @@ log = telemetry.logger(__name__)
 
 
 async def check_is_no_cluster(url: str) -> None:
-    """Raise ConfigurationError if the Redis belongs to a Redis Cluster."""
+    """Raise ConfigurationError for a Redis Cluster."""
     client = open_client(url)
     try:
         async with asyncio.timeout(_ASK_SECONDS):
@@ -44,7 +44,7 @@ async def check_is_no_cluster(url: str) -> None:
 
 
 class RedisCapacity:
-    """Checks every 30 s. ``caveat`` is a further warning about this Redis."""
+    """``caveat`` is a further warning about this Redis."""
 
     def __init__(self, url: str, metrics: telemetry.Metrics, caveat: str = "") -> None:
         self._client: Redis = open_client(url)
@@ -53,11 +53,10 @@ class RedisCapacity:
         self._warnings: Mapping[str, str] = {}
 
     def caveat(self) -> str:
-        """Return the warnings as half a sentence. Empty if there are none."""
         return "; ".join(filter(None, (self._caveat, *self._warnings.values())))
 
     async def watch(self) -> None:
-        """Check until cancelled. Outages are logged by other clients of Redis."""
+        """Outages are logged by other clients of Redis."""
         try:
             while True:
                 try:
@@ -69,7 +68,7 @@ class RedisCapacity:
             await self._client.aclose()
 
     async def look(self) -> None:
-        """Check once. Raises the errors of redis-py."""
+        """Raises the errors of redis-py."""
         try:
             info = dict(await self._client.info("clients")) | dict(await self._client.info("memory"))
         except ResponseError:  # The user lacks the permission.
@@ -93,7 +92,7 @@ class RedisCapacity:
 
 
 def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return used shares, from 0 to 1, and warnings, each by resource, from the output of `INFO`."""
+    """Return used shares, 0 to 1, and warnings, each by resource, from the output of `INFO`."""
     shares: dict[str, float] = {}
     warnings: dict[str, str] = {}
     clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))

@@ -32,17 +32,16 @@ from trainmedic_server import errors, telemetry
 log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
-"""Errors of redis-py when Redis is unreachable or refuses a command. It passes some socket errors through."""
+"""Redis is unreachable or refuses a command. redis-py passes some socket errors through."""
 _LAST_WORDS_SECONDS = 1.0
 _CLOSED_TRANSPORT = "unable to perform operation on <"
 """Beginning of uvloop's RuntimeError for a connection closed in the meantime."""
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
-    """Return a client for `url` (``redis://``, ``rediss://``, ``unix://`` or Sentinels). It connects on first use.
+    """Return a client that connects on first use and never retries: only callers know which calls may be repeated.
 
-    It never retries, because only the callers know which calls may be repeated. Raises ConfigurationError without the
-    URL, so that no password gets into a log.
+    Raises ConfigurationError without the URL, so that no password gets into a log.
     """
     try:
         check_redis_url(url)
@@ -74,14 +73,10 @@ def _client(url: str, options: Mapping[str, Any]) -> Redis:
 
 
 class _PackedAtOnce:
-    """Connection that packs pipelines three times as fast as redis-py, which took a quarter of a storm's function
-    calls. Arguments are texts, bytes and numbers.
-    """
+    """Packs pipelines three times as fast as redis-py, which took a quarter of a storm's function calls."""
 
     def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[bytes]:
-        """Return the commands in wire form. A name of several words, such as ``XGROUP CREATE``, is several
-        arguments.
-        """
+        """A name of several words, such as ``XGROUP CREATE``, is several arguments."""
         pieces: list[bytes] = []
         for name, *others in commands:
             arguments = [*name.split(), *others]
@@ -93,16 +88,12 @@ class _PackedAtOnce:
 
 
 class _HearsTheEnd:
-    """Connection that reports Redis's last message if it was closed before a command was sent. Redis at its client
-    limit sends an error and closes the connection.
-    """
+    """Reports Redis's last message if the connection closes before a command: Redis does so at its client limit."""
 
     _reader: asyncio.StreamReader | None
 
     async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-        """As in redis-py, whose ConnectionError contains Redis's message here, also for connections closed by
-        uvloop.
-        """
+        """Put Redis's message into redis-py's ConnectionError, also for connections closed by uvloop."""
         reader = self._reader
         try:
             await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
@@ -117,7 +108,7 @@ class _HearsTheEnd:
 
 
 async def _last_words(reader: asyncio.StreamReader | None) -> str:
-    """Return an error of Redis that was received and not read. Empty if there is none."""
+    """Return an unread error of Redis. Empty if there is none."""
     if reader is None:
         return ""
     # The stored exception hides data received before. It was reported already, and nothing else reads here.
@@ -131,15 +122,13 @@ async def _last_words(reader: asyncio.StreamReader | None) -> str:
 
 
 class _BriefSentinels(Sentinel):
-    """Sentinels whose connection ends with each answer, as in `trainmedic.wire.connection`.
-
-    Connections opened at the same time share one query; each would end the others' otherwise.
+    """Closes connections to Sentinels after each answer, as `trainmedic.wire.connection` does. Concurrent connections
+    share one query; each would end the others' otherwise.
     """
 
     _asking: asyncio.Task[Any] | None = None
 
     async def discover_master(self, service_name: str) -> Any:
-        """Return the address of the master. Raises MasterNotFoundError."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask(service_name))
         return await asyncio.shield(self._asking)
@@ -153,14 +142,14 @@ class _BriefSentinels(Sentinel):
 
 
 def without_password(url: str) -> str:
-    """Return `url` for a log line: scheme, host and database, without user, password and options."""
+    """Return scheme, host and database for logs."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 class RedisOutage:
-    """Outage of Redis, logged once when it begins, once when it ends, and once for each further known reason."""
+    """Logged when it begins, when it ends, and for each further known reason."""
 
     def __init__(self, activity: str, url: str, faults: Counter) -> None:
         self._activity = activity
@@ -172,12 +161,10 @@ class RedisOutage:
         self.reason: errors.BusExplained | None = None
         """Known reason: Redis's own error, or that of TLS."""
         self.refusal: errors.BusExplained | None = None
-        """Why Redis refuses a needed command although it answers. None if it refuses nothing."""
+        """Why Redis refuses a needed command although it answers."""
         self._told: set[str] = set()
-        """Logged reasons of this outage."""
 
     def begin(self, error: BaseException) -> float:
-        """Count a failure. Return the seconds to wait before the next try."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.reason = told if isinstance(told, errors.BusExplained) else None
@@ -189,11 +176,11 @@ class RedisOutage:
         return self._backoff.next()
 
     def count(self) -> None:
-        """Count a failure without an outage: Redis answers, and refuses one command."""
+        """Count a refusal without an outage."""
         self._faults.inc()
 
     def refuse(self, error: BaseException) -> str:
-        """Count one refused command. Return the reason, safe for logs."""
+        """Return the reason, safe for logs."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.refusal = told if isinstance(told, errors.BusExplained) else None
@@ -210,12 +197,11 @@ class RedisOutage:
 
 
 def new_backoff() -> Backoff:
-    """Return the waits after consecutive failures of a connection or a command."""
     return Backoff(0.05, 2.0, jitter=True)
 
 
 def unavailable(error: BaseException, url: str | None = None) -> errors.BusUnavailable:
-    """Return the server's error for an error of redis-py on a connection to `url`."""
+    """Translate an error of redis-py."""
     if takes_no_clients(error):
         return _full()
     if explanation := explained(error, url) or unreachable(error):

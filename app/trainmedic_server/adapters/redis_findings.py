@@ -27,13 +27,11 @@ from trainmedic_server.ports.findings import TakeUpdates
 log = telemetry.logger(__name__)
 
 _ENTRIES_PER_READ = 64
-"""Few, because each may contain an excerpt of 256 KiB."""
+"""Few: each may contain an excerpt of 256 KiB."""
 
 
 class RedisFindings:
-    """Reads findings and passes the genuine ones to ``take``. ``signer`` is None without a key. ``consumer`` and
-    ``fence`` are those of `StreamReader`.
-    """
+    """Passes genuine findings to ``take``. ``consumer`` and ``fence`` are those of `StreamReader`."""
 
     def __init__(
         self,
@@ -56,14 +54,12 @@ class RedisFindings:
         self._log_limit = LogLimit()
 
     async def run(self) -> None:
-        """Read until cancelled."""
         await self._reader.run()
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def _hand_on(self, entries: Sequence[Entry]) -> None:
-        """Pass on genuine findings and delete all entries."""
         if not entries:
             return
         updates = [update for entry in entries if (update := self._update_in(entry)) is not None]
@@ -76,7 +72,7 @@ class RedisFindings:
         await pipeline.execute()
 
     async def _have_taken(self, updates: list[FindingUpdate]) -> None:
-        """Pass on all updates. If that fails, pass them one by one, so that a bad one does not block the others."""
+        """Pass all updates on. If that fails, pass them one by one, so that a bad one does not block the others."""
         try:
             await self._take(updates)
         except StoreUnavailable:
@@ -90,7 +86,6 @@ class RedisFindings:
             self._note_refused("unreadable", updates[0].finding.id.encode(), f"it cannot be kept: {error!r}"[:200])
 
     def _update_in(self, entry: Entry) -> FindingUpdate | None:
-        """Return the entry's update. None if it is not genuine, or no finding."""
         entry_id, fields = entry
         try:
             if fields is None or sum(map(len, fields.values())) > wire.LARGEST_UPDATE:
@@ -108,7 +103,6 @@ class RedisFindings:
         return None
 
     def _note_refused(self, reason: str, entry: bytes, why: str) -> None:
-        """Count a refused message. Log it unless too many were logged already."""
         self._metrics.refused_messages.labels(reason=reason).inc()
         if self._log_limit.lets_through():
             others = {"others": "are only counted, for a minute"} if self._log_limit.is_last else {}

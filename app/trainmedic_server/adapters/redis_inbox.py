@@ -22,15 +22,15 @@ log = telemetry.logger(__name__)
 
 LARGEST_REPLY = 256 * 1024
 MOST_NOTICES = 1000
-"""Maximum number of notices waiting for the engine, which takes them every few seconds."""
+"""The engine takes them every few seconds."""
 _ENTRIES_PER_READ = 100
-"""Few, because each can have any size that Redis permits, which is unknown before reading."""
+"""Few: each can be as large as Redis permits."""
 
 LateReply = Callable[[envelope.Reply], Awaitable[None]]
 
 
 class ReplyInbox:
-    """Reads replies and passes the genuine ones to the router. ``signer`` is None without a key."""
+    """Passes genuine replies to the router. ``signer`` is None without a key."""
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class ReplyInbox:
         """Genuine notices by entry. The consumer removes them."""
 
     async def run(self) -> None:
-        """Read until cancelled."""
         await self._reader.run()
 
     async def _take_all(self, entries: Sequence[Entry]) -> None:
@@ -101,7 +100,6 @@ class ReplyInbox:
         self.notices[entry] = notice
 
     def _verify(self, reply: envelope.Reply, fields: dict[bytes, bytes]) -> None:
-        """Raise BadSignature if a key is in use and the reply is not genuine."""
         if self._signer is None:
             return
         if envelope.is_in_several_fields(fields):
@@ -109,7 +107,6 @@ class ReplyInbox:
         self._signer.verify(envelope.body_of(fields, b"reply"), signatures_of(fields), reply.identity)
 
     def _note_refused(self, reason: str, event: str, reply: envelope.Reply | None = None, **fields: str) -> None:
-        """Count a refused message. Log it unless too many were logged already."""
         self._metrics.refused_messages.labels(reason=reason).inc()
         if not self._log_limit.lets_through():
             return

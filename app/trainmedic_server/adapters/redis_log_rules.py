@@ -1,7 +1,7 @@
 """Distribution of log rules to the agents: the rules under one key, and a signed notice for each node.
 
-Both are written on changes, the notice also for new agents, and again periodically, because Redis may lose data. An
-agent that reads none keeps its rules.
+Both are written on changes and again periodically, because Redis may lose data. An agent that reads none keeps its
+rules.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ _NODES_PER_PIPELINE = 500
 
 
 class RedisLogRules:
-    """``rules`` returns the loaded rules, ``nodes`` the nodes of connected agents. ``signer`` is None without a key.
-    ``fence`` does not return if this server is no longer the leader.
-    """
+    """``rules`` returns the loaded rules, ``nodes`` the nodes of connected agents."""
 
     def __init__(
         self,
@@ -58,7 +56,6 @@ class RedisLogRules:
         self._noticed: set[str] = set()
 
     async def run(self) -> None:
-        """Distribute changes until cancelled."""
         while True:
             wait = LOOK_SECONDS
             try:

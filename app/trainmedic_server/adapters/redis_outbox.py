@@ -24,36 +24,34 @@ log = telemetry.logger(__name__)
 
 GROUP = "trainmedic"
 STREAM_ENTRIES = 1000
-"""Approximate maximum length of a command stream. Receivers delete answered commands."""
+"""Approximate. Receivers delete answered commands."""
 STREAM_SECONDS = 24 * 3600
-"""Time until a command stream is deleted after its last command has expired."""
+"""Until a stream is deleted after its last command has expired."""
 _COMMANDS_PER_PIPELINE = 256
-"""Limits both the round trips and the time for which the event loop is blocked."""
+"""Limits the round trips and the blocking of the event loop."""
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
 
 class QueuedCommand(Struct):
-    """A command on its way to its receiver's stream."""
-
     stream: str
     presence: str
     """Key of the receiver's presence."""
     raw: bytes
-    """Envelope of the command, as signed and sent."""
+    """Signed envelope."""
     signatures: Mapping[bytes, str]
-    """Signature fields of the entry. Empty without a signing key."""
+    """Fields of the entry. Empty without a signing key."""
     expires_at: datetime
     on_sent: Callable[[bytes | None], None]
-    """Called with the receiver's presence at the time of sending."""
+    """Called with the receiver's presence at that time."""
     is_wanted: Callable[[], bool]
-    """Whether a request still waits for the reply. Otherwise the command is not sent."""
+    """Whether a request still waits."""
     backoff: Backoff | None = None
-    """Waits between tries. None until the stream has refused it."""
+    """None until the stream has refused it."""
     is_queued: bool = False
 
 
 class CommandOutbox:
-    """Sends queued commands in order, and retries while Redis is unreachable."""
+    """Sends in order, and retries while Redis is unreachable."""
 
     def __init__(
         self,
@@ -73,7 +71,6 @@ class CommandOutbox:
         self._filled = asyncio.Event()
 
     def send(self, command: QueuedCommand) -> None:
-        """Queue a command, unless it is queued already."""
         if not command.is_queued:
             command.is_queued = True
             self._commands.append(command)
@@ -84,7 +81,6 @@ class CommandOutbox:
         self._filled.set()
 
     async def run(self) -> None:
-        """Send until cancelled."""
         while True:
             await self._filled.wait()
             self._filled.clear()
@@ -143,7 +139,7 @@ class CommandOutbox:
                 command.on_sent(value if isinstance(value, bytes) else None)
 
     def _send_later(self, command: QueuedCommand, error: Exception) -> None:
-        """Retry a command whose stream refuses it (wrong type, out of memory), without delaying the others."""
+        """Retry a command that its stream refuses (wrong type, out of memory) without delaying the others."""
         reason = self._outage.refuse(error)
         if command.backoff is None:
             command.backoff = new_backoff()

@@ -25,19 +25,19 @@ log = telemetry.logger(__name__)
 
 MOST_LISTED = 50_000
 MOST_CLAIMS = 1000
-"""Maximum number of untrusted presences whose content is shown."""
+"""Untrusted presences with shown content."""
 _LONGEST_NAME = 4 * 253
-"""Bytes of a name of a job or node (253 characters)."""
+"""A name has up to 253 characters."""
 _KEYS_PER_SCAN = 1000
 _KEYS_PER_CALL = 128
 """Few, so that no turn of the event loop takes long."""
 _BYTES_PER_CALL = 4 * 1024 * 1024
 _USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL
-"""Bytes read of each at first. Few are larger."""
+"""Read first; few presences are larger."""
 
 
 class PresenceReader:
-    """Bounded reading of one presence by its key, or of all with a prefix, whatever Redis contains."""
+    """Bounded reading, whatever Redis contains."""
 
     def __init__(self, client: Redis, judge: PresenceJudge) -> None:
         self._client = client
@@ -47,11 +47,11 @@ class PresenceReader:
 
     @property
     def refusal(self) -> BusExplained | None:
-        """Why Redis refused the last listing of agents or jobs. None if it did not."""
+        """Why Redis refused the last listing. None if it did not."""
         return next(iter(self._refusals.values()), None)
 
     async def all_under(self, prefix: str) -> list[Presence]:
-        """Return all agents, or all jobs, by the key prefix. Raises BusUnavailable.
+        """Return all agents or jobs. Raises BusUnavailable.
 
         Concurrent calls share one listing: in a storm on a dead cluster, all commands list at the same moment.
         """
@@ -62,12 +62,12 @@ class PresenceReader:
         return await asyncio.shield(task)
 
     async def read(self, key: str) -> Presence | None:
-        """Return one presence. None if there is none. Raises BusUnavailable."""
+        """Raises BusUnavailable."""
         value = await self.value(key)
         return self._judge.presence_of(key, value) if value else None
 
     async def value(self, key: str) -> bytes | None:
-        """Return the value of a key, cut if it is too large for a presence. Raises BusUnavailable."""
+        """Cut a value that is too large for a presence. Raises BusUnavailable."""
         try:
             [value] = await self._each([presence_reading(key)])
         except FAULTS as error:
@@ -95,7 +95,6 @@ class PresenceReader:
         return _with_few_claims(presences)
 
     async def _large(self, keys: Sequence[bytes]) -> list[Presence]:
-        """Read the presences that exceed the usual size."""
         presences: list[Presence] = []
         sizes = await self._each([("STRLEN", key) for key in keys]) if keys else []
         for batch in _batches(keys, sizes):
@@ -121,9 +120,7 @@ class PresenceReader:
         return sorted(keys)
 
     async def _each(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
-        """Return the answers to commands in one round trip. Errors, such as for a key of another type, are
-        among them.
-        """
+        """Send commands in one round trip. Errors are among the results."""
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
@@ -131,24 +128,23 @@ class PresenceReader:
 
 
 def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
-    """Return the presences with untrusted content only in the first `MOST_CLAIMS`."""
+    """Keep untrusted content only in the first `MOST_CLAIMS`."""
     doubtful = [presence for presence in presences if presence.claims]
     too_many = {id(presence) for presence in doubtful[MOST_CLAIMS:]}
     return [replace(presence, claims={}) if id(presence) in too_many else presence for presence in presences]
 
 
 def presence_reading(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
-    """Return the Redis command that reads a presence, up to `most` bytes and one more."""
+    """Read up to `most` bytes and one more."""
     return "GETRANGE", key, 0, most
 
 
 def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:
-    """Return whether a presence is larger than what was read. Beyond the permitted maximum, the part read counts."""
     return isinstance(value, bytes) and len(value) > most and most < LARGEST_PRESENCE
 
 
 def _batches(keys: Sequence[bytes], sizes: Sequence[Any]) -> Iterator[list[bytes]]:
-    """Group the keys into sizes that can be read at once. Values that are not strings have no size and are skipped."""
+    """Values that are not strings have no size and are skipped."""
     batch: list[bytes] = []
     total = 0
     for key, size in zip(keys, sizes, strict=True):

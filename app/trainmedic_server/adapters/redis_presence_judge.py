@@ -2,8 +2,7 @@
 
 Any client of Redis can write a presence. With a signing key it is trusted if it is signed by the job or agent of its
 key, names it, and is not older than the last trusted one. Others are shown with the reason for distrust and have no
-effect. The last trusted one stays valid for as long as it would exist without being overwritten. Every signature is
-checked; unchanged content is not parsed again.
+effect. The last trusted one stays valid for as long as it would exist without being overwritten.
 """
 
 from __future__ import annotations
@@ -24,24 +23,23 @@ from trainmedic_server.ports.outside import Clock, Presence
 log = telemetry.logger(__name__)
 
 OLDEST = timedelta(minutes=2)
-"""Maximum age of a signed presence, and maximum lead over this server's clock. After a restart of this server, a
-recorded presence can be trusted again within this time.
+"""Maximum age of a signed presence, and maximum lead over this server's clock. After a restart, a recorded presence can
+be trusted again within this time.
 """
 COUNTS_FOR = timedelta(seconds=45)
 """Validity of a trusted presence that another client has overwritten. An agent writes every 10 s, with a lifetime of 30
 s.
 """
 _READ_MEANWHILE = timedelta(seconds=15)
-"""Reading many presences takes time, so one that is older by this much proves nothing."""
+"""Reading many presences takes time, so such an age proves nothing."""
 _LARGEST_CLAIMS = 2 * 1024
-"""Maximum size in bytes of an untrusted presence that is shown."""
 _REMEMBERED = 100_000
 _KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {
     envelope.agent_presence(""): ("node", node_identity, str),
     envelope.job_presence(""): ("job", job_identity, str),
     notice.launcher_presence(""): ("job", job_identity, notice.job_of_launcher),
 }
-"""By key prefix: the member with the writer's name, its signing identity, and the name from the rest of the key."""
+"""By key prefix: the member with the writer's name, its signing identity, and the name in the key."""
 
 
 class _Believed(NamedTuple):
@@ -49,14 +47,12 @@ class _Believed(NamedTuple):
 
     written_at: datetime
     ranks: frozenset[int] | None
-    """Ranks that it listed."""
     digest: bytes
-    """Digest of its text."""
     details: Mapping[str, Any]
 
 
 class PresenceJudge:
-    """Judges presences; safe in any thread. ``signer`` is None without a signing key."""
+    """Safe in any thread. ``signer`` is None without a signing key."""
 
     def __init__(self, signer: Signer | None, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._signer = signer
@@ -65,12 +61,11 @@ class PresenceJudge:
         self._texts = PresenceTexts(_REMEMBERED)
         self._believed: OrderedDict[str, _Believed] = OrderedDict()
         self._doubted: OrderedDict[str, None] = OrderedDict()
-        """Keys whose distrust is logged."""
         self._log_limit = LogLimit()
         self._lock = threading.Lock()
 
     def presence_of(self, key: str, value: bytes) -> Presence:
-        """Return the presence in a key's value. An existing key counts as present whatever its value."""
+        """An existing key counts as present whatever its value."""
         now = self._clock.now()
         prefix = next(prefix for prefix in _KINDS if key.startswith(prefix))
         name = key.removeprefix(prefix)
@@ -95,10 +90,8 @@ class PresenceJudge:
         return Presence(name, newest.written_at, newest.details, uses_previous_key=proof.is_previous)
 
     def ranks_of(self, key: str, value: bytes | None) -> frozenset[int] | None:
-        """Return the ranks that must answer each command. None if unknown.
-
-        If the presence is untrusted or missing, use the last trusted one: hiding a presence must not hide a rank's
-        answer.
+        """Return None if unknown. Without a trusted presence, use the last trusted one: hiding a presence must not hide
+        a rank's answer.
         """
         with self._lock:
             last = self._believed.get(key)
@@ -109,7 +102,7 @@ class PresenceJudge:
         return last.ranks if last is not None else None
 
     def _checked_time(self, written_at: datetime | None, now: datetime) -> datetime:
-        """Return when a signed presence was written. Raises BadSignature if that is not recent."""
+        """Raises BadSignature if the time is not recent."""
         if written_at is None:
             raise BadSignature("does not say when it was written")
         if abs(now - written_at) > OLDEST:
@@ -119,9 +112,7 @@ class PresenceJudge:
         return written_at
 
     def _newest(self, key: str, genuine: _Believed) -> _Believed:
-        """Trust a genuine presence unless a later one was trusted, and return the later. Raises BadSignature if it is
-        older by more than the time for reading.
-        """
+        """Return the later of this and the last trusted presence. Raises BadSignature if this one is much older."""
         with self._lock:
             last = self._believed.get(key)
             if last is not None and genuine.written_at < last.written_at:
@@ -144,7 +135,7 @@ class PresenceJudge:
         return Presence(name, last.written_at, last.details, doubt, claims)
 
     def _note(self, key: str, doubt: str) -> None:
-        """Count an untrusted presence. Log it once until there is a trusted one."""
+        """Count an untrusted presence. Log it once."""
         self._metrics.refused_messages.labels(reason="presence").inc()
         with self._lock:
             is_new = key not in self._doubted
@@ -156,7 +147,7 @@ class PresenceJudge:
 
 
 def ranks_in(details: Mapping[str, Any]) -> frozenset[int] | None:
-    """Return the ranks that must answer each command, by the presence. None if it lists none."""
+    """Return None if the presence lists no ranks."""
     ranks = details.get("ranks")
     if not isinstance(ranks, list) or not ranks:
         return None

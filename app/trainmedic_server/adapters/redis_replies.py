@@ -13,33 +13,31 @@ from datetime import datetime, timedelta
 from trainmedic.wire.envelope import EXPIRED, Reply
 
 GRACE = timedelta(minutes=5)
-"""Time after the start for which an unclaimed reply is stored: recovery requests it again."""
+"""Unclaimed replies are stored for this time: recovery requests them again."""
 EARLY_LIMIT = 10_000
-"""Maximum number of commands with early replies, and of entries of one command."""
+"""Commands with early replies, and entries of one command."""
 RECENT_LIMIT = 20_000
 
 
 class ReplyWaiter:
-    """State shared by all requests that wait for the replies to one command."""
+    """State shared by all requests for one command."""
 
     def __init__(self, expires_at: datetime, identity: str) -> None:
         self.expires_at = expires_at
-        """Latest expiry sent for the command."""
+        """Latest expiry sent."""
         self.identity = identity
-        """Receiver of the command, which alone may answer it."""
+        """Receiver, which alone may answer."""
         self.send_again: Callable[[], None] | None = None
-        """Set once the command is in the outbox."""
         self.ranks: frozenset[int] | None = None
-        """Ranks that must answer. None while that is unknown."""
+        """None while unknown."""
         self.finals: dict[int | None, Reply] = {}
-        """Final reply of each rank. The rank is None if the receiver has none."""
+        """By rank. None if the receiver has no ranks."""
         self.accepted: dict[int | None, Reply] = {}
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()
         self.heard = asyncio.Event()
         """Set with the first reply, final or not."""
         self.users = 0
-        """Number of waiting requests."""
 
     @property
     def is_complete(self) -> bool:
@@ -62,12 +60,11 @@ class ReplyWaiter:
         self.changed.set()
 
     def mark_sent(self, ranks: frozenset[int] | None) -> None:
-        """Record that the command is on its stream, and which ranks must answer by the receiver's presence."""
+        """`ranks` come from the receiver's presence."""
         self.sent.set()
         self.expect(ranks)
 
     def offer(self, reply: Reply) -> bool:
-        """Take a reply. Return whether it is the first final one of its rank."""
         if reply.status == EXPIRED and reply.at < self.expires_at:
             # It answers an earlier, shorter sending of this command. Counting it would repeat a still valid command
             # under another ID.
@@ -90,7 +87,7 @@ class ReplyWaiter:
 
 
 class ReplyRouter:
-    """Passes each reply to the waiting request. `acknowledge` is called with completed entries."""
+    """Passes each reply to the waiting request. `acknowledge` receives completed entries."""
 
     def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None], is_signed: bool = False) -> None:
         self._is_signed = is_signed
@@ -98,15 +95,15 @@ class ReplyRouter:
         self._acknowledge = acknowledge
         self._waiters: dict[str, ReplyWaiter] = {}
         self._unacknowledged: dict[str, dict[bytes, None]] = {}
-        """Entries whose reply was passed on but whose outcome is not durable yet, in order."""
+        """Entries whose reply was passed on but whose outcome is not durable yet."""
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
-        """Replies by entry that came within `GRACE` after the start, without a waiting request."""
+        """Replies by entry within `GRACE` after the start, without a waiting request."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
-        """Ranks that answered a completed request. Their repetitions are discarded."""
+        """Ranks that answered a completed request."""
         self._unclaimed: list[tuple[bytes, Reply]] = []
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
-        """Begin to wait. Earlier replies (delivered again after a restart) go to the new waiter."""
+        """Earlier replies (delivered again after a restart) go to the new waiter."""
         waiter = self._waiters.setdefault(command_id, ReplyWaiter(expires_at, identity))
         waiter.users += 1
         waiter.expires_at = max(waiter.expires_at, expires_at)
@@ -116,7 +113,6 @@ class ReplyRouter:
         return waiter
 
     def unregister(self, command_id: str, waiter: ReplyWaiter) -> None:
-        """End the wait of one request."""
         waiter.users -= 1
         if waiter.users:
             return
@@ -127,23 +123,23 @@ class ReplyRouter:
             self._recent.popitem(last=False)
 
     def send_again(self) -> None:
-        """Send again every command whose replies are incomplete."""
+        """Send again all commands with incomplete replies."""
         for waiter in self._waiters.values():
             if waiter.send_again is not None and not waiter.is_complete:
                 waiter.send_again()
 
     def acknowledge(self, command_id: str) -> None:
-        """Record that the outcome of a command is durable: its replies need not come again."""
+        """The outcome is durable, so the replies need not come again."""
         entries = self._unacknowledged.pop(command_id, None)
         if entries:
             self._acknowledge(list(entries))
 
     def discard(self, entry: bytes) -> None:
-        """Acknowledge an entry that no request needs any more."""
+        """Acknowledge an entry that nothing needs."""
         self._acknowledge([entry])
 
     def take(self, entry: bytes, reply: Reply, now: datetime) -> bool:
-        """Route one reply from the stream. Return False if it answers another command than the one sent."""
+        """Return False if the reply answers another command than the one sent."""
         if self._is_signed and not reply.is_to_genuine:
             # The author of the refused message can have chosen the ID of the command sent.
             self.discard(entry)
@@ -165,7 +161,7 @@ class ReplyRouter:
         return True
 
     def take_unclaimed(self, now: datetime) -> list[tuple[bytes, Reply]]:
-        """Remove and return the entries whose reply no request waits for."""
+        """Remove and return entries without a waiting request."""
         if now >= self._early_until and self._early:
             for entries in self._early.values():
                 self._unclaimed.extend(entries.items())

@@ -19,20 +19,19 @@ from trainmedic_server.ports.fence import Fence
 
 BLOCK_SECONDS = 2.0
 REREAD_SECONDS = 3 * BLOCK_SECONDS
-"""Seconds after which delivered but unacknowledged entries are read once more.
+"""Seconds after which unacknowledged entries are read once more.
 
-The previous leader read under the same name. If it hangs, Redis may deliver entries to it until its blocking read ends,
-and no other server would read these.
+If the previous leader hangs, Redis may deliver entries to it until its blocking read ends. It reads under the same
+name.
 """
 IDS_SECONDS = 3.0
-"""Seconds between two checks of the stream's last ID."""
 _AHEAD_MS = 3600 * 1000
 """More than a clock is usually set back."""
 _AGAIN_SECONDS = 1.0
 """Wait after a failure."""
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]
-"""ID of an entry and its fields. None: deleted in the meantime."""
+"""None: deleted in the meantime."""
 
 log = telemetry.logger(__name__)
 
@@ -41,11 +40,8 @@ class StreamReader:
     """Passes up to `most` entries at a time to `take`, sometimes none. `take` deletes them itself; if it raises, they
     stay.
 
-    - ``consumer`` must stay the same over restarts and for each of several servers, because Redis delivers
-      unacknowledged entries to the same name again.
-    - ``fence`` is called before any read and does not return if this server is no longer the leader.
-    - ``on_back`` is called when Redis answers again.
-    - ``loop`` is the reader's name in metrics.
+    ``consumer`` must stay the same over restarts and for each of several servers. ``fence`` is called before any read,
+    ``on_back`` when Redis answers again. ``loop`` is the name in metrics.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class StreamReader:
         self._on_back = on_back
 
     async def run(self) -> None:
-        """Read until cancelled."""
         while True:
             try:
                 await self._follow()
@@ -124,9 +119,8 @@ class StreamReader:
 
 
 async def _reset_ids(client: Redis, name: str) -> None:
-    """Reset the last ID to Redis's clock if it is ahead and the stream is empty. Raises the errors of redis-py.
-
-    Writers choose IDs, and Redis accepts none after the maximum: one such entry would block the stream permanently.
+    """Writers choose IDs, and Redis accepts none after the maximum: one such entry would block the stream permanently.
+    Raises the errors of redis-py.
     """
     seconds, _ = await client.time()
     now = seconds * 1000

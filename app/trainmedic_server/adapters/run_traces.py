@@ -1,8 +1,7 @@
 """Listener that sends each closed run as a trace to an OpenTelemetry collector.
 
-The run is the root span, with its steps, their attempts and the ranks that answered. An undo's span follows when the
-undo is done. IDs derive from the run's, so repetitions are the same spans; the trace ID is the run ID without dashes.
-Traces are built from the history, so outages lose nothing.
+The run is the root span, with steps, attempts and ranks below it. An undo's span follows when it is done. IDs derive
+from the run's, so repetitions are the same spans.
 
 OTLP over HTTP in JSON (OpenTelemetry Protocol 1.x, ``/v1/traces``). Spans contain no parameters and no labels except
 the alert's name.
@@ -28,10 +27,9 @@ from trainmedic_server.ports.store import RunRecord
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_TEXT = 1_000
 _MOST_EVENTS = 128
-"""Maximum number of events of a span, the default of OpenTelemetry's SDKs."""
+"""Default of OpenTelemetry's SDKs."""
 _SPAN_KIND_INTERNAL = 1
 _OK, _ERROR = 1, 2
-"""Codes of OTLP's ``Status``."""
 _WENT_WRONG = frozenset({Status.FAILED})
 _STEP_WENT_WRONG = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT, StepStatus.UNKNOWN})
 
@@ -39,15 +37,11 @@ log = telemetry.logger(__name__)
 
 
 class RunReader(Protocol):
-    """Reads a run's record; `ports.store.History` does."""
-
     async def record(self, run_id: str) -> RunRecord | None: ...
 
 
 class RunTraces:
-    """One collector. ``instance`` distinguishes servers of several clusters. `on_left_out` is called with the number of
-    rejected spans.
-    """
+    """``instance`` distinguishes servers of several clusters. `on_left_out` receives the number of rejected spans."""
 
     name = "traces_to"
     kinds = UNDO_OVER | names(Closed)
@@ -211,9 +205,7 @@ def _span(
     attributes: Mapping[str, Any],
     parent: str | None = None,
 ) -> dict[str, Any]:
-    """Return a span in OTLP's JSON. ``path`` is its place in the run, ``parent`` that of the parent span, None for the
-    root.
-    """
+    """``path`` is the span's place in the run, ``parent`` that of its parent, None for the root."""
     above = {} if parent is None else {"parentSpanId": _span_id(run, parent)}
     return {
         "traceId": _trace_id(run),
@@ -228,12 +220,10 @@ def _span(
 
 
 def _trace_id(run: Run) -> str:
-    """Return 16 bytes in hexadecimal: the UUID of the run."""
     return run.id.replace("-", "").lower()
 
 
 def _span_id(run: Run, path: str) -> str:
-    """Return 8 bytes in hexadecimal."""
     return hashlib.sha256(f"{run.id}/{path}".encode()).hexdigest()[:16]
 
 
@@ -250,7 +240,6 @@ def _value(value: Any) -> dict[str, Any]:
 
 
 def _told(event: Event) -> dict[str, Any]:
-    """Return the members of an event that show where time went."""
     told = {name: event.data.get(name) for name in ("step", "action", "attempt", "why", "error", "outcome", "holder")}
     plain = {name: value for name, value in told.items() if isinstance(value, (str, int))}
     return {"actor": event.actor, **plain}
@@ -270,5 +259,5 @@ def _answered_at(answer: Any) -> datetime | None:
 
 
 def _nanoseconds(moment: datetime) -> str:
-    """Return nanoseconds since 1970 as decimal text, OTLP's JSON form of 64 bits. Exact to the microsecond."""
+    """Decimal text is OTLP's JSON form of 64 bits."""
     return str((moment - _EPOCH) // timedelta(microseconds=1) * 1_000)

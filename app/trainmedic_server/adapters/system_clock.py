@@ -10,15 +10,13 @@ from trainmedic.wire import steady_time
 from trainmedic.wire.steady_time import ClockStep, SteadyTime
 
 _LONGEST_SLEEP_SECONDS = 30.0
-"""Longer sleeps are split, so that they end in time if the clock is set forward."""
+"""Longer sleeps are split, to end in time if the clock is set forward."""
 _RUNNING_APART_SECONDS = 1.0
 _KEPT_STEPS = 100
 
 
 class SystemClock:
-    """`ports.outside.Clock` and `ports.outside.ClockWatch` on the machine's clock. `SteadyTime` handles changes of the
-    clock.
-    """
+    """`SteadyTime` handles changes of the machine's clock."""
 
     def __init__(self, time: SteadyTime = steady_time.OF_PROCESS) -> None:
         self._time = time
@@ -39,14 +37,14 @@ class SystemClock:
         return taken
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at `when`, or at once if it has passed. Setting the clock back does not lengthen the sleep."""
+        """Setting the clock back does not lengthen the sleep."""
         loop = asyncio.get_running_loop()
         until = loop.time() + (when - self.now()).total_seconds()
         while (left := self._left(when, until - loop.time())) > 0:  # noqa: ASYNC110 - there is no event; the time is what is waited for
             await asyncio.sleep(min(left, _LONGEST_SLEEP_SECONDS))
 
     def _left(self, when: datetime, left: float) -> float:
-        """Return the seconds until `when`, at most `left` plus the drift between the two clocks."""
+        """`left` allows for the drift between the two clocks."""
         by_time = (when - self.now()).total_seconds()
         return by_time if by_time < left + _RUNNING_APART_SECONDS else left
 

@@ -23,38 +23,34 @@ from trainmedic_server.ports.alert_map import MappedAlert
 log = telemetry.logger(__name__)
 
 LabelValue = Expression | TextTemplate | str
-"""Value of a label: a template over ``labels``, or a constant."""
+"""A template over ``labels``, or a constant."""
 
 
 class Rename(Struct, frozen=True):
-    """One entry of ``rename``."""
-
     source: str
     line: int
     column: int
     alertnames: tuple[str, ...]
-    """Alertnames that the entry takes."""
     name: str | None = None
-    """New alertname, from ``as``. None if the alert keeps its own."""
+    """None if the alert keeps its name."""
     matchers: tuple[Matcher, ...] = ()
     labels: tuple[tuple[str, LabelValue], ...] = ()
-    """Labels to set if the alert lacks them."""
+    """Set if the alert lacks them."""
     drop: frozenset[str] = frozenset()
 
     @property
     def constants(self) -> Mapping[str, str]:
-        """Labels with the same value for every alert."""
         return {label: value for label, value in self.labels if isinstance(value, str)}
 
     def takes(self, labels: Mapping[str, str]) -> bool:
-        """Return whether its matchers hold. A value that is too long to be matched does not match."""
+        """A value that is too long does not match."""
         try:
             return all(matcher.matches(labels) for matcher in self.matchers)
         except ValueTooLong:
             return False
 
     def renamed(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Return the labels of the renamed alert. Templates see the labels before any is dropped."""
+        """Templates see the labels before any is dropped."""
         made = {label: value for label, value in labels.items() if label not in self.drop}
         scope = {"labels": dict(labels)}
         for label, value in self.labels:
@@ -68,13 +64,11 @@ class Rename(Struct, frozen=True):
 
 
 class Accept(Struct, frozen=True):
-    """One matcher of ``accept``."""
-
     source: str
     matcher: Matcher
 
     def refusal(self, labels: Mapping[str, str]) -> str:
-        """Return why the matcher refuses an alert with these labels. Empty if it accepts the alert."""
+        """Return an empty text if it accepts the alert."""
         try:
             if self.matcher.matches(labels):
                 return ""
@@ -84,13 +78,13 @@ class Accept(Struct, frozen=True):
 
 
 class CompiledAlertMap(Struct, frozen=True):
-    """All alert map files together; implements `ports.alert_map.AlertMap`."""
+    """All files together; implements `ports.alert_map.AlertMap`."""
 
     accept: tuple[Accept, ...] = ()
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
-    """Entries by alertname, in the order of the files and their entries."""
+    """By alertname, in the order of files and entries."""
     unusable: str = ""
-    """Reason to accept no alert: a file that was never loaded may have conditions. Empty if there is none."""
+    """Reason to accept no alert: a file that was never loaded may have conditions."""
 
     @classmethod
     def of(cls, accept: Iterable[Accept], renames: Iterable[Rename], unusable: str = "") -> CompiledAlertMap:
@@ -102,12 +96,12 @@ class CompiledAlertMap(Struct, frozen=True):
 
     @property
     def names(self) -> int:
-        """Number of renamed alertnames."""
         return len(self.renames)
 
     def apply(self, alert: Alert) -> MappedAlert:
-        """Return the alert as playbooks see it. Trainmedic's own alerts stay as they are: without an Alertmanager the
-        server reports them to itself, and no Prometheus adds a cluster's label to them."""
+        """Trainmedic's own alerts stay unchanged: without an Alertmanager no Prometheus adds a cluster's label
+        to them.
+        """
         sent = alert.sent_labels
         if is_own(sent):
             return MappedAlert(alert)
@@ -127,7 +121,7 @@ class CompiledAlertMap(Struct, frozen=True):
 
 
 def _text(value: LabelValue, scope: Mapping[str, Any]) -> str:
-    """Return the label's value. Empty if its template names a label that the alert lacks."""
+    """Return empty if the template names a missing label."""
     if isinstance(value, str):
         return value
     try:

@@ -28,7 +28,6 @@ from trainmedic_server.ports.actions import Actions
 
 MOST_MATCHERS = 50
 MOST_NAMES = 10_000
-"""Most alertnames in one file."""
 _LONGEST_NAME = 500
 _NOT_A_LETTER = re.compile(r"[^a-z0-9]")
 
@@ -58,14 +57,11 @@ class AlertMapForm(_Form):
 
 
 class CompiledFile(Struct, frozen=True):
-    """The content of one file of an alert map."""
-
     accept: tuple[Accept, ...] = ()
     renames: tuple[Rename, ...] = ()
 
 
 def compile_text(text: str, source: str) -> CompiledFile | list[FileProblem]:
-    """Return the map in `text`, or all its errors. Raises nothing."""
     documents, problems = yaml_text.read(text, source)
     if problems:
         return problems
@@ -166,7 +162,6 @@ def _forbidden(label: str) -> str:
 
 
 def _is_code(label: str) -> bool:
-    """Return whether playbooks that can do harm read an XID from this label."""
     plain = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
     return plain.replace("-", "_") in XID_LABELS
 
@@ -174,8 +169,8 @@ def _is_code(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """Yield what is probably not intended, over all files in their order. With `playbooks`, also names that start none,
-    and constants that an acting playbook accepts as proof.
+    """With `playbooks`, warn also of names that start none, and of constants that an acting playbook accepts as
+    proof.
     """
     renames = [rename for file in files for rename in file.renames]
     sources: dict[str, Rename] = {}

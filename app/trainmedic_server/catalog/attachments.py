@@ -21,12 +21,11 @@ from trainmedic_server.domain.playbook import PHASES
 
 PARAMETER = "template"
 MANIFEST = "manifest"
-"""Parameter that receives the template's content. An action with it accepts ``template``."""
+"""Parameter with the template's content. An action with it accepts ``template``."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}_template\.ya?ml")
 
 
 def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
-    """Yield the path and value of each step's ``with.template``."""
     raw = document.value if isinstance(document.value, dict) else {}
     for phase in PHASES:
         for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ()):
@@ -36,12 +35,11 @@ def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
 
 
 def paths(document: YamlDocument) -> list[Path]:
-    """Return the paths of the files that the document's steps name."""
     return [Path(document.source).with_name(name) for _, name in named(document) if _NAME.fullmatch(name)]
 
 
 def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
-    """Return the document with its named files embedded, or its errors."""
+    """Embed the named files, or return the errors."""
     if isinstance(document.value, dict) and "files" in document.value:
         return document  # It contains its files already.
     added: dict[str, str] = {}
@@ -72,14 +70,14 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
 
 
 def length(document: YamlDocument, name: str) -> int:
-    """Return the number of characters of the attached file, 0 if it is missing."""
+    """Return 0 if the file is missing."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     return len(text) if isinstance(text, str) else 0
 
 
 def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:
-    """Return the YAML mapping in the attached file, or its errors."""
+    """Return the mapping in the attached file, or its errors."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     if not isinstance(text, str):
@@ -95,7 +93,6 @@ def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, An
 
 
 def _written(text: str, added: Mapping[str, str]) -> str:
-    """Return the text with the files embedded as YAML block literals."""
     lines = [text.rstrip("\n"), "files:"]
     for name, content in added.items():
         lines.append(f"  {name}: |2-")

@@ -38,12 +38,10 @@ class CompiledStep(Struct, frozen=True):
     name: str
     when: Expression | None = None
     params: ValueTemplate | None = None
-    """Parameters as written."""
     model: type[BaseModel] = UncheckedParams
     fixed: BaseModel | None = None
-    """Validated parameters. None if they contain templates."""
+    """None if the parameters contain templates."""
     message: Expression | TextTemplate | str = ""
-    """Question of an approve step."""
 
 
 class YamlPlaybook(Struct, frozen=True):
@@ -52,7 +50,6 @@ class YamlPlaybook(Struct, frozen=True):
     text: str
     source: str
     line: int
-    """First line of the document in its file."""
     matchers: tuple[Matcher, ...] = ()
     condition: Expression | None = None
     parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)
@@ -61,11 +58,11 @@ class YamlPlaybook(Struct, frozen=True):
     effect: EffectQuery | None = None
 
     def effect_query(self, run: Run) -> str | None:
-        """Return the query that measures the run's effect. None: use the alert's rule. Raises ExpressionError."""
+        """Return None to use the alert's rule. Raises ExpressionError."""
         return self.effect.rendered(run, self.definition.vars) if self.effect else None
 
     def match(self, alert: Alert) -> Match:
-        """Return whether the playbook reacts. Checks alertname, matchers, ``when`` and ``proof``, in this order."""
+        """Check alertname, matchers, ``when`` and ``proof``, in this order."""
         if alert.name not in self.definition.on.alertnames:
             return Match(
                 False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.definition.on.alertnames))}"
@@ -86,7 +83,7 @@ class YamlPlaybook(Struct, frozen=True):
         return Match(False, missing, unproven=True) if missing else Match(True)
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
-        """Return the target that the alert names. Unresolved, never guessed, if it names none."""
+        """Return Unresolved, never a guess, if the alert names no target."""
         target = self._target_of(alert, topology)
         if isinstance(target, Unresolved) or isinstance(target := target_resolution.bounded(target), Unresolved):
             return target
@@ -116,12 +113,12 @@ class YamlPlaybook(Struct, frozen=True):
         return Target(self.definition.target.kind, **parts)
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
-        """Return whether to run the step. Raises ExpressionError."""
+        """Raises ExpressionError."""
         condition = self.steps[phase, index].when
         return condition is None or condition.holds(scope)
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
-        """Return the action step's rendered and validated parameters. Raises ExpressionError."""
+        """Raises ExpressionError."""
         step = self.steps[phase, index]
         if step.fixed is not None:
             return step.fixed
@@ -140,7 +137,7 @@ class YamlPlaybook(Struct, frozen=True):
             raise errors.ExpressionError(reason) from error
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
-        """Return the question of an approve step. Raises ExpressionError."""
+        """Raises ExpressionError."""
         return _text(self.steps[phase, index].message, scope)
 
     def _part(self, name: str, template: Expression | TextTemplate | str, alert: Alert) -> str | Unresolved:
@@ -151,7 +148,6 @@ class YamlPlaybook(Struct, frozen=True):
         return value or Unresolved("target_unknown", f"target.{name} is empty for this alert")
 
     def _scope_of(self, alert: Alert) -> dict[str, Any]:
-        """Return the names that exist before a run does."""
         data = alert.as_data()
         return {
             "alert": data,
@@ -162,7 +158,7 @@ class YamlPlaybook(Struct, frozen=True):
 
 
 def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
-    """Validate the parameters. Write out rendered numbers where text is required. Raises ValidationError."""
+    """Rendered numbers are written out where text is required. Raises ValidationError."""
     try:
         return model.model_validate(rendered)
     except ValidationError as error:
@@ -173,7 +169,6 @@ def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
 
 
 def _write_out(rendered: Any, path: DocumentPath) -> bool:
-    """Replace the number at `path` by text. Return whether there was one."""
     for part in path[:-1]:
         rendered = rendered[part]
     value = rendered[path[-1]] if path else None

@@ -44,7 +44,7 @@ def compile_document(
     identity: IdentityLabels = IdentityLabels(),
     allowance: Allowance | None = None,
 ) -> YamlPlaybook | list[FileProblem]:
-    """Return the playbook, or all its errors in file order."""
+    """Return all errors in file order, if any."""
     compilation = _Compilation(document, actions, identity, allowance or Allowance())
     try:
         return compilation.run()
@@ -60,9 +60,9 @@ class _Compilation:
     allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
     place: DocumentPath = ()
-    """Path of the template being compiled."""
+    """Path of the current template."""
     manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)
-    """Attached files read so far, by name."""
+    """By file name."""
 
     def run(self) -> YamlPlaybook | list[FileProblem]:
         definition = model_errors.validate(Playbook, self.document, PHASES)
@@ -137,7 +137,7 @@ class _Compilation:
         return query
 
     def _constants(self, value: Any, path: DocumentPath) -> None:
-        """Report templates in variables: they would not be rendered."""
+        """Templates in variables would not be rendered."""
         if isinstance(value, dict):
             for key, each in value.items():
                 self._constants(each, (*path, key))
@@ -208,7 +208,7 @@ class _Compilation:
     def _with_manifest(
         self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath
     ) -> Mapping[str, Any]:
-        """Replace ``template`` by the file's content, for an action with ``manifest``."""
+        """Replace ``template`` by the file's content."""
         name = raw.get(attachments.PARAMETER)
         if not isinstance(name, str) or action is None or attachments.MANIFEST not in action.Params.model_fields:
             return raw
@@ -224,7 +224,6 @@ class _Compilation:
         return {**rest, attachments.MANIFEST: manifest}
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        """Check that the action supports the target and the undo."""
         if self._kind is not None and self._kind not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {self._kind}")
@@ -232,9 +231,7 @@ class _Compilation:
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
-        """Return the validated parameters. None if they contain templates, of which only the names and constants are
-        checked.
-        """
+        """Return None if there are templates, of which only the names and constants are checked."""
         place = (*path, "with")
         templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)
@@ -275,7 +272,7 @@ class _Compilation:
     def _template(
         self, raw: Mapping[str, Any], path: DocumentPath, names: VisibleNames, name: str
     ) -> ValueTemplate | None:
-        """Return the compiled parameters. None if a template among them is wrong."""
+        """Return None if a template is wrong."""
         compiled: dict[str, Expression | TextTemplate] = {}
         are_fine = True
         for inner, text in _texts(raw, path):
@@ -295,7 +292,7 @@ class _Compilation:
         name: str,
         parse: Callable[[str], SyntaxTree] = template_syntax.parse_template,
     ) -> Expression | TextTemplate | None:
-        """Return the compiled text. None if its syntax or names are wrong."""
+        """Return None if syntax or names are wrong."""
         self.place = path
         try:
             tree = parse(text)
@@ -314,10 +311,7 @@ class _Compilation:
 
 
 def can_be_undone(action: type[Action]) -> bool:
-    """Return False for an action whose class declares ``def inverse(...) -> None``.
-
-    A class that declares ``Inverse | None`` decides for each use, at the latest when it is applied.
-    """
+    """Return False if the class declares ``def inverse(...) -> None``. ``Inverse | None`` is decided for each use."""
     returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
     return returned is not None and returned != "None"
 
@@ -330,7 +324,6 @@ def _id_of(entry: Any, index: int, phase: str) -> str:
 
 
 def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
-    """Yield each text in `value`, at any depth, with its path below `path`."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _texts(each, (*path, key))
@@ -342,7 +335,7 @@ def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]
 
 
 def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
-    """Return whether rendering the templates cannot fix the fault."""
+    """Return whether rendering cannot fix the fault."""
     if fault.type in ("missing", "extra_forbidden"):
         return True
     return not any(
@@ -351,7 +344,7 @@ def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | i
 
 
 def _output_keys(entry: Any, actions: Actions, kind: TargetKind | None) -> Collection[str]:
-    """Return the keys of the step's output. Empty if its action does not declare them for this kind of target."""
+    """Return empty if the action does not declare them for this target."""
     name = entry.get("action") if isinstance(entry, dict) else None
     action = actions.action_class(name) if isinstance(name, str) else None
     keys: Collection[str] = getattr(action, "outputs", ())
@@ -365,7 +358,7 @@ def _with_misplaced(
     document: YamlDocument,
     path: DocumentPath,
 ) -> list[FileProblem]:
-    """Return the problems, with a better message for parameters next to ``action`` that belong below ``with``."""
+    """Give a better message for parameters next to ``action`` that belong below ``with``."""
     for key in entry:
         if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
             misplaced = document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)

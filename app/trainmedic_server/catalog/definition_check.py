@@ -48,7 +48,7 @@ def _times(place: DocumentPath, asking: Question | Approval) -> list[tuple[Docum
 def _question(
     place: DocumentPath, step_place: DocumentPath, asking: Question | Approval, step: ApproveStep | None = None
 ) -> Iterator[tuple[DocumentPath, str]]:
-    """Yield contradictions in a question. `step_place` is the path of its timeout."""
+    """`step_place` is the path of its timeout."""
     if isinstance(asking, Approval):
         timeout, on_timeout, written = asking.timeout, asking.on_timeout, asking.model_fields_set
     else:

@@ -16,7 +16,6 @@ from trainmedic_server.domain import promql
 from trainmedic_server.domain.run import Run
 
 NAMES = ("labels", "target", "vars")
-"""Names in scope."""
 _TEMPLATE = re.compile(r"(\{\{.*?\}\})", re.DOTALL)
 _TARGET = ("kind", "key", "node", "gpu", "job")
 
@@ -24,12 +23,10 @@ Template = Expression | TextTemplate | str
 
 
 class EffectQuery(Struct, frozen=True):
-    """Query as alternating text and templates."""
-
     pieces: Sequence[Template]
 
     def rendered(self, run: Run, variables: Mapping[str, Any]) -> str:
-        """Return the query for this run. Raises ExpressionError."""
+        """Raises ExpressionError."""
         target = run.target
         members = {name: str(value) for name in _TARGET if (value := getattr(target, name, None)) is not None}
         scope = {"labels": dict(run.alert_labels), "target": members, "vars": variables}
@@ -43,7 +40,7 @@ class EffectQuery(Struct, frozen=True):
 
 
 def compiled(text: str, compile_template: Callable[[str], Template]) -> EffectQuery | str:
-    """Return the query, or its error. `compile_template` compiles ``{{ … }}`` and reports the errors in it."""
+    """`compile_template` compiles ``{{ … }}`` and reports its errors. Return an error as text."""
     pieces: list[Template] = []
     before = ""
     for place, piece in enumerate(_TEMPLATE.split(text)):

@@ -34,22 +34,20 @@ RESCAN = 30.0
 """Seconds between checks without a notification: some file systems, such as NFS, send none."""
 _RETRY = 1.0
 _MOST_SECONDS = 60.0
-"""Maximum duration of one reload. The next one reads the remaining files."""
+"""The next reload reads the remaining files."""
 _MOST_CHARACTERS = 32 << 20
 _PLAYBOOKS = "the playbooks"
 _VERSIONS_KEPT = 256
-"""Maximum number of compiled earlier versions. Open runs rarely need more than a few."""
+"""Open runs rarely need more than a few."""
 _Equality = tuple[str, str]
-"""Label and value. An empty value also stands for a missing label."""
 
 log = telemetry.logger(__name__)
 
 
 class _MatcherIndex:
-    """Index of the playbooks for one alertname, sorted by name, by one ``=`` matcher of each.
+    """Index by one ``=`` matcher of each playbook, the one that it shares with the fewest others.
 
-    The matcher is the one that the playbook shares with the fewest others. An alert without this label and value cannot
-    match, so only the remaining playbooks and those without ``=`` are evaluated.
+    An alert without this label and value cannot match, so only the other playbooks are evaluated.
     """
 
     def __init__(self, playbooks: Sequence[YamlPlaybook]) -> None:
@@ -66,7 +64,6 @@ class _MatcherIndex:
             self._by_label.setdefault(label, {}).setdefault(value, []).append(place)
 
     def shortlist(self, labels: Mapping[str, str]) -> Shortlist:
-        """Return the playbooks that can match these labels, and those that cannot."""
         places = list(self._asked_of_all)
         for label, by_value in self._by_label.items():
             places += by_value.get(labels.get(label, ""), ())
@@ -92,8 +89,6 @@ class _Snapshot(Struct, frozen=True):
 
 
 class _ReloadLimits:
-    """Limits of one reload: time, number of files and their size."""
-
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
         self._until = seconds() + _MOST_SECONDS
@@ -101,7 +96,7 @@ class _ReloadLimits:
         self._characters = 0
 
     def reason_against(self) -> str | None:
-        """Return why no further file may be read. None if one may."""
+        """Return None if a further file may be read."""
         if self._files >= yaml_files.MOST_FILES:
             return f"there are over {yaml_files.MOST_FILES} files of playbooks"
         if self._characters > _MOST_CHARACTERS:
@@ -116,7 +111,7 @@ class _ReloadLimits:
 
 
 class StaticCatalog:
-    """`ports.playbooks.Catalog` of given playbooks, for simulations and tests."""
+    """Catalog of given playbooks, for simulations and tests."""
 
     def __init__(
         self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
@@ -127,18 +122,17 @@ class StaticCatalog:
         self._versions: dict[str, YamlPlaybook] = {}
 
     def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
-        """Return the playbooks for this alertname, sorted by name."""
+        """Sort by name."""
         return self._snapshot.by_alert.get(alertname, _NO_PLAYBOOKS).playbooks
 
     def shortlist(self, alert: Alert) -> Shortlist:
-        """Return the same, separated from those that the alert's labels exclude."""
+        """Separate the playbooks that the alert's labels exclude."""
         return self._snapshot.by_alert.get(alert.name, _NO_PLAYBOOKS).shortlist(alert.labels)
 
     def get(self, name: str) -> YamlPlaybook | None:
         return self._snapshot.playbooks.get(name)
 
     def all(self) -> Sequence[YamlPlaybook]:
-        """Return the playbooks sorted by name."""
         return tuple(self._snapshot.playbooks.values())
 
     def compile(self, text: str, source: str) -> YamlPlaybook:
@@ -153,7 +147,7 @@ class StaticCatalog:
 
 
 class Library(StaticCatalog):
-    """Catalog of `roots` (directories or files). Empty until the first `reload`."""
+    """Catalog of directories or files. Empty until the first `reload`."""
 
     def __init__(
         self,
@@ -173,13 +167,11 @@ class Library(StaticCatalog):
 
     @property
     def problems(self) -> Sequence[FileProblem]:
-        """Problems of the current files, sorted by file and line."""
         return self._snapshot.problems
 
     def reload(self) -> bool:
-        """Load changes from disk. Return whether there were any. Raises nothing.
-
-        If the reload fails, the loaded playbooks stay, and the failure is added to `problems`.
+        """Return whether anything changed. Raises nothing: a failure is added to `problems`, and the loaded playbooks
+        stay.
         """
         with self._reloading:
             try:
@@ -212,9 +204,7 @@ class Library(StaticCatalog):
         return changed
 
     async def watch(self) -> None:
-        """Reload on every change, until cancelled. Call `reload` first. Without notifications, check every `RESCAN`
-        seconds.
-        """
+        """Reload on every change, or every `RESCAN` seconds without notifications. Call `reload` first."""
         while True:
             try:
                 await self._watch_once()
@@ -243,7 +233,7 @@ class Library(StaticCatalog):
                 return
 
     def _load_within(self, limits: _ReloadLimits, path: Path) -> LoadedFile:
-        """Return the current file, or the previous one if the limits of a reload are reached."""
+        """Return the previous file if the limits are reached."""
         before = self._files.get(path, LoadedFile(path, ""))
         reason = limits.reason_against()
         if reason is not None:
@@ -254,7 +244,7 @@ class Library(StaticCatalog):
         return now
 
     def _load(self, path: Path) -> LoadedFile:
-        """Return the current file. If it is invalid, keep its previous playbooks."""
+        """An invalid file keeps its previous playbooks."""
         before = self._files.get(path)
         now = loader.load_file(path, self._actions, self._identity, before)
         if before is None or now is before or not now.problems:
@@ -264,7 +254,6 @@ class Library(StaticCatalog):
         return LoadedFile(path, now.digest, (*now.playbooks, *kept), now.problems)
 
     def _show(self, snapshot: _Snapshot) -> None:
-        """Replace the snapshot and report it."""
         before, self._snapshot = set(self._snapshot.problems), snapshot
         log.info("playbooks loaded", playbooks=len(snapshot.playbooks), problems=len(snapshot.problems))
         for problem in snapshot.problems:
@@ -276,7 +265,7 @@ class Library(StaticCatalog):
 
 
 def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
-    """Combine all files. Of two playbooks with one name, the one already loaded stays."""
+    """Of two playbooks with one name, the one already loaded stays."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]

@@ -27,7 +27,7 @@ Attached = Mapping[Path, str | FileProblem]
 class LoadedFile(Struct, frozen=True):
     path: Path
     digest: str
-    """SHA-256 of its bytes and of its attached files. Empty if they could not be read."""
+    """SHA-256 of its bytes and its attached files. Empty if they could not be read."""
     playbooks: tuple[YamlPlaybook, ...] = ()
     problems: tuple[FileProblem, ...] = ()
 
@@ -35,9 +35,9 @@ class LoadedFile(Struct, frozen=True):
 def load(
     text: str, source: str, actions: Actions, identity: IdentityLabels, attached: Attached | None = None
 ) -> tuple[list[YamlPlaybook], list[FileProblem]]:
-    """Return the playbooks in `text`, and the first 100 problems of all documents. Raises nothing.
+    """Return the playbooks and the first 100 problems.
 
-    `attached` has the texts of the files that they name. None if the text is complete.
+    `attached` has the texts of named files. None if the text is complete.
     """
     documents, problems = yaml_text.read(text, source)
     if len(documents) > yaml_files.MOST_DOCUMENTS:
@@ -72,7 +72,6 @@ def _compiled(
 
 
 def _first(problems: list[FileProblem], source: str) -> list[FileProblem]:
-    """Return the problems sorted by line, up to the maximum."""
     distinct = sorted(set(problems))
     if len(distinct) <= yaml_files.MOST_PROBLEMS:
         return distinct
@@ -83,7 +82,7 @@ def _first(problems: list[FileProblem], source: str) -> list[FileProblem]:
 
 
 def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> YamlPlaybook:
-    """Return the one playbook in `text`. Raises PlaybookError with all errors."""
+    """Raises PlaybookError with all errors."""
     playbooks, problems = load(text, source, actions, identity)
     if problems or len(playbooks) != 1:
         raise errors.PlaybookError("\n".join(map(str, problems)) or f"{source}: not one playbook, but {len(playbooks)}")
@@ -93,7 +92,7 @@ def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels 
 def load_file(
     path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels(), before: LoadedFile | None = None
 ) -> LoadedFile:
-    """Return the file's content. Return `before` itself if it has not changed."""
+    """Return `before` itself if nothing has changed."""
     raw = yaml_files.read(path)
     if isinstance(raw, FileProblem):
         return LoadedFile(path, "", (), (raw,))
@@ -110,7 +109,6 @@ def load_file(
 
 
 def _attached(text: str, source: str) -> Attached:
-    """Return the texts of the attached files, or why one cannot be read."""
     if attachments.PARAMETER not in text:
         return {}  # Most files have none; do not parse them twice.
     documents, _ = yaml_text.read(text, source)

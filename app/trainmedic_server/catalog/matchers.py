@@ -28,7 +28,7 @@ _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 
 class Matcher(Struct, frozen=True):
-    """Condition on one label. ``pattern`` is set for the operators ``=~`` and ``!~``."""
+    """``pattern`` is set for the operators ``=~`` and ``!~``."""
 
     label: str
     operator: str
@@ -36,7 +36,7 @@ class Matcher(Struct, frozen=True):
     pattern: Pattern | None = None
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether it holds. Raises ValueTooLong."""
+        """Raises ValueTooLong."""
         value = labels.get(self.label, "")
         if self.pattern is None:
             return (value == self.value) is (self.operator == "=")
@@ -46,7 +46,7 @@ class Matcher(Struct, frozen=True):
             raise ValueTooLong(f"label {self.label}: {error}") from None
 
     def refusal(self, labels: Mapping[str, str]) -> str:
-        """Return why it does not hold for these labels, as a text for users."""
+        """Explain to users why it does not hold."""
         wish = "match" if self.pattern is not None else "be"
         wanted = self.value if self.pattern is not None else repr(self.value)
         no = " not" if self.operator.startswith("!") else ""
@@ -58,7 +58,7 @@ class Matcher(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[Matcher, ...]:
-    """Return the matchers in `text`: one, or several separated by commas, with or without braces. Raises ValueError."""
+    """Read one matcher, or several separated by commas, with or without braces. Raises ValueError."""
     if len(text) > _LONGEST:
         raise ValueError(f"a matcher has at most {_LONGEST} characters")
     tokens = _tokens(text)

@@ -17,11 +17,9 @@ from trainmedic_server.domain.playbook import ActionStep, Mode
 from trainmedic_server.ports.actions import Actions
 
 _WORDS = re.compile(r"[\w -]+(\|[\w -]+)*")
-"""Regular expression that is a list of words."""
 
 
 def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[FileProblem]:
-    """Yield a warning at the second playbook of each pair that would both act."""
     by_alertname: dict[str, list[YamlPlaybook]] = {}
     for playbook in playbooks:
         if acts(playbook, actions):
@@ -41,7 +39,7 @@ def _told(alertname: str, first: YamlPlaybook, second: YamlPlaybook) -> str:
 
 
 def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
-    """Return whether the playbook changes something without a person. Unknown actions do not count."""
+    """Unknown actions do not count."""
     if playbook.definition.mode is Mode.OBSERVE:
         return False
     classes = (actions.action_class(step.action) for step in playbook.definition.steps if isinstance(step, ActionStep))

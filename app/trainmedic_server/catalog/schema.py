@@ -20,7 +20,7 @@ _CONSTRAINTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 
 
 def json_schema(actions: Actions) -> dict[str, Any]:
-    """Return the schema of one playbook document for the installed actions."""
+    """Include the installed actions."""
     classes = {
         name: action_class for name in actions.names() if (action_class := actions.action_class(name)) is not None
     }
@@ -47,7 +47,6 @@ def json_schema(actions: Actions) -> dict[str, Any]:
 
 
 def _reachable(definitions: Mapping[str, Any], name: str, before: frozenset[str] = frozenset()) -> set[str]:
-    """Return the names of the definitions that this one uses, including itself."""
     reached = {name}
     for ref in _refs(definitions[name]):
         if ref not in before | reached:
@@ -65,7 +64,6 @@ def _refs(schema: Any) -> list[str]:
 
 
 def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of parameters in which any value may be a template."""
     changed = dict(schema)
     if isinstance(schema.get("properties"), dict):
         changed["properties"] = {name: _or_template(each) for name, each in schema["properties"].items()}

@@ -15,7 +15,6 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.run import StepStatus
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
-"""Names before a run exists: in ``on.when`` and in the parts of a target."""
 STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run")
 
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
@@ -32,19 +31,19 @@ _TARGET = {
 
 
 class VisibleNames(Struct, frozen=True):
-    """Names in scope at one place. ``steps`` are the IDs of finished steps there, ``later`` those of all others."""
+    """``steps`` are the IDs of finished steps, ``later`` those of all others."""
 
     names: Collection[str]
     vars: Mapping[str, Any] = field(default_factory=dict)
     kind: TargetKind | None = None
     steps: Collection[str] = ()
     outputs: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Known output keys by step."""
+    """Known keys by step."""
     later: Collection[str] = ()
 
 
 def kind_of(target: Any) -> TargetKind | None:
-    """Return the target kind that a document names. None if it names no valid one."""
+    """Return None if the document names no valid kind."""
     if isinstance(target, str):
         return TargetKind(target) if target in list(TargetKind) else None
     if isinstance(target, dict):
@@ -55,7 +54,7 @@ def kind_of(target: Any) -> TargetKind | None:
 
 
 def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
-    """Return the errors in the names of `tree`. Raises Malformed."""
+    """Return the errors in the names. Raises Malformed."""
     used = template_syntax.free_names(tree)
     unknown = used - set(scope.names)
     wrong = [_unknown_name(name, scope, tree.text) for name in sorted(unknown)]
@@ -81,7 +80,7 @@ def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
 
 
 def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
-    """Return the error in a chain's last member. Chains that lead to it are checked separately."""
+    """Chains that lead to the last member are checked separately."""
     owner, member = parts[:-1], parts[-1]
     match owner:
         case ("vars",):
@@ -117,7 +116,7 @@ def _missing(prefix: str, member: str, members: Collection[str] | None) -> str |
 
 
 def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
-    """Return the keys of the mapping at `path`. None if there is no mapping, because then the names are unknown."""
+    """Return None if the names are unknown."""
     for part in path:
         if not isinstance(value, Mapping) or part not in value:
             return None
@@ -150,7 +149,6 @@ def _unknown_statuses(tree: SyntaxTree) -> Iterator[str]:
 
 
 def _constants(node: nodes.Node) -> Iterator[Any]:
-    """Yield the literal values in `node`, and those in its lists and tuples."""
     if isinstance(node, (nodes.List, nodes.Tuple)):
         for item in node.items:
             yield from _constants(item)

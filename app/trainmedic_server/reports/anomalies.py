@@ -14,7 +14,7 @@ from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
 
 MOST = 100
-"""Maximum number of listed anomalies. The rest is only counted."""
+"""The rest is only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,14 @@ class Bound:
 
     kind: str
     query: str
-    """PromQL with ``$job`` for the matcher and ``$every`` for the interval. Each series is checked separately."""
+    """PromQL with ``$job`` for the matcher and ``$every`` for the interval."""
     limit: float
     summary: str
-    """One sentence with the figures ``{worst}`` and ``{limit}``."""
+    """With the figures ``{worst}`` and ``{limit}``."""
     is_over: bool = True
     at_least: int = 1
-    """Minimum number of consecutive points."""
     relative: bool = False
-    """The limit is a factor of the series' own mean, or of its median if the factor exceeds 1."""
+    """The limit is a factor of the series' own mean, or of its median if it exceeds 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Anomaly:
     """None if only a value that is not a number is out of bounds."""
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
-    """The worst GPUs, for an anomaly of single GPUs."""
+    """The worst, for an anomaly of single GPUs."""
     gpu_count: int | None = None
     """Maximum number of GPUs out of bounds at one time. None for other anomalies."""
 
@@ -118,7 +117,6 @@ BOUNDS = (
 
 
 def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
-    """Return the anomalies of one series."""
     limit = _limit(bound, points)
     if limit is None:
         return []
@@ -143,7 +141,7 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
 
 def _limit(bound: Bound, points: Points) -> float | None:
-    """Return the limit for this series. None if it has too few points for a relative one."""
+    """Return None if there are too few points for a relative limit."""
     if not bound.relative:
         return bound.limit
     values = figures.finite(points)
@@ -155,5 +153,4 @@ def _limit(bound: Bound, points: Points) -> float | None:
 
 
 def newest(all_anomalies: Sequence[Anomaly]) -> list[Anomaly]:
-    """Return at most `MOST`, newest first."""
     return sorted(all_anomalies, key=lambda anomaly: (-anomaly.begin, anomaly.kind))[:MOST]

@@ -1,9 +1,8 @@
-"""What limits a job's steps: data, other ranks, memory or computing. Pure.
+"""Bottleneck of a job's steps: data, other ranks, memory or computing. Pure.
 
-Uses the parts of each rank's step time that the SDK measures, for the median rank over a period;
-``trainmedic_logs.diagnosis.slow`` judges each rank at one moment by the same shares. If the parts were not measured and
-throughput is low, NCCL timeouts in the log hint at communication and their absence at data. Neither is proof, so
-severity is ``low``.
+Uses the parts of each rank's step time that the SDK measures, with the shares of ``trainmedic_logs.diagnosis.slow``. If
+they are unknown and throughput is low, NCCL timeouts in the log hint at communication and their absence at data.
+Neither is proof, so severity is ``low``.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from trainmedic_logs.domain.finding import CauseClass, Role
 from trainmedic_logs.domain.known_finding import KnownFinding
 
 _VERY_LARGE = 0.5
-"""Share of a step from which waiting is a severe bottleneck."""
 _FULL = 0.92
-"""Share of memory in use from which it is short, as in the alert TrainingMemoryPressure."""
+"""As in the alert TrainingMemoryPressure."""
 _SLOW = 0.7
-"""Share of its usual throughput below which a job is slow."""
+"""Share of the usual throughput."""
 
 _ADVICE = {
     "data": (
@@ -56,7 +54,7 @@ class Straggler:
     rank: str
     node: str
     ratio: float
-    """Its own time divided by the median of all ranks."""
+    """Its own time divided by the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +72,12 @@ class Bottleneck:
 
     kind: str
     severity: str
-    """``high``, ``medium`` or ``low``."""
     reasons: tuple[str, ...]
     advice: tuple[str, ...]
 
 
 def step_shares(data: float | None, compute: float | None, wait: float | None, step: float | None) -> StepShares | None:
-    """Return the shares of these seconds per step, or of the step's length if a part is unknown. None if too little is
-    known.
-    """
+    """Use the step's length if a part is unknown. None if too little is known."""
     if data is not None and compute is not None and wait is not None:
         whole: float | None = data + compute + wait
     else:
@@ -98,9 +93,9 @@ class LogHints:
     """Hints in a job's log about its pace."""
 
     timeouts: int = 0
-    """Number of findings about collective timeouts."""
+    """Findings about collective timeouts."""
     waits_for_data: bool = False
-    """True if the trainer itself states that its steps wait for data."""
+    """The trainer itself states it."""
 
 
 def log_hints(findings: Sequence[KnownFinding]) -> LogHints:
@@ -115,10 +110,9 @@ def bottleneck(
     throughput_share: float | None,
     hints: LogHints = LogHints(),
 ) -> Bottleneck | None:
-    """Return the main bottleneck. None if the shares are unknown, memory is not short and the job is not slow.
+    """Return None if the shares are unknown, memory is not short and the job is not slow.
 
-    ``throughput_share`` is its throughput divided by its baseline, None if either is unknown. ``hints`` count only if
-    the shares are unknown.
+    ``throughput_share`` is relative to the baseline. ``hints`` count only if the shares are unknown.
     """
     short = _memory(memory, throughput_share)
     if short is not None:
@@ -143,7 +137,7 @@ def bottleneck(
 
 
 def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | None:
-    """Return a guess from experience. It is a measurement only if the trainer states one."""
+    """A guess from experience, unless the trainer states a measurement."""
     if hints.waits_for_data:
         return _made(
             "data", "medium", "by the trainer's own figures, more than half of a step is spent waiting for the batch"

@@ -37,18 +37,17 @@ from trainmedic_server.reports.job_report import (
 from trainmedic_server.reports.repair_outcomes import PERSON_AFTER, RepairTally
 
 MOST_RUNS = 20_000
-"""Maximum number of runs read for one report, the newest. They are counted, not kept in memory."""
+"""The newest. They are counted, not kept in memory."""
 MOST_EVENTS = 20_000
-"""Maximum number of job events read, the newest (about 10 MB)."""
+"""The newest, about 10 MB."""
 MOST_FINDINGS = 2000
-"""Maximum number of findings read for one job, the newest."""
+"""The newest, of one job."""
 MOST_EVALUATIONS = 5000
-"""Maximum number of evaluation events read for one job, the newest."""
+"""The newest, of one job."""
 LONGEST = timedelta(days=366)
 COUNTED = timedelta(days=30)
-"""Period of the counts in the list of playbooks."""
 _PATIENCE = timedelta(seconds=25)
-"""Time limit for all queries of a report. Clients wait 30 s."""
+"""Clients wait 30 s."""
 NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
 
 log = telemetry.logger(__name__)
@@ -80,7 +79,7 @@ class ReportCompiler:
         return self._metrics is not None
 
     async def job(self, job: str, since: datetime, until: datetime) -> JobReport:
-        """Return the report on one job. Raises NotFound if nothing is known of it in that time, or StoreUnavailable."""
+        """Raises NotFound if nothing is known of the job in that time, StoreUnavailable."""
         left_out: dict[str, str] = {}
         events = await self._events(since, until, left_out, job)
         repairs: deque[RepairRecord] = deque(maxlen=MOST_LISTED)
@@ -103,7 +102,7 @@ class ReportCompiler:
         return job_report(job, since, until, figures, records, no_metrics)
 
     async def fleet(self, since: datetime, until: datetime, person_after: timedelta = PERSON_AFTER) -> FleetReport:
-        """Return the report on all jobs. `person_after`: assumed time to a manual repair. Raises StoreUnavailable."""
+        """`person_after` is the assumed time to a manual repair. Raises StoreUnavailable."""
         left_out: dict[str, str] = {}
         events = await self._events(since, until, left_out)
         runs = RunTally(RepairTally(await self.history.effects_between(since, until, MOST_RUNS), person_after))
@@ -156,7 +155,7 @@ class ReportCompiler:
             yield run
 
     async def _figures(self, job: str, since: datetime, until: datetime) -> tuple[JobFigures, str | None]:
-        """Return the figures from Prometheus, and why they are missing."""
+        """Return the figures, and why they are missing."""
         if self._metrics is None:
             return JobFigures(), NO_PROMETHEUS
         try:

@@ -1,7 +1,6 @@
-"""CPU cores that the ranks of a job keep busy: median, extremes and outliers. Pure.
+"""CPU cores that the ranks of a job keep busy, child processes included. Pure.
 
-A rank's figure includes its child processes, such as data loader workers. Only the ranks with the most and the fewest
-cores have a series, which bounds their number.
+Only the ranks with the most and the fewest cores have a series, which bounds their number.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports import points as figures
 
 _FAR_OFF = 2.0
-"""A rank is an outlier from this multiple of the median on, and below the median divided by it."""
+"""An outlier has at least this multiple of the median, or at most its inverse."""
 _LEAST_CORES = 0.5
 """Minimum difference of an outlier in cores: near 0, small differences are large multiples."""
 
 _SHOWN = 3
-"""Ranks listed at each end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +34,14 @@ class CpuUse:
     """Busy cores, averaged over the time in which they were measured."""
 
     median_cores: float
-    """Cores of the median rank."""
     highest: tuple[RankCpu, ...]
-    """Busiest ranks with a series, in descending order."""
+    """Ranks with a series, in descending order."""
     lowest: tuple[RankCpu, ...]
     """Other ranks with a series, in ascending order."""
 
 
 def cpu_use(median: Points, ranks: Sequence[MetricSeries]) -> CpuUse | None:
-    """Summarise these averages. None if nothing was measured."""
+    """Return None if nothing was measured."""
     usual = figures.average(median)
     if usual is None:
         return None

@@ -3,11 +3,10 @@
 Score of the reference design: 100 × (0.6 × utilisation + 0.4 × min(throughput ÷ baseline, 1)), with two corrections:
 
 - Utilisation is the mean of all GPUs, not of one.
-- The baseline is fixed: the job's declared target, otherwise its beginning. A baseline from the reported period would
-  rate a slow job as normal.
+- The baseline is fixed: the declared target, otherwise the job's beginning. The reported period would rate a slow job
+  as normal.
 
-Utilisation has the larger weight, and a GPU that waits in a collective is busy too. So the rating is never better than
-the throughput alone deserves.
+A GPU that waits in a collective is busy too, so the rating is never better than the throughput alone deserves.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from dataclasses import dataclass
 from trainmedic_server.ports.metric_history import Points
 
 STABLE_SECONDS = 3600.0
-"""Time for which throughput must be stable to be the baseline."""
+"""Stable throughput for this time is the baseline."""
 FIRST_POINTS = 50
-"""Number of first points used as baseline if throughput was never stable."""
+"""The baseline if throughput was never stable."""
 FEWEST_POINTS = 10
 _STABLE_SPREAD = 0.2
-"""Throughput is stable while the middle 80 % of its points lie within this share of their median."""
+"""Maximum spread of the middle 80 % of the points, as a share of their median."""
 
 _UTILISATION_WEIGHT = 0.6
 _THROUGHPUT_WEIGHT = 0.4
@@ -40,12 +39,10 @@ class Baseline:
     value: float
     """Target or median, in the throughput's unit."""
     of: str
-    """``target`` if the job declares one; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
+    """``target`` if declared; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
     begin: float
-    """Seconds since 1970."""
     end: float
     points: int
-    """Number of points in the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +51,17 @@ class Efficiency:
 
     score: float
     rating: str
-    """``excellent`` (from 80), ``good`` (from 60), ``fair`` (from 40) or ``poor``. It follows the lower of the score
-    and the throughput's percentage of the baseline.
+    """``excellent`` (from 80), ``good`` (from 60), ``fair`` (from 40) or ``poor``, by the lower of the score and the
+    throughput's percentage of the baseline.
     """
     throughput_share: float
-    """Throughput divided by the baseline. More than 1 is better than the baseline."""
+    """Throughput divided by the baseline."""
     limited_by: str | None = None
     """``throughput`` if the score alone would give a better rating, otherwise None."""
 
 
 def baseline(points: Points) -> Baseline | None:
-    """Return the baseline from the job's first points. None if fewer than `FEWEST_POINTS` are usable."""
+    """Return None for fewer than `FEWEST_POINTS` usable points."""
     usable = [(at, value) for at, value in points if math.isfinite(value) and value > 0]
     first = 0
     for last, (at, _) in enumerate(usable):
@@ -89,14 +86,14 @@ def _median_of(points: Points, of: str) -> Baseline:
 
 
 def target(value: float | None, points: Points) -> Baseline | None:
-    """Return the target throughput that the job declares. None if it declares none."""
+    """Return None if the job declares no target."""
     if value is None or not math.isfinite(value) or value <= 0 or not points:
         return None
     return Baseline(value, "target", points[0][0], points[-1][0], len(points))
 
 
 def efficiency(utilisation_percent: float, throughput: float, usual: float) -> Efficiency:
-    """Return the score. `utilisation_percent` is the mean over all GPUs, ``usual`` the baseline, above 0."""
+    """`utilisation_percent` is the mean over all GPUs, ``usual`` the baseline, above 0."""
     share = throughput / usual
     score = 100 * (_UTILISATION_WEIGHT * utilisation_percent / 100 + _THROUGHPUT_WEIGHT * min(share, 1.0))
     score = round(min(max(score, 0.0), 100.0), 1)

@@ -1,7 +1,7 @@
 """Counts of a job's out-of-memory and network errors, from the findings in its logs. Pure.
 
-Several rules may read the same failure, so findings of one kind within a minute are one event. A finding lasts until
-its rule ends it, and events within it count once. So each count is a lower bound.
+Findings of one kind within a minute are one event, and so are all errors within one finding. So each count is a lower
+bound.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from trainmedic_server.reports.failures import FailureRecord
 OUT_OF_MEMORY = frozenset({CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY})
 NETWORK = frozenset({CauseClass.NETWORK})
 MOST_LISTED = 50
-"""Maximum number of listed events, the newest."""
+"""The newest."""
 MOST_RANKS = 64
-"""Maximum number of ranks of a listed event, the lowest."""
+"""The lowest."""
 NOTHING_READ = (
     "no agent has reported a finding of this job in that time: nothing was found in its log, or its log is not read"
 )
 _SAME = timedelta(minutes=1)
 _ENDS_AFTER = timedelta(minutes=2)
-"""A failure of the job within this time is attributed to the event, if the verdict names the same cause."""
+"""Time within which a failure with the same cause is attributed to the event."""
 _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
 """Roles of findings that are not only the consequence of another failure."""
 
@@ -39,16 +39,16 @@ class ErrorEvent:
     """Time of the last line; ``at`` is that of the first."""
     causes: tuple[str, ...]
     ranks: tuple[int, ...]
-    """The lowest `MOST_RANKS` ranks. Empty if the lines name none."""
+    """The lowest `MOST_RANKS`. Empty if the lines name none."""
     rank_count: int
     nodes: tuple[str, ...]
     """Nodes on which the lines were read."""
     rules: tuple[str, ...]
-    """Log rules that matched. Empty if only a verdict reports the event."""
+    """Empty if only a verdict reports the event."""
     lines: int
     ended_job: bool | None
-    """True: the job failed within two minutes, and the verdict names this cause. False: the job reported no failure
-    then, or one with another cause. None: unknown.
+    """True: the job failed within two minutes, and the verdict names this cause. False: no failure, or another cause.
+    None: unknown.
     """
 
 
@@ -57,11 +57,9 @@ class ErrorCount:
     """Events of one kind in the report's period."""
 
     count: int
-    """Lower bound of their number."""
     fatal: int
-    """Number of events known to have ended the job."""
+    """Events known to have ended the job."""
     events: tuple[ErrorEvent, ...]
-    """The newest `MOST_LISTED`, oldest first."""
 
 
 def error_count(
@@ -70,10 +68,8 @@ def error_count(
     failures: Sequence[FailureRecord],
     tells_of_failures: bool,
 ) -> ErrorCount:
-    """Count one job's events with these causes.
-
-    ``tells_of_failures`` states whether a failure of the job would be known: its processes or launcher reported
-    something.
+    """Count one job's events. ``tells_of_failures``: a failure would be known, because its processes or launcher
+    reported something.
     """
     counted = [each for each in findings if each.cause in causes and each.role in _COUNTED and not each.is_suspected]
     events = [_event(group, failures, tells_of_failures) for group in _groups(counted)]
@@ -90,7 +86,6 @@ def error_count(
 
 
 def _groups(findings: Sequence[KnownFinding]) -> Iterator[list[KnownFinding]]:
-    """Group findings that overlap or are close to each other."""
     group: list[KnownFinding] = []
     for each in sorted(findings, key=lambda finding: (finding.first_at, finding.id)):
         if group and each.first_at > max(known.last_at for known in group) + _SAME:

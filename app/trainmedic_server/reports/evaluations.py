@@ -26,21 +26,20 @@ class EvaluationRecord:
 
     metric: str
     value: float | None
-    """Newest value. None if it is not a finite number, as ``problem`` states."""
+    """The newest. None if it is not a finite number, as ``problem`` states."""
     problem: str | None
     step: int | None
-    """Evaluated training step. None if the job did not state it."""
+    """None if the job did not state it."""
     at: datetime
-    """Time of the job's report."""
     reports: int
-    """Number of recorded values, at most one a minute."""
+    """Recorded values, at most one a minute."""
     lowest: float | None
     highest: float | None
     """Extremes of the finite values."""
 
 
 def evaluation_records(events: Sequence[Event]) -> tuple[EvaluationRecord, ...]:
-    """Return the metrics sorted by name, from events in history order. A repeated report counts once."""
+    """Sort by name. A repeated report counts once."""
     by_name: dict[str, dict[datetime, EvaluatedMetric]] = {}
     for event in events:
         content = content_of(event)

@@ -16,7 +16,7 @@ from trainmedic_server.reports.points import Stretch
 FAILED, GONE, ENDED, RESTARTED = map(name_of, (kinds.JobFailed, kinds.JobGone, kinds.JobEnded, kinds.JobRestarted))
 JOB_EVENTS = names(kinds.LifeEvent)
 DIAGNOSED = "diagnosed"
-"""Kind of a failure that only a verdict reports."""
+"""Only a verdict reports it."""
 _SHOWS_BEFORE = 1800.0
 _FOUND_AFTER = 120.0
 """Seconds by which the first sign of a failure may precede or follow its report."""
@@ -28,19 +28,16 @@ class FailureRecord:
 
     at: datetime
     kind: str
-    """``job_failed``, ``job_gone``, or ``diagnosed`` if only a verdict reports it."""
+    """``job_failed``, ``job_gone`` or ``diagnosed``."""
     reason: str
-    """Reason reported by its last process or launcher, as a text for users."""
+    """Reported by its last process or launcher."""
     down_seconds: float | None
-    """Time until it started again or came back. None if that has not happened or was not reported."""
+    """None if it has not started again, or that was not reported."""
     verdict: VerdictRecord | None
 
 
 def moments(events: Sequence[Event]) -> JobMoments:
-    """Return the job's failures and ends, and the downtimes after reported failures.
-
-    A disappearance is only missing contact, so it has no downtime.
-    """
+    """Return failures, ends, and downtimes after reported failures. A disappearance has no downtime."""
     told = [(event.kind, event.at.timestamp()) for event in events]
     restarted: list[Stretch] = []
     for failure in _told(events):
@@ -56,7 +53,7 @@ def moments(events: Sequence[Event]) -> JobMoments:
 
 
 def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> list[FailureRecord]:
-    """Return each failure once, oldest first, with its verdict. A verdict without a reported failure counts as one."""
+    """Return failures with their verdicts, oldest first. A verdict without a reported failure counts as one."""
     told = _told(events)
     of_failure: dict[int, VerdictRecord] = {}
     alone = []
@@ -72,7 +69,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
 
 
 def _told(events: Sequence[Event]) -> list[FailureRecord]:
-    """Return reported failures. A failed job that disappears a minute later without a restart counts as one failure."""
+    """A failed job that disappears a minute later without a restart counts as one failure."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):
         if event.kind not in (FAILED, GONE):

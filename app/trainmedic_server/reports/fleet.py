@@ -24,7 +24,7 @@ from trainmedic_server.reports.repair_outcomes import CauseRepairs, GpuHoursKept
 MOST_NODES = 50
 CAME_BACK_WITHIN = timedelta(days=1)
 UNKNOWN = "unknown"
-"""Cause of a failure without a verdict."""
+"""No verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class CauseTotal:
     failures: int
     jobs: int
     down_seconds: float | None
-    """Downtime of the jobs that were started again. None if none was."""
+    """Of the jobs that were started again. None if none was."""
     not_back: int
-    """Failures after which no restart was reported. The job may still be down."""
+    """No restart was reported: the job may still be down."""
     lost_gpu_hours: float | None
-    """Downtime times ranks, one GPU for each rank. None if no failure has known ranks and a restart."""
+    """Downtime times ranks, one GPU for each rank. None if unknown for all failures."""
     uncounted: int
     """Failures missing from the hours: unknown ranks, or no restart."""
 
@@ -50,18 +50,17 @@ class NodeTotal:
 
     node: str
     alerts: int
-    """Alerts on it or on one of its GPUs that start a playbook."""
+    """On it or one of its GPUs, with a reacting playbook."""
     alert_names: tuple[str, ...]
     verdicts: int
     """Job failures attributed to it with high confidence."""
     jobs: tuple[str, ...]
-    """Jobs of these failures."""
     touched: int
     """Runs that changed something on it."""
     mtbi_seconds: float | None
     """Mean time between interruptions: the report's period divided by the number of alerts and verdicts."""
     came_back: int
-    """Runs on it that started within a day after a successful one had ended."""
+    """Runs that started within a day after a successful one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +68,14 @@ class FleetReport:
     time_range: TimeRange
     failures: int
     causes: tuple[CauseTotal, ...]
-    """Most expensive first."""
     nodes: tuple[NodeTotal, ...]
-    """Nodes with two or more alerts and verdicts, the worst first."""
+    """With two or more alerts and verdicts, the worst first."""
     repairs: tuple[RepairTotal, ...]
-    """By playbook."""
     repaired: tuple[CauseRepairs, ...]
-    """By cause, most runs first."""
+    """Most runs first."""
     gpu_hours_kept: GpuHoursKept
     unknown: Mapping[str, str]
-    """Reason for each part that is empty or incomplete."""
+    """Why a part is empty or incomplete."""
 
 
 @dataclass(slots=True)
@@ -88,7 +85,7 @@ class _Node:
     touched: int = 0
     came_back: int = 0
     begun_next: datetime | None = None
-    """Creation time of the next run on it. Runs are read newest first."""
+    """Creation of the next run. Runs are read newest first."""
 
 
 class RunTally:
@@ -152,7 +149,7 @@ def fleet_report(
     verdicts: Sequence[VerdictRecord],
     left_out: Mapping[str, str],
 ) -> FleetReport:
-    """Return the report on all jobs. `left_out` has the parts that were not read completely, and why."""
+    """`left_out` has the incomplete parts, and why."""
     failures = list(_all_failures(events, verdicts))
     unknown = dict(left_out)
     if failures and not verdicts:
@@ -172,7 +169,6 @@ def fleet_report(
 def _all_failures(
     events: Sequence[Event], verdicts: Sequence[VerdictRecord]
 ) -> Iterable[tuple[str, FailureRecord, int | None]]:
-    """Yield each failure with its job and the job's number of ranks."""
     by_job: dict[str, list[Event]] = defaultdict(list)
     ranks: dict[tuple[str, datetime], int | None] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""How much of a job's time went into training, and where the rest went. Pure.
+"""Use of a job's time: training, and losses by kind. Pure.
 
 Losses are counted, without overlap, and the rest is productive, slow steps included.
 """
@@ -16,7 +16,7 @@ from trainmedic_server.reports import points as figures
 from trainmedic_server.reports.points import Stretch
 
 _SOON = 120.0
-"""A failure within this many seconds before a gap is the cause of the gap."""
+"""A failure this many seconds before a gap is its cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,16 @@ class LostTime:
     """Seconds that went into no training step that still counts."""
 
     failures: float = 0.0
-    """Downtime after a failure or disappearance."""
     restarts: float = 0.0
     """Downtime without a reported failure, and time before the first completed step."""
     redone: float = 0.0
-    """Steps of this period repeated after a rollback or restart."""
+    """Steps repeated after a rollback or restart."""
     checkpoints: float = 0.0
     evaluations: float = 0.0
     repairs: float = 0.0
     """The SDK's windows ``repair`` and ``pause``."""
     stalls: float = 0.0
-    """Time without a completed step beyond the job's own limit."""
+    """No completed step beyond the job's own limit."""
     other: float = 0.0
     """Windows with other names."""
 
@@ -58,13 +57,12 @@ class Goodput:
 
     ratio: float
     wall_seconds: float
-    """From the job's first appearance to its end or last appearance, without unmeasured time."""
+    """From the first appearance to the end, without unmeasured time."""
     productive_seconds: float
     lost: LostTime
     unmeasured_seconds: float = 0.0
-    """Time of which Prometheus itself has no data."""
     resolution_seconds: float = 0.0
-    """Length of an interval. Anything shorter than two intervals may be missed."""
+    """Interval. Anything shorter than two may be missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +70,14 @@ class ProgressPoints:
     """Measured progress of a job: points `every` seconds apart. Counters begin at 0."""
 
     steps: Points
-    """Steps since its process began."""
     step: Points = ()
-    """Step number."""
     step_seconds: Points = ()
     stall: Points = ()
-    """Longest stall of each interval, in seconds."""
+    """Longest of each interval, in seconds."""
     stall_limit: Points = ()
     windows: Mapping[str, Points] = field(default_factory=dict)
-    """Seconds in each kind of window since its process began."""
+    """Seconds by window since the process began."""
     measured: Sequence[Stretch] = ()
-    """Periods in which Prometheus had any data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +87,11 @@ class JobMoments:
     failed: Sequence[float] = ()
     ended: Sequence[float] = ()
     restarted: Sequence[Stretch] = ()
-    """From each reported failure to the next reported start. They do not overlap."""
+    """From a reported failure to the next reported start, without overlaps."""
 
 
 def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: float, every: float) -> Goodput | None:
-    """Return the use of the time from `begin` to `end`. None if the job was not there."""
+    """Return None if the job was not there."""
     present = figures.stretches(progress.steps, every)
     if not present:
         return None
@@ -119,15 +114,15 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
 
 
 def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stretch]:
-    """Return the gaps after a regular end, before a later start."""
+    """Return the gaps after a regular end."""
     return [gap for gap in figures.gaps(present) if _last_word(gap, moments)[0] == "ended"]
 
 
 def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[tuple[Stretch, bool]]:
     """Return downtimes without a regular end, and whether a failure caused each.
 
-    After the last point the job is down only if a failure was reported. Times too short to show as a gap are taken from
-    the reports.
+    After the last point the job is down only if a failure was reported. Times too short for a gap are taken from the
+    reports.
     """
     down = [(stretch, True) for stretch in _too_short_to_show(present, moments, every)]
     for gap in figures.gaps(present):
@@ -143,7 +138,7 @@ def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: fl
 
 
 def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: float) -> list[Stretch]:
-    """Return reported downtimes shorter than two intervals that left no gap."""
+    """Return reported downtimes that left no gap."""
     short = [told for told in moments.restarted if told.seconds < 2 * every]
     return [told for told in short if any(there.begin <= told.begin and told.end <= there.end for there in present)]
 
@@ -182,10 +177,7 @@ def _lost(
 
 
 def _redone(progress: ProgressPoints, ended: Sequence[Stretch]) -> float:
-    """Return the seconds of steps in this period that a rollback or restart undid, at the step duration before it.
-
-    A start after a regular end does not count.
-    """
+    """Return the seconds of steps that a rollback or restart undid, at the step duration before it."""
     counts = dict(progress.steps)
     lengths = {at: seconds for at, seconds in progress.step_seconds if math.isfinite(seconds)}
     usual = statistics.median(lengths.values()) if lengths else 0.0
@@ -206,7 +198,7 @@ def _seconds_in(points: Points, begin: float, every: float) -> float:
 
 
 def _is_new(points: Points, begin: float, every: float) -> bool:
-    """Return whether the process began within the period: its first point is later than the first one requested."""
+    """Return whether the process began within the period."""
     return bool(points) and points[0][0] > begin + 1.5 * every
 
 
@@ -216,7 +208,7 @@ def _starting(steps: Points, every: float) -> list[Stretch]:
 
 
 def _stalled(progress: ProgressPoints, starting: Sequence[Stretch], every: float) -> float:
-    """Return the total length of stalls over the limit, without starts, which are counted separately."""
+    """Starts are counted separately."""
     limits = dict(progress.stall_limit)
     over = [(at, value) for at, value in progress.stall if value > limits.get(at, float("inf"))]
     stalls = figures.excursions(over, every, lambda _: True)

@@ -16,9 +16,9 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 
 MOST_NAMED = 8
-"""GPUs listed by an anomaly, the worst ones. All are counted."""
+"""The worst GPUs. All are counted."""
 _AT_A_TIME = 4
-"""GPUs in each point of a query, the worst ones. A job may have thousands."""
+"""GPUs in each point of a query. A job may have thousands."""
 _IN_WINDOWS = 0.1
 """Share of a window that checkpoints, evaluations and the like may take."""
 
@@ -35,7 +35,7 @@ class GpuBound:
 
     kind: str
     limit: float
-    """Percent of the GPU's time or memory."""
+    """Percent."""
     lasting: float
     """Shortest period of a GPU's mean, in seconds."""
     is_over: bool
@@ -62,7 +62,7 @@ FULL_MEMORY = GpuBound(
 def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
     """Return two PromQL queries: the number of GPUs out of bounds (0 if the job trains and none is), and these GPUs.
 
-    ``percent`` gives the mean of each GPU of the job over ``$lasting``; ``window`` is that period in seconds.
+    ``percent`` is each GPU's mean over ``$lasting``, ``window`` that period in seconds.
     """
     sign, worst = (">", "topk") if bound.is_over else ("<", "bottomk")
     out = f"({percent} {sign} {bound.limit:g}{_WHILE_TRAINING})"
@@ -77,11 +77,7 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
 def anomalies(
     bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
 ) -> list[Anomaly]:
-    """Return the anomalies from the answers to both queries. Points are `every` seconds apart.
-
-    An anomaly continues over a checkpoint or an evaluation of at most two windows, if the GPUs are out of bounds after
-    it.
-    """
+    """An anomaly continues over a checkpoint or an evaluation of at most two windows."""
     found = []
     for points in _together(counts, 2 * window + every):
         end = points[-1][0]
@@ -103,7 +99,7 @@ def anomalies(
 
 
 def _together(counts: Points, most_apart: float) -> Iterator[list[tuple[float, float]]]:
-    """Yield runs of points above 0 without a point of 0 or a longer gap between them."""
+    """Yield runs of points above 0, ended by a 0 or a longer gap."""
     run: list[tuple[float, float]] = []
     for at, count in counts:
         if run and (not count > 0 or at - run[-1][0] > most_apart):
@@ -118,7 +114,6 @@ def _together(counts: Points, most_apart: float) -> Iterator[list[tuple[float, f
 def _worst_gpus(
     series: Sequence[MetricSeries], begin: float, end: float, pick: Callable[[Iterable[float]], float]
 ) -> tuple[AnomalousGpu, ...]:
-    """Return the GPUs of these series within this time, the worst first."""
     by_gpu: dict[str, AnomalousGpu] = {}
     for each in series:
         values = [value for at, value in each.points if begin <= at <= end and math.isfinite(value)]

@@ -18,25 +18,20 @@ class JobFigures:
     """Figures from Prometheus. None or empty: no data."""
 
     every: float = 0.0
-    """Seconds of an interval."""
     progress: ProgressPoints | None = None
     gpus: int | None = None
-    """Maximum number of GPUs at one time."""
+    """Maximum at one time."""
     no_gpus: str | None = None
-    """Why Prometheus could not answer the queries about its GPUs. None if it did."""
+    """Why Prometheus could not answer the queries about its GPUs."""
     utilisation: Spread | None = None
-    """Percent, over all its GPUs."""
     memory: Spread | None = None
-    """Percent of the GPUs' memory, over all of them."""
     throughput: Spread | None = None
     unit: str | None = None
-    """``samples/s`` or ``tokens/s``."""
     baseline: Baseline | None = None
     shares: StepShares | None = None
     straggler: Straggler | None = None
     memory_use: MemoryUse = field(default_factory=MemoryUse)
     anomalies: Sequence[Anomaly] = ()
     gpu_anomalies: Sequence[Anomaly] | None = None
-    """Anomalies of single GPUs. None if utilisation and memory use are unknown."""
+    """None if utilisation and memory use are unknown."""
     cpu: CpuUse | None = None
-    """CPU use of the ranks."""

@@ -1,7 +1,7 @@
 """Prometheus queries for the report on a job.
 
-Answers are bounded: at most `INTERVALS` intervals, aggregated over GPUs and processes. The server's metric
-``trainmedic_job_gpu`` states which GPUs are the job's at each moment, also after it has moved or ended.
+Answers are aggregated over GPUs and processes in at most `INTERVALS` intervals. The server's metric
+``trainmedic_job_gpu`` states which GPUs are the job's at each moment.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ from trainmedic_server.reports.points import Spread, Stretch
 
 INTERVALS = 720
 _INTERVALS_OF_GPUS = 120
-"""Fewer, because each is work for every GPU, and these figures cover the whole period."""
+"""Few, because each is work for every GPU."""
 _SHORTEST = timedelta(minutes=1)
 _LOOKS_BACK = timedelta(days=30)
-"""Maximum time to look back for a job's beginning."""
 _OTHER_JOB_AFTER = 86_400.0
 """Seconds of absence after which a job of the same name is another one, as `domain.job_life.KEPT`."""
 _FIRST_HOURS = timedelta(hours=6)
-"""Time in which to search for the first stable hour."""
 _AT_ONCE = 4
 _SCRAPES = timedelta(minutes=10)
 """Minimum time in which to count scrapes to learn their interval."""
@@ -75,7 +73,7 @@ class JobQuestions:
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def figures(self) -> JobFigures:
-        """Return all figures. `progress` is None if Prometheus has none."""
+        """`progress` is None if Prometheus has no figures."""
         begin, end = self._begin, self._end
         scrapes, looked = await self._narrow()
         if looked > _SCRAPES:
@@ -100,9 +98,7 @@ class JobQuestions:
         return replace(figures, **gpus, **throughput, **steps)
 
     async def _narrow(self) -> tuple[Points, timedelta]:
-        """Narrow the period to the job's presence, for shorter intervals. Return its scrapes in each part, and a part's
-        length.
-        """
+        """Narrow the period to the job's presence. Return its scrapes in each part, and a part's length."""
         part = max(_interval(self._end - self._begin, timedelta(0)), _SCRAPES)
         # Whole parts, so that the beginning of the period is covered.
         begin = self._end - -(-(self._end - self._begin) // part) * part
@@ -113,9 +109,7 @@ class JobQuestions:
         return scrapes, part
 
     async def _scrapes_apart(self, scrapes: Points, looked: timedelta) -> timedelta:
-        """Return the scrape interval, from the part with most scrapes. A short job fills only some of a part, so its
-        fullest minute counts too.
-        """
+        """A short job fills only some of a part, so its fullest minute counts too."""
         at, most = max(scrapes, key=lambda point: point[1])
         minute = _interval(looked, timedelta(0))
         minutes = await self._point(_THERE, minute, _moment(at) - looked, _moment(at))
@@ -123,7 +117,6 @@ class JobQuestions:
         return min(looked / most, minute / fullest) if fullest > 1 else looked / most
 
     async def _measured(self, begin: datetime, end: datetime) -> list[Stretch]:
-        """Return the periods in which Prometheus had any data."""
         every = _interval(end - begin, self._apart)
         there = await self._point("count(count_over_time(up[$every]))", every, begin, end)
         return points.stretches(there, every.total_seconds())
@@ -173,7 +166,6 @@ class JobQuestions:
         return max(self._every, _interval(self._end - self._begin, self._apart, _INTERVALS_OF_GPUS))
 
     async def _of_gpus_out_of_bounds(self, bound: GpuBound, metric: str, whose: str) -> list[Anomaly]:
-        """Read the anomalies of the job's GPUs, which ``whose`` selects."""
         every = self._every_of_gpus
         window = max(every, timedelta(seconds=bound.lasting))
         percent = (metric.format(over="avg") + f" * on (uuid) group_left () {whose}").replace("$every", "$lasting")
@@ -196,7 +188,7 @@ class JobQuestions:
         return {}
 
     async def _baseline(self, amount: str) -> Baseline | None:
-        """Read the target that the job declares, or else compute the baseline of its beginning."""
+        """Read the declared target, or else compute the baseline of the beginning."""
         declared = await self._point(f"max(last_over_time(training_target_{amount}_per_second{{$job}}[$every]))")
         target = efficiency.target(declared[-1][1] if declared else None, declared)
         if target is not None:
@@ -212,7 +204,7 @@ class JobQuestions:
         return cpu_use.cpu_use(median, ranks)
 
     async def _first_hours(self, query: str) -> Points:
-        """Return `query` in the first hours of the job, which may precede the period."""
+        """They may precede the period."""
         begin = min(self._begin, self._end - _LOOKS_BACK)
         coarse = _interval(self._end - begin, timedelta(0))
         there = await self._point(_THERE, coarse, begin)
@@ -261,7 +253,6 @@ class JobQuestions:
     async def _point(
         self, query: str, every: timedelta | None = None, begin: datetime | None = None, end: datetime | None = None
     ) -> Points:
-        """Return the points of the only series."""
         answer = await self._series(query, every, begin, end)
         return answer[0].points if answer else ()
 
@@ -283,16 +274,13 @@ def _moment(seconds: float) -> datetime:
 
 
 def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> timedelta:
-    """Return an interval in whole seconds: at most `most` in `length`, each with two scrapes `apart`."""
+    """At most `most` intervals, each with two scrapes `apart`."""
     seconds = max(length / most, _SHORTEST, 2.5 * apart).total_seconds()
     return timedelta(seconds=math.ceil(seconds))
 
 
 def _straggler(ranks: Sequence[MetricSeries], own_median: float | None) -> Straggler | None:
-    """Return the rank with the longest own time on average. None if it is not measured.
-
-    Only the slowest ranks have a series. One that is among them only briefly is ignored.
-    """
+    """Only the slowest ranks have a series. One that is among them only briefly is ignored."""
     averages = [(average, series) for series in ranks if (average := points.average(series.points)) is not None]
     if not averages or not own_median:
         return None

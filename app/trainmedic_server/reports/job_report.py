@@ -26,7 +26,7 @@ from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread
 
 MOST_LISTED = 200
-"""Maximum number of listed failures and of listed repairs, the newest."""
+"""The newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,10 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class UsualThroughput:
-    """Throughput to compare the job with: the target that it declares, or the median of its own beginning."""
+    """The target that the job declares, or the median of its own beginning."""
 
     value: float
     of: str
-    """``target``, ``first_stable_hour`` or ``first_points``."""
     since: datetime
     until: datetime
     points: int
@@ -56,9 +55,9 @@ class AnomalyRecord:
     limit: float | None
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
-    """The worst GPUs, for an anomaly of single GPUs."""
+    """The worst, for an anomaly of single GPUs."""
     gpu_count: int | None = None
-    """Maximum number of GPUs at one time. None for other anomalies."""
+    """Maximum at one time. None for other anomalies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,7 @@ class JobReport:
     time_range: TimeRange
     gpus: int | None
     gpu_utilization: Spread | None
-    """Percent, over all GPUs of the job."""
     gpu_memory: Spread | None
-    """Percent of the GPUs' memory in use, over all of them."""
     throughput: Spread | None
     throughput_unit: str | None
     baseline: UsualThroughput | None
@@ -99,16 +96,14 @@ class JobReport:
     failure_count: int
     restart_count: int
     slow: tuple[VerdictRecord, ...]
-    """Diagnoses of lost time, for alerts about a slow job."""
     repairs: tuple[RepairRecord, ...]
     repair_count: int
     oom_events: ErrorCount | None
     network_errors: ErrorCount | None
-    """From findings in its logs."""
     cpu: CpuUse | None
     evaluations: tuple[EvaluationRecord, ...] | None
     unknown: Mapping[str, str]
-    """Why a figure is None, by its name."""
+    """Why a figure is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +112,18 @@ class JobRecords:
 
     events: Sequence[Event] = ()
     repairs: Sequence[RepairRecord] = ()
-    """The newest `MOST_LISTED`."""
     repair_count: int = 0
     verdicts: Sequence[VerdictRecord] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Parts of the report that were not read completely, and why."""
+    """Incomplete parts, and why."""
     findings: Sequence[KnownFinding] = ()
-    """Findings in its logs."""
     evaluated: Sequence[Event] = ()
 
 
 def job_report(
     job: str, since: datetime, until: datetime, figures: JobFigures, records: JobRecords, no_metrics: str | None
 ) -> JobReport:
-    """Return the report. `no_metrics` is why Prometheus was not queried or did not answer, None if it did."""
+    """`no_metrics` is why Prometheus was not queried or did not answer, None if it did."""
     usual = figures.baseline
     share = figures.throughput.average / usual.value if figures.throughput and usual else None
     score = None
@@ -204,7 +197,6 @@ def _goodput(figures: JobFigures, records: JobRecords, since: datetime, until: d
 
 
 def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str | None) -> dict[str, str]:
-    """Return the reason for each figure that is None."""
     missing = {name for name, value in report.items() if value is None}
     of_logs = dict.fromkeys(sorted(missing & {"oom_events", "network_errors"}), NOTHING_READ)
     missing -= of_logs.keys()

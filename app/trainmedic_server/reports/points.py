@@ -53,9 +53,8 @@ def average(points: Points) -> float | None:
 def spread(
     averages: Points, highest: Points | None = None, lowest: Points | None = None, counts: Points = ()
 ) -> Spread | None:
-    """Return the spread from the averages of equal intervals. None without any number.
-
-    `highest` and `lowest` are the extremes of each interval, `counts` the weight of each average.
+    """`highest` and `lowest` are the extremes of each interval, `counts` the weight of each average. None without any
+    number.
     """
     values = finite(averages)
     if not values:
@@ -68,9 +67,8 @@ def spread(
 
 
 def rise(points: Points, is_from_zero: bool) -> float:
-    """Return the total rise of a counter. A lower value than the previous one is a reset.
-
-    ``is_from_zero`` states whether the first value was reached within the period, too.
+    """A lower value than the previous one is a reset. ``is_from_zero``: the first value was reached within the period,
+    too.
     """
     values = finite(points)
     risen = values[0] if values and is_from_zero else 0.0
@@ -80,7 +78,7 @@ def rise(points: Points, is_from_zero: bool) -> float:
 
 
 def stretches(points: Points, every: float) -> list[Stretch]:
-    """Return the periods with points. Each point covers the `every` seconds before it."""
+    """Each point covers the `every` seconds before it."""
     joined: list[Stretch] = []
     for at, _ in points:
         if joined and at - joined[-1].end <= 1.5 * every:
@@ -95,7 +93,7 @@ def gaps(present: Sequence[Stretch]) -> list[Stretch]:
 
 
 def overlap(stretch: Stretch, others: Iterable[Stretch]) -> float:
-    """Return the seconds of `stretch` that the others cover. They do not overlap each other."""
+    """Return the seconds of `stretch` covered by the others, which do not overlap."""
     return sum(max(min(stretch.end, other.end) - max(stretch.begin, other.begin), 0.0) for other in others)
 
 

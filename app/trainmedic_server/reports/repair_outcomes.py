@@ -13,7 +13,7 @@ from trainmedic_server.domain.run import Run, Status
 from trainmedic_server.ports.tallies import PlaybookTally
 
 PERSON_AFTER = timedelta(minutes=30)
-"""Assumed time to a manual repair, unless the caller gives another."""
+"""Assumed time to a manual repair."""
 FORMULA = "sum over the runs that helped of GPUs × max(time to a person − time to repair, 0)"
 _BAD_ENDS = (Status.FAILED, Status.CANCELLED, Status.REJECTED)
 
@@ -26,26 +26,23 @@ class RepairTotal:
     runs: int
     """Without decisions not to start."""
     started: int
-    """Runs that could act, which excludes observed ones."""
+    """Runs that could act."""
     succeeded: int
     failed: int
-    """Failed, cancelled or rejected."""
     observed: int
-    """Runs that only recorded what they would do."""
+    """Only recorded what they would do."""
     open: int
     helped: int
-    """Measured: the alert's metric was better ten minutes after the action."""
+    """The alert's metric was better ten minutes after the action."""
     no_change: int
     worse: int
     not_measured: int
     timed_out: int
-    """Runs with a timeout."""
     rejected: int
     undone_by_hand: int
     held_back: int
-    """Decisions not to start."""
     repeated: int
-    """Ineffective runs: another started on the same target within an hour after the previous one had ended."""
+    """Ineffective: another run started on the same target within an hour after the previous one had ended."""
     median_seconds: float | None
     """From admission to the end, of successful runs."""
     median_person_seconds: float | None
@@ -70,13 +67,12 @@ class GpuHoursKept:
 
     gpu_hours: float
     runs: int
-    """Runs in the estimate: measured to have helped, ended, and on a known number of GPUs."""
+    """Measured to have helped, ended, and on a known number of GPUs."""
     uncounted: int
-    """Successful runs missing from it, because one of these is unknown."""
+    """Successful, but one of these is unknown."""
     person_after_seconds: float
-    """Assumed time to a manual repair."""
     median_person_seconds: float | None
-    """For comparison: median time of people's answers to questions. None without any."""
+    """For comparison: people's answers to questions."""
     formula: str
     assumptions: tuple[str, ...]
 
@@ -101,7 +97,7 @@ class RepairTally:
     _uncounted: int = 0
 
     def add(self, run: Run) -> None:
-        """Count a run. Decisions not to start and runs in mode observe do not count."""
+        """Decisions not to start and runs in mode observe do not count."""
         if run.status in (Status.NOT_STARTED, Status.OBSERVED):
             return
         has_helped = self.effects.get(run.id) is EffectVerdict.HELPED
@@ -119,7 +115,6 @@ class RepairTally:
             self._uncounted += 1
 
     def causes(self) -> list[CauseRepairs]:
-        """Return the causes, most runs first."""
         totals = [
             CauseRepairs(name, cause.runs, cause.succeeded, cause.failed, cause.helped)
             for name, cause in self._causes.items()
@@ -145,7 +140,7 @@ class RepairTally:
 
 
 def median_of(seconds: Counter[float]) -> float | None:
-    """Return the median of a histogram of durations. None if it is empty."""
+    """Return the median of a histogram. None if it is empty."""
     places = {(seconds.total() - 1) // 2, seconds.total() // 2}
     middle, passed = [], 0
     for length, count in sorted(seconds.items()):
@@ -155,7 +150,6 @@ def median_of(seconds: Counter[float]) -> float | None:
 
 
 def _gpus_of(run: Run) -> int | None:
-    """Return the number of GPUs of the run's target. None if unknown."""
     if run.target is None:
         return None
     if run.target.kind is TargetKind.GPU:

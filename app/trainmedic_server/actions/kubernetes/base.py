@@ -27,14 +27,13 @@ from trainmedic_server.ports.actions import Call, Inverse, Services
 from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
-"""Seconds between two tries, unless the API server asks for another wait."""
 REPORT_EVERY = timedelta(seconds=15)
-"""Interval of the history events that state the reason for waiting."""
+"""Interval of history events that state the reason for waiting."""
 LONGEST_ASKED_FOR = 60.0
-"""Maximum wait in seconds that the API server, or a proxy in front of it, can ask for."""
+"""Seconds that the API server, or a proxy in front of it, can ask for."""
 REFUSAL_GRACE = timedelta(seconds=10)
-"""Time for which refusals are retried. An API server that has just started refuses everybody until it has read its
-roles and accounts (0.1 s in a trial).
+"""Retry refusals: an API server that has just started refuses everybody until it has read its roles and accounts (0.1 s
+in a trial).
 """
 GONE = "it is gone: nothing to take back"
 
@@ -42,10 +41,7 @@ Result = TypeVar("Result")
 
 
 class Permission(Struct, frozen=True):
-    """Permission that the server's account needs, as in a (Cluster)Role.
-
-    ``group`` is empty for the core API. ``resource`` has its subresource after a slash.
-    """
+    """As in a (Cluster)Role. ``group`` is empty for the core API. ``resource`` has its subresource after a slash."""
 
     group: str
     resource: str
@@ -53,11 +49,11 @@ class Permission(Struct, frozen=True):
 
 
 EVENTS = Permission("", "events", ("create",))
-"""Every action leaves an Event on the changed object."""
+"""Every action leaves an Event."""
 
 
 class PermissionGrace(Struct):
-    """A refusal is final only after refusals without interruption for `REFUSAL_GRACE`."""
+    """A refusal is final after uninterrupted refusals for `REFUSAL_GRACE`."""
 
     since: datetime | None = None
 
@@ -71,9 +67,7 @@ class PermissionGrace(Struct):
 
 
 class ClusterAction(BasicAction):
-    """Base of the actions. It retries conflicts and failures of the API server until the call's deadline, and refusals
-    of the server's account only for `REFUSAL_GRACE`.
-    """
+    """Retries conflicts and failures of the API server until the call's deadline, refusals only for `REFUSAL_GRACE`."""
 
     default_timeout: ClassVar[timedelta] = timedelta(minutes=2)
     permissions: ClassVar[tuple[Permission, ...]]
@@ -94,11 +88,11 @@ class ClusterAction(BasicAction):
     async def retry_until_deadline(
         self, call: Call, attempt: Callable[[], Awaitable[Result]], *, makes_change: bool = True
     ) -> Result:
-        """Call `attempt` until it returns or the deadline passes, and return its result. A call that `makes_change` is
-        not repeated after the alert has resolved.
+        """Call `attempt` until it returns or the deadline passes. After the alert has resolved, a call that
+        `makes_change` is not repeated.
 
-        Raises OutcomeUnknown at the deadline if a failure of this call, or an earlier call of this command, left it
-        open whether something was changed.
+        Raises OutcomeUnknown at the deadline if a failure of this call, or of an earlier call of this command, left the
+        outcome open.
         """
         backoff, may_be_done = Backoff(_FIRST_WAIT, _LONGEST_WAIT, jitter=True), call.resumed
         permission_grace = PermissionGrace()
@@ -132,9 +126,7 @@ class ClusterAction(BasicAction):
     async def set_field(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
     ) -> tuple[Object, Any, bool]:
-        """Set a field of an object and record the change on it for the run. Return the object, the previous value, and
-        whether a change of this run is active.
-        """
+        """Set and record a field. Return the object, the previous value, and whether a change of this run is active."""
 
         async def attempt() -> tuple[Object, Any, bool]:
             present = await self.cluster.get(ref)
@@ -167,7 +159,7 @@ class ClusterAction(BasicAction):
     async def assign(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Set a field of an object and return the step's output. If this run set it, a Kubernetes Event says so."""
+        """Set a field and leave an Event. Return the step's output."""
         present, before, is_set_by_run = await self.set_field(call, ref, field, value)
         if is_set_by_run:
             await self.cluster.record(present, event, because(call, message or event))
@@ -176,7 +168,7 @@ class ClusterAction(BasicAction):
     async def restore(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Restore the value from before `assign`, as an undo. Return the step's output."""
+        """Undo `assign`. Return the step's output."""
         try:
             present, why, is_back = await self.take_back(call, ref, field)
         except ObjectMissing:
@@ -191,10 +183,9 @@ def _named(ref: Ref) -> dict[str, str]:
 
 
 class RestorableAction(ClusterAction):
-    """An action whose undo is the same action with the parameter ``restore``."""
+    """The undo is the same action with the parameter ``restore``."""
 
     restored_by: ClassVar[frozenset[str]]
-    """Parameters that the undo needs to find the object."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -203,28 +194,26 @@ class RestorableAction(ClusterAction):
 
 
 def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    """Return the failure of a change that is not tried again. If the change may have been made, the undo reverts it."""
+    """If the change may have been made, the undo reverts it."""
     failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
     failure.is_begun = may_be_done
     return failure
 
 
 def because(call: Call, change: str) -> str:
-    """Return the message of an Event."""
     return f"{change} by Trainmedic, playbook {call.playbook}, run {call.run_id}: {call.reason}"
 
 
 def node_of(call: Call) -> str:
-    """Return the node of the target. Raises PermanentFailure if it has none."""
+    """Raises PermanentFailure if the target has no node."""
     if call.target.node is None:
         raise PermanentFailure(f"this works on a node, and {call.target.key} is none")
     return call.target.node
 
 
 async def node_ref(action: ClusterAction, call: Call) -> Ref:
-    """Return the cluster's object for the target's node. Raises PermanentFailure if the target has no node.
-
-    The target has the agent's name for the node, which the cluster may know only as a host name.
+    """The target has the agent's name, which the cluster may know only as a host name. Raises PermanentFailure without
+    a node.
     """
     name = node_of(call)
     known = action.services.cluster_topology()
@@ -239,7 +228,7 @@ async def node_ref(action: ClusterAction, call: Call) -> Ref:
 
 
 async def _exists(action: ClusterAction, name: str) -> None:
-    """Raise ClusterUnavailable if the node may exist under another name. Considering it deleted would drop its pending
+    """Raise ClusterUnavailable if the node may exist under another name: considering it deleted would drop its pending
     undo.
     """
     try:

@@ -1,7 +1,6 @@
-"""Action ``k8s.drain``: evict the pods of a node through the Eviction API.
+"""Action ``k8s.drain``: cordon a node and evict its pods through the Eviction API.
 
-The node is cordoned first. Each round lists the pods again, and repeated evictions are harmless, so a drain continues
-after a server restart. The pure function `sort` selects the pods.
+Each round lists the pods again, and repeated evictions are harmless, so a drain continues after a server restart.
 """
 
 from __future__ import annotations
@@ -46,12 +45,11 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 ROUND = 1.0
-"""Seconds between two listings of the remaining pods. It doubles while no pod ends."""
+"""Seconds. Doubles while no pod ends."""
 _LONGEST_ROUND = 10.0
 _AT_ONCE = 20
 """Evictions in flight: enough for a node, without load on the API server."""
 _SHOWN = 20
-"""Maximum number of pods in the output; more would fill the history."""
 _MIRROR = "kubernetes.io/config.mirror"
 
 
@@ -71,33 +69,30 @@ class DrainParams(ActionParams):
 
 
 class PodSelection(Struct, frozen=True):
-    """What a drain does with each pod of a node."""
+    """Outcome for each pod of a node."""
 
     ending: tuple[Object, ...]
-    """Pods to evict, or to wait for."""
+    """To evict, or to wait for."""
     skipped: Mapping[str, int]
-    """Number of pods left alone, by kind."""
     forbidding: Mapping[str, str]
-    """Why the drain must not begin, by name of the pod that forbids it."""
+    """By pod: why the drain must not begin."""
 
 
 class _Progress(Struct):
-    """State of the drain. Pods are stored by UID, because another pod may reuse the name."""
+    """Pods are stored by UID, because another pod may reuse the name."""
 
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     why: dict[str, str] = field(default_factory=dict)
     """Why a pod still exists."""
     seen: set[str] = field(default_factory=set)
-    """Every pod that had to end in some round."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
-    """Error of the last request to the API server. Empty if it succeeded."""
+    """Error of the last request to the API server."""
     is_paused: bool = False
     reported_at: datetime | None = None
 
     def ends(self, pod: Object) -> None:
-        """Record that the pod is terminating, evicted by us or by another party."""
         holders = ", ".join(map(str, pod["metadata"].get("finalizers") or ()))
         self.evicted.add(uid_of(pod))
         self.why[uid_of(pod)] = f"ends, and is held by its finalizers: {holders}" if holders else "ends"
@@ -153,7 +148,7 @@ class DrainNode(ClusterAction):
         return Inverse(nodes.UncordonNode.name, {"restore": True})
 
     async def _may_begin(self, call: Call, params: DrainParams) -> None:
-        """Raise PermanentFailure if pods forbid the drain, before jobs write a checkpoint in vain."""
+        """Raise PermanentFailure before jobs write a checkpoint in vain."""
         try:
             await self._list_remaining(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
@@ -193,7 +188,7 @@ class DrainNode(ClusterAction):
             await self._clock.sleep_until(again_at)
 
     async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
-        """Return the pods that must still end. Raises PermanentFailure if one forbids the drain."""
+        """Raises PermanentFailure if a pod forbids the drain."""
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={(await node_ref(self, call)).name}")
         selection = sort(pods, params)
         if forbidding := selection.forbidding:
@@ -210,10 +205,8 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Evict every pod that is not terminating yet, until something stops the drain. Return whether the API server
-        delayed all evictions, and the seconds that it asks to wait.
-
-        The refusal of one pod does not stop the others. It is reported with the pod's name.
+        """Return whether the API server delayed all evictions, and the seconds that it asks to wait. The refusal of one
+        pod does not stop the others.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
@@ -261,7 +254,7 @@ class DrainNode(ClusterAction):
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
-    """Return which of a node's pods a drain ends, skips, or must not begin because of."""
+    """Select the pods to end, to skip, and those that forbid the drain."""
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}

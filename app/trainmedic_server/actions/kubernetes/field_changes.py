@@ -1,11 +1,9 @@
 """Changes of runs to a Kubernetes object, recorded in its annotations, and their undo. Pure.
 
-The record is part of the patch that makes the change, so neither exists alone, and undoing needs only the object. The
-annotation ``trainmedic.io/run-<run id>`` is a JSON object with one member for each field: ``{"unschedulable": {"was":
-null, "set": true}}``.
+The record is part of the patch, so undoing needs only the object. The annotation ``trainmedic.io/run-<run id>`` is a
+JSON object with one member for each field: ``{"unschedulable": {"was": null, "set": true}}``.
 
-If several runs change one field, each records the value from before the first. It is restored when the last run undoes
-its change.
+If several runs change one field, each records the value from before the first. The last undo restores it.
 """
 
 from __future__ import annotations
@@ -28,10 +26,8 @@ Change = dict[str, Any]
 
 
 class RevertibleField(Struct, frozen=True):
-    """One value of an object that can be set and restored. None: absent.
-
-    ``read`` returns the current value, ``write`` the merge patch that sets `value`. ``managed`` is the field's path in
-    managedFields, if it is useful to know who set it last.
+    """``read`` returns the current value, None if absent, ``write`` the merge patch that sets `value`. ``managed`` is
+    the field's path in managedFields, if it is useful to know who set it last.
     """
 
     name: str
@@ -41,21 +37,21 @@ class RevertibleField(Struct, frozen=True):
 
 
 class RunChange(Struct, frozen=True):
-    """Value before the first run changed it, and the value that this run set."""
+    """``was`` is the value before the first run changed it."""
 
     was: Any
     set: Any
 
 
 class Reversal(Struct, frozen=True):
-    """Result of undoing a run's change. ``change`` is the patch, None if there is nothing to write."""
+    """``change`` is None if there is nothing to write."""
 
     change: Change | None
     why: str
 
 
 def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChange]:
-    """Return the recorded changes of `field`, by run ID. Unreadable records are ignored."""
+    """Return changes by run ID. Unreadable records are ignored."""
     kept: dict[str, RunChange] = {}
     for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
@@ -66,9 +62,7 @@ def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChan
 
 
 def change(present: Object, field: RevertibleField, value: Any, run_id: str) -> Change | None:
-    """Return the patch that sets `field` and records the change for the run. None if the field already has the value,
-    and no run or this run has set it.
-    """
+    """Return None if the field already has the value, and no run or this run has set it."""
     changes = changes_by_run(present, field)
     before = field.read(present)
     if run_id in changes and before == value == changes[run_id].set:
@@ -80,7 +74,7 @@ def change(present: Object, field: RevertibleField, value: Any, run_id: str) -> 
 
 
 def undo(present: Object, field: RevertibleField, run_id: str) -> Reversal:
-    """Remove the run's record, and restore the value unless another run or another party has set it."""
+    """Restore the value unless another run or another party has set it."""
     changes = changes_by_run(present, field)
     own = changes.pop(run_id, None)
     if own is None:
@@ -94,7 +88,7 @@ def undo(present: Object, field: RevertibleField, run_id: str) -> Reversal:
 
 
 def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
-    """Remove the records of all runs and restore the value."""
+    """Remove the records of all runs too."""
     changes = changes_by_run(present, field)
     if not changes:
         return Reversal(None, "not set by Trainmedic")
@@ -108,7 +102,7 @@ def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
 
 
 def _is_ours(present: Object, field: RevertibleField) -> bool:
-    """Return whether no other party has set the field since. Without information from the API server, assume so."""
+    """Without information from the API server, assume that no other party has set the field."""
     entries = present["metadata"].get("managedFields") or []
     setters = [entry.get("manager") for entry in entries if field.managed and _has(entry.get("fieldsV1"), field)]
     return not setters or FIELD_MANAGER in setters
@@ -123,7 +117,7 @@ def _has(tree: Any, field: RevertibleField) -> bool:
 def _with_annotation(
     present: Object, field: RevertibleField, patch: Change, run_id: str, note: Mapping[str, Any] | None
 ) -> Change:
-    """Add to `patch` the run's annotation with `note` (without it if None). The patch applies only to this version."""
+    """Add the run's annotation with `note` (without it if None). The patch applies only to this version."""
     name = PREFIX + run_id
     members = _read((present["metadata"].get("annotations") or {}).get(name, "{}"))
     members.pop(field.name, None)
@@ -143,7 +137,6 @@ def _read(text: Any) -> dict[str, Any]:
 
 
 def _merged(patch: Change, other: Change) -> Change:
-    """Merge two patches that set different fields."""
     result = dict(patch)
     for name, value in other.items():
         own = result.get(name)

@@ -21,7 +21,7 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 
 COMMAND = "trainmedic.io/command"
-"""Annotation by which a repeated command finds its Job."""
+"""By it a repeated command finds its Job."""
 POLL_EVERY = timedelta(seconds=2)
 _KEPT_SECONDS = 24 * 3600
 _LONGEST_NAME = 50
@@ -114,7 +114,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """Return the Job's pod template with the run in its annotations, which mark pods that are not training."""
+    """Mark the Job's pods with the run, because they do not train."""
     template = spec.get("template")
     if not isinstance(template, Mapping):
         return {}
@@ -124,7 +124,7 @@ def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
 
 def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
-    """Return the Job of this command and its reference. The name depends only on the command."""
+    """The name depends only on the command."""
     manifest = params.manifest or {}
     written = manifest.get("metadata") or {}
     metadata = dict(written) if isinstance(written, Mapping) else {}

@@ -20,13 +20,13 @@ _PATH = r"^[A-Za-z][A-Za-z0-9]*(\.[A-Za-z][A-Za-z0-9]*){0,7}$"
 
 
 class WorkloadKind(Struct, frozen=True):
-    """Kind of workload with the paths of its settable fields. None: it lacks the field."""
+    """Paths of settable fields. None: it lacks the field."""
 
     resource: Resource
     replicas: str | None = None
     suspend: str | None = None
     template: str | None = None
-    """Path of the pod template. A change of it starts a rollout."""
+    """A change of it starts a rollout."""
 
 
 _KUBEFLOW = ("PyTorchJob", "MPIJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
@@ -50,7 +50,7 @@ KNOWN: Mapping[str, WorkloadKind] = {
 
 
 class CustomKind(ActionParams):
-    """Names of a custom kind in its API, and the paths of its fields."""
+    """Names in the kind's API, and paths of its fields."""
 
     api_version: str = Field(
         pattern=r"^([a-z0-9.-]+/)?v[0-9][a-z0-9]*$", description="Its API version, `example.com/v1`."
@@ -89,7 +89,6 @@ class WorkloadParams(ActionParams):
 
 
 def field_at(name: str, path: str) -> field_changes.RevertibleField:
-    """Return the value at `path` as a revertible field."""
     parts = tuple(path.split("."))
 
     def read(present: Object) -> Any:

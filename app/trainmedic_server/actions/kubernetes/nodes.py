@@ -47,7 +47,7 @@ UNSCHEDULABLE = field_changes.RevertibleField(
 
 
 def label_field(key: str) -> field_changes.RevertibleField:
-    """Return a label of an object as a field. None: no such label."""
+    """None: no such label."""
     return field_changes.RevertibleField(
         f"label/{key}",
         lambda present: (present["metadata"].get("labels") or {}).get(key),
@@ -57,7 +57,7 @@ def label_field(key: str) -> field_changes.RevertibleField:
 
 
 def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
-    """Return a taint's value as a field. None: no such taint. A taint without a value has ``""``."""
+    """None: no such taint. A taint without a value has ``""``."""
 
     def read(node: Object) -> str | None:
         for taint in (node.get("spec") or {}).get("taints") or ():
@@ -125,7 +125,6 @@ class CordonNode(_NodeAction):
 
 
 async def cordon(action: ClusterAction, call: Call) -> dict[str, Any]:
-    """Cordon the call's node for its run. Return the output of ``k8s.cordon``."""
     ref = await node_ref(action, call)
     node, before, is_set_by_run = await action.set_field(call, ref, UNSCHEDULABLE, True)
     if is_set_by_run:

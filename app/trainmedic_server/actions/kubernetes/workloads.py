@@ -18,11 +18,10 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
-"""kubectl's annotation for restarts, so that its rollout history shows ours too."""
+"""kubectl's annotation, so that its rollout history shows our restarts too."""
 
 
 def _permissions(has: str) -> tuple[Permission, ...]:
-    """Return the permissions to read and patch every known kind with such a path."""
     groups: dict[str, list[str]] = {}
     for workload in KNOWN.values():
         if getattr(workload, has) is not None:
@@ -37,7 +36,7 @@ class _WorkloadAction(RestorableAction):
     restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
     silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # Its pods end and send no more metrics.
     needs: ClassVar[str]
-    """Path of `WorkloadKind` that the action changes."""
+    """Path of `WorkloadKind`."""
 
     def _path(self, params: WorkloadParams) -> str:
         path = getattr(params.workload, self.needs)

@@ -1,8 +1,6 @@
 """Loki: LogQL queries, and the answers of ``query_range``.
 
-Labels: ``job``, ``node``, ``source``, ``level``. Structured metadata: ``rank``, ``attempt``, ``node_rank``,
-``local_rank``, ``pod``. Kernel lines have no job, so they need a separate query by the job's nodes. Container lines
-need one by the job's pods.
+Kernel lines have no job, so they need a separate query by the job's nodes. Container lines need one by the job's pods.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ TENANT = "X-Scope-OrgID"
 
 
 class Loki:
-    """Reads one tenant's lines."""
-
     greps = True
 
     def __init__(self, http: StoreHttp) -> None:
@@ -69,5 +65,5 @@ def _line(labels: dict[str, str], value: Sequence[Any]) -> StoredLine:
 
 
 def _quoted(text: str) -> str:
-    """Return a LogQL string, which is one of Go: JSON's escapes have the same meaning, except for surrogate halves."""
+    """LogQL strings are Go's: JSON's escapes have the same meaning, except for surrogate halves."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

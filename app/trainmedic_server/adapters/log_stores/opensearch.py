@@ -1,8 +1,6 @@
 """OpenSearch and Elasticsearch: the search API on an index, an alias or a data stream.
 
-Documents have ``@timestamp`` and ``message``. ``job``, ``node``, ``source`` and ``level`` are keywords; ``rank``,
-``attempt``, ``node_rank``, ``local_rank`` numbers or keywords. Their regular expressions differ from RE2 and match
-single words, so patterns are applied by the server.
+Their regular expressions differ from RE2 and match single words, so patterns are applied by the server.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ _FORMAT = "strict_date_optional_time_nanos"
 
 
 class OpenSearch:
-    """Reads one index pattern."""
-
     greps = False
 
     def __init__(self, http: StoreHttp, index: str = INDEX) -> None:

@@ -23,45 +23,39 @@ LARGEST_PAGE = 5000
 """Loki's maximum. Of more lines with the same time, the rest is not shown."""
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15
-"""Maximum delay of a line in the store for which following still shows it."""
 _CATCHES_UP = timedelta(seconds=90)
-"""Time after an outage in which older lines may still arrive: agents push again within a minute."""
+"""Older lines may arrive for this time after an outage: agents push again within a minute."""
 _MOST_KNOWN = 100_000
 _MEMBERS = ("rank", "local_rank", "node_rank", "attempt")
-"""Attributes that a query may require and a line may lack. A store does not report how many lines lack one."""
+"""Attributes that a line may lack. A store does not report how many do."""
 NANOSECONDS = 1_000_000_000
 
 
 class StoredLine(NamedTuple):
-    """A line as returned by a store."""
-
     at: int
-    """Nanoseconds since 1970."""
     key: str
-    """Distinguishes it from other lines of the same moment."""
+    """Distinguishes lines of the same moment."""
     line: FoundLine
 
 
 class LineStore(Protocol):
     @property
     def greps(self) -> bool:
-        """Whether the store supports RE2 regular expressions. Otherwise the server applies them."""
+        """Whether the store supports RE2. Otherwise the server applies patterns."""
         ...
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
-        """Return the query in the store's language, several if one is not enough. Raises LogQueryRefused."""
+        """Return the query in the store's language, in parts if necessary. Raises LogQueryRefused."""
         ...
 
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
-        """Return the first lines of one of `parts` from `begin` until before `end`, in nanoseconds since 1970. Raises
-        LogsUnavailable, LogQueryRefused.
+        """Return the first lines of one of `parts` in nanoseconds since 1970, `end` excluded. Raises LogsUnavailable,
+        LogQueryRefused.
         """
         ...
 
 
 class StoredLogs:
-    """Log source on a store."""
-
     def __init__(self, store: LineStore, clock: Clock, page: int = PAGE) -> None:
         self._store = store
         self._clock = clock
@@ -119,13 +113,11 @@ class StoredLogs:
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
 
     def _end(self, query: LogQuery) -> int:
-        """Return the query's end, with tolerance for lines ahead of this server's clock."""
         return nanoseconds(query.until or self._clock.now() + timedelta(minutes=5))
 
     async def _until(
         self, query: LogQuery, nodes: Collection[str], end: int, shown: Collection[tuple[int, str]]
     ) -> AsyncGenerator[list[StoredLine], None]:
-        """Yield pages merged over the parts of the query, without shown lines."""
         pattern = SearchPattern(query.grep) if query.grep and not self._store.greps else None
         parts = [_PagedPart(self._store, part, query, end, self._page) for part in self._store.parts(query, nodes)]
         while True:
@@ -146,8 +138,6 @@ class StoredLogs:
 
 
 class _PagedPart:
-    """One part of a query and its lines read so far."""
-
     def __init__(self, store: LineStore, part: str, query: LogQuery, end: int, page: int) -> None:
         self._store, self._part, self._query = store, part, query
         self._begin, self._end, self._page = nanoseconds(query.since), end, page
@@ -160,7 +150,6 @@ class _PagedPart:
         return self._waiting[-1].at if self._waiting else self._begin
 
     async def fill(self) -> None:
-        """Read a page if the last one is used up."""
         if self._waiting or self.is_end:
             return
         most = self._page
@@ -182,7 +171,6 @@ class _PagedPart:
             self._seen = known | {each[:2] for each in lines if each.at == self._begin}
 
     def take(self, horizon: int, everything: bool) -> list[StoredLine]:
-        """Remove and return the lines up to that moment."""
         taken = [each for each in self._waiting if everything or each.at <= horizon]
         self._waiting = self._waiting[len(taken) :]
         return taken

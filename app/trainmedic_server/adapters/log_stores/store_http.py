@@ -16,15 +16,13 @@ from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUn
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _ANSWERS_WITHIN = 60.0
-"""Time limit in seconds for a whole answer: each byte could arrive just within `_TIMEOUT`."""
+"""Seconds. Each byte could arrive just within `_TIMEOUT`."""
 _MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_REASON = 300
 
 
 class StoreHttp:
-    """One store's HTTP API. ``headers`` are sent with each call. The token file is read for each, so that it can be
-    renewed.
-    """
+    """``headers`` are sent with each call. The token file is read for each, so that it can be renewed."""
 
     def __init__(
         self,
@@ -58,7 +56,7 @@ class StoreHttp:
         return await self._call("GET", path, params=params)
 
     async def _call(self, method: str, path: str, **content: Any) -> bytes:
-        """Return the body of a successful answer. Raises LogsUnavailable, LogQueryRefused."""
+        """Raises LogsUnavailable, LogQueryRefused."""
         raw = bytearray()
         try:
             async with (

@@ -24,9 +24,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d
 
 
 def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
-    """Raises LogsUnavailable if the time is invalid. Lines of other shippers may contain secrets, so they are
-    masked.
-    """
+    """Mask the text, because other shippers may send secrets. Raises LogsUnavailable if the time is invalid."""
     try:
         time = moment(at)
     except (OverflowError, ValueError) as error:
@@ -48,7 +46,6 @@ def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
 
 
 def level_names(level: LogLevel) -> list[str]:
-    """Return the names that stores use for this level and worse ones."""
     return [name for name, each in _LEVELS.items() if each in level.at_least]
 
 
@@ -57,7 +54,7 @@ def _number(text: str | None) -> int | None:
 
 
 def rfc3339(at: int) -> str:
-    """Return nanoseconds since 1970 as a UTC time with nine digits."""
+    """Write nanoseconds since 1970 as a UTC time with nine digits."""
     seconds, rest = divmod(at, NANOSECONDS)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
 

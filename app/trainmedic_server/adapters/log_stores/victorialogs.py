@@ -21,7 +21,7 @@ _TENANT = re.compile(r"(\d{1,10})(?::(\d{1,10}))?")
 
 
 def tenant_headers(tenant: str) -> Mapping[str, str]:
-    """Return the headers for ``12`` or ``12:3``: an account, and its project. Raises ConfigurationError."""
+    """Read ``12`` or ``12:3``: account and project. Raises ConfigurationError."""
     match = _TENANT.fullmatch(tenant)
     if match is None:
         raise ConfigurationError("a tenant of VictoriaLogs is the number of an account, or account:project")
@@ -29,8 +29,6 @@ def tenant_headers(tenant: str) -> Mapping[str, str]:
 
 
 class VictoriaLogs:
-    """Reads one tenant's lines."""
-
     greps = True
 
     def __init__(self, http: StoreHttp) -> None:
@@ -69,5 +67,5 @@ def _line(fields: Mapping[str, object]) -> StoredLine:
 
 
 def _quoted(text: str) -> str:
-    """Return a LogsQL string, which is one of Go."""
+    """LogsQL strings are Go's."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

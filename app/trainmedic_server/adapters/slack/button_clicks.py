@@ -26,8 +26,6 @@ _LONGEST_WHISPER = 1_000
 
 
 class Orders(Protocol):
-    """Performs operator commands; implemented by ``engine.service.Engine``."""
-
     async def order(
         self,
         run_id: str,
@@ -40,7 +38,7 @@ class Orders(Protocol):
 
 
 class SlackButtonClicks:
-    """Handles clicks. ``settings`` reads the file of people who may decide."""
+    """``settings`` reads the file of people who may decide."""
 
     def __init__(
         self,
@@ -50,7 +48,6 @@ class SlackButtonClicks:
         settings: Callable[[], SlackFile],
         count: Callable[[str], object],
     ) -> None:
-        """``count`` is called with the outcome of each click."""
         self._api = api
         self._orders = orders
         self._questions = questions
@@ -58,7 +55,7 @@ class SlackButtonClicks:
         self._count = count
 
     async def handle(self, payload: Payload) -> None:
-        """Perform the click, or notify the user why not. Raises nothing intentionally."""
+        """Perform the click, or notify the user why not."""
         match payload.get("type"):
             case "block_actions":
                 for action in _members(payload.get("actions"))[:1]:
@@ -141,7 +138,6 @@ class SlackButtonClicks:
             log.info("what was decided is shown in Slack later", run_id=run_id, error=str(error))
 
     async def _person(self, payload: Payload, at: tuple[str, str]) -> Person | None:
-        """Return the person who clicked. None after notifying a user who may not decide."""
         user = _user(payload)
         try:
             settings = await asyncio.to_thread(self._settings)
@@ -160,7 +156,6 @@ class SlackButtonClicks:
         return person
 
     async def _tell(self, payload: Payload, at: tuple[str, str], text: str) -> None:
-        """Send a text visible only to the user who clicked."""
         whisper = {
             "channel": at[0],
             "user": _user(payload),

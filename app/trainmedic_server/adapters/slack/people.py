@@ -42,7 +42,7 @@ class _Part(BaseModel):
 
 
 class Person(_Part):
-    """A user who may decide. The name is recorded as if it were a token's."""
+    """The name is recorded as if it were a token's."""
 
     name: Name
     groups: frozenset[Annotated[str, Field(pattern=_NAME)]] = frozenset()
@@ -57,12 +57,11 @@ class SlackFile(_Part):
     api: Annotated[str, AfterValidator(_api)] = "https://slack.com/api"
 
     def channel_for(self, to: str | None) -> str:
-        """Return the channel for a question with this ``to``."""
         return self.channels.get(to or "", self.channel)
 
 
 def read(path: Path) -> SlackFile:
-    """Return the file's content. Raises ConfigurationError with file and member."""
+    """Raises ConfigurationError with file and member."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -27,7 +27,7 @@ METADATA = "trainmedic_question"
 LONGEST_REASON = 1_000
 _LONGEST_NAME = 200
 _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
-"""Characters of a section, of what notifications show, and of what is asked once more; below Slack's 3,000 and 300."""
+"""Characters of a section, a notification and a confirmation. Slack's limits are 3,000 and 300."""
 
 Block = dict[str, Any]
 
@@ -37,11 +37,11 @@ class Answered(Struct, frozen=True):
 
     approved_by: tuple[str, ...]
     how: str
-    """In words. Empty while it waits for an answer."""
+    """Empty while the question waits."""
 
 
 def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answered:
-    """Return the state, including orders that the run has not followed yet."""
+    """Include orders that the run has not followed yet."""
     answers = approval.answers(step, orders)
     names = tuple(dict.fromkeys(order.actor for order in answers if order.kind is OrderKind.APPROVE))
     rejection = next((order for order in answers if order.kind is OrderKind.REJECT), None)
@@ -57,12 +57,10 @@ def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answ
 
 
 def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
-    """Return whether it can still be answered."""
     return run.is_open and step.status is StepStatus.WAITING and not answered(run, step, orders).how
 
 
 def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
-    """Return the message for ``chat.postMessage`` and ``chat.update``, without the channel."""
     link = run_link(external_url, run.id)
     ahead = questions.ahead(step)
     blocks = [_section(f"{_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
@@ -91,13 +89,13 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 
 def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
-    """Return the reminder below a waiting question. It is Slack markup with the question's text escaped."""
+    """Return Slack markup with the question's text escaped."""
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
     return escaped(cut(_line(text), _TEXT // 2))
 
 
 def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
-    """Return the form for the reason of a rejection. ``value`` comes back with it."""
+    """``value`` comes back with the form."""
     field = {"type": "plain_text_input", "action_id": REASON, "multiline": True, "min_length": 1,
              "max_length": LONGEST_REASON, "focus_on_load": True}  # fmt: skip
     return {
@@ -115,12 +113,12 @@ def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
 
 
 def value_of(run_id: str, question: AskedQuestion) -> str:
-    """Return a button's value, which identifies its question."""
+    """Identify the button's question."""
     return json.dumps([run_id, question.step, question.asked])
 
 
 def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
-    """Return the run and question of a button's value. None if it is malformed."""
+    """Return None if it is malformed."""
     try:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
@@ -135,12 +133,12 @@ def _is_name(value: Any) -> bool:
 
 
 def with_place(value: str, at: tuple[str, str]) -> str:
-    """Add the channel and the message of the click to `value`, for a form."""
+    """Add the channel and message of the click."""
     return json.dumps([value, *at])
 
 
 def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
-    """Return the parts of `with_place`. None if it is malformed."""
+    """Return None if it is malformed."""
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):
@@ -152,17 +150,16 @@ def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str
 
 
 def digest(document: dict[str, Any]) -> str:
-    """Return a digest by which to recognise an unchanged message."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def escaped(text: str) -> str:
-    """Escape `text` for Slack markup, so that it contains no mention or link."""
+    """Escape Slack markup, mentions and links."""
     return visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut to at most `limit` characters, counted in UTF-16 as Slack's clients do."""
+    """Count in UTF-16, as Slack's clients do."""
     units = text.encode("utf-16-le", "surrogatepass")
     if len(units) // 2 <= limit:
         return text
@@ -218,5 +215,5 @@ def _line(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Mark the lines as quoted, so that none looks like Trainmedic's."""
+    """Mark quoted lines, so that none looks like Trainmedic's."""
     return "\n".join(f"│ {line}" for line in visible(text, keep="\n").splitlines()) or "│"

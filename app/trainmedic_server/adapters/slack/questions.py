@@ -1,7 +1,7 @@
 """Messages in Slack, one for each question, edited whatever decides it.
 
 A message follows from the run and its orders in the run store. So events, restarts and clicks have the same effect:
-read, compare with the shown message, post or edit. Implements the listener of history events.
+compare with the shown message, post or edit.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ Asked = tuple[Run, StepState, Sequence[OperatorOrder], ShownQuestion | None]
 
 
 class SlackQuestions:
-    """Questions of one server. ``settings`` reads the file with the channels."""
+    """``settings`` reads the file with the channels."""
 
     name = "slack"
     kinds = names(QuestionEvent, RunApproved, RunRejected, ApprovalEnded, CancelOrdered, Closed)
-    """Events that may change a message."""
     at_once = 20
 
     def __init__(
@@ -81,12 +80,12 @@ class SlackQuestions:
                 self._reminded = event.seq or self._reminded
 
     async def show_waiting(self) -> None:
-        """Show every waiting question, including those asked before Slack was set. Raises as `take`."""
+        """Include questions asked before Slack was set. Raises as `take`."""
         runs, _ = await self._history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), _MOST, None)
         await self.show({run.id for run in runs})
 
     async def show(self, run_ids: Collection[str]) -> None:
-        """Update the messages about these runs. Raises as `take`."""
+        """Raises as `take`."""
         async with self._turn:  # Otherwise a click and an event could both post a new question.
             for asked in await self._asked(run_ids):
                 try:
@@ -96,20 +95,19 @@ class SlackQuestions:
                     log.error("a question cannot be shown in Slack", run_id=asked[0].id, error=str(error))
 
     async def question_of(self, run_id: str, step_id: str) -> tuple[Run, StepState] | None:
-        """Return the run and its asking step. Raises StoreUnavailable."""
+        """Raises StoreUnavailable."""
         run = await self._store.transact(lambda tx: tx.run(run_id))
         step = next((step for step in run.steps if _is(step, step_id)), None) if run else None
         return (run, step) if run is not None and step is not None else None
 
     async def settle(self, run_id: str, step_id: str, channel: str, message: str) -> None:
-        """Update a second message of a question, which a kill may have left. Raises as `take`, and ChatRefused."""
+        """Update a duplicate message, which a kill may have left. Raises as `take`, and ChatRefused."""
         for run, step, orders, shown in await self._asked([run_id]):
             if step.id == step_id and shown is not None and (shown.channel, shown.message) != (channel, message):
                 document = question_blocks.message(run, step, orders, self._external_url)
                 await self._call("chat.update", {**document, "channel": channel, "ts": message})
 
     async def _asked(self, run_ids: Collection[str]) -> list[Asked]:
-        """Return the questions of the runs that are shown or must be."""
         if not run_ids:
             return []
         runs, orders, shown = await self._store.transact(
@@ -150,9 +148,10 @@ class SlackQuestions:
     async def _posted(
         self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None, is_open: bool
     ) -> ShownQuestion | None:
-        """Post the message of a question once. None if there is none and the question is closed.
+        """Post the message once, after persisting the intent. If an earlier attempt has an unknown outcome, search its
+        message.
 
-        The intent is persisted first. If an earlier attempt has an unknown outcome, its message is searched.
+        Return None if there is none and the question is closed.
         """
         if begun is None:
             channel = self._settings().channel_for(Terms.of(step).to)
@@ -166,9 +165,7 @@ class SlackQuestions:
         return replace(begun, message=str(answer.get("ts", "")), shown=question_blocks.digest(document))
 
     async def _found(self, begun: ShownQuestion, run: Run) -> str | None:
-        """Return the message that an earlier attempt with unknown outcome posted. Editing it shows the current
-        state.
-        """
+        """Return the message of an earlier attempt with unknown outcome."""
         query = {"channel": begun.channel, "oldest": str(int(run.created_at.timestamp()) - 60), "limit": 200}
         try:
             answer = await self._call("conversations.history", {**query, "include_all_metadata": True})
@@ -186,7 +183,7 @@ class SlackQuestions:
         await self._store.transact(lambda tx: tx.shown_questions.save(shown))
 
     async def _remind(self, run_id: str, asking: QuestionEvent) -> None:
-        """Reply to the message that the question still waits. The first request is the message itself."""
+        """The first request is the message itself."""
         if isinstance(asking, ApprovalRequested) and asking.asked in (None, 1):
             return
         for run, step, orders, shown in await self._asked([run_id]):

@@ -1,7 +1,7 @@
-"""Socket Mode connection that receives clicks from Slack. The server opens it, and again whenever it ends.
+"""Socket Mode connection that receives clicks from Slack, reopened whenever it ends.
 
-A click is acknowledged when it is performed, or after two seconds, because Slack waits for three. Slack repeats
-unacknowledged clicks, which is harmless (``engine.orders``).
+A click is acknowledged when it is performed, or after two seconds, because Slack waits for three. Repeated clicks are
+harmless (``engine.orders``).
 """
 
 from __future__ import annotations
@@ -34,14 +34,10 @@ Handle = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class SocketMode:
-    """One connection at a time."""
-
     def __init__(
         self, address: Callable[[], Awaitable[str]], handle: Handle, on_connected: Callable[[bool], None]
     ) -> None:
-        """``address`` returns the URL of the next connection. ``on_connected`` is called with True and False when the
-        state changes.
-        """
+        """``address`` returns the URL of the next connection. ``on_connected`` receives each change of the state."""
         self._address = address
         self._handle = handle
         self._on_connected = on_connected
@@ -49,7 +45,6 @@ class SocketMode:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Run until cancelled."""
         backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY, jitter=True)
         loop = asyncio.get_running_loop()
         try:
@@ -77,7 +72,6 @@ class SocketMode:
             await end_tasks(list(self._tasks))
 
     async def _connection(self) -> str:
-        """Serve one connection until it ends. Return the reason."""
         address = await self._address()
         async with websockets.connect(
             address, logger=_NOTHING, max_size=_LONGEST_MESSAGE, open_timeout=10, close_timeout=1, ping_timeout=20

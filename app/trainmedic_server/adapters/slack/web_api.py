@@ -14,22 +14,20 @@ from trainmedic_server.errors import ChatRefused, OutcomeUnknown, TemporaryFailu
 
 _TIMEOUT = timedelta(seconds=10)
 _MOST_PATIENCE = 30.0
-"""Maximum wait in seconds when Slack limits the rate of calls."""
+"""Seconds to wait when Slack limits the rate of calls."""
 _PASSES = frozenset(
     {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout",
      "team_added_to_org", "accesslimited"}
 )  # fmt: skip
-"""Error codes of temporary faults."""
+"""Temporary errors."""
 _OF_THE_APP = frozenset(
     {"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired",
      "not_allowed_token_type", "org_login_required", "ekm_access_denied", "app_uninstalled"}
 )  # fmt: skip
-"""Error codes of an invalid app or token. Every call fails until people fix it."""
+"""Errors of the app or its token: every call fails until people fix it."""
 
 
 class SlackApi:
-    """One Slack app in one workspace."""
-
     def __init__(self, url: str, bot_token: str, app_token: str) -> None:
         """``url`` is https://slack.com/api, or that of another Slack."""
         self._url = url.rstrip("/")
@@ -38,7 +36,7 @@ class SlackApi:
         self._http = HttpxCaller()
 
     async def open_socket(self) -> str:
-        """Return the URL for one connection, which contains a ticket. Raises as `call`."""
+        """The URL contains a ticket. Raises as `call`."""
         answer = await self.call("apps.connections.open", {}, self._app_token)
         address = str(answer.get("url", ""))
         # Unencrypted only if the API is too, which settings allow only on the loopback interface.
@@ -47,8 +45,8 @@ class SlackApi:
         return address
 
     async def call(self, method: str, document: Mapping[str, Any], token: str | None = None) -> dict[str, Any]:
-        """Return Slack's answer. Raises ChatRefused if this call is invalid, TemporaryFailure if every call would fail,
-        OutcomeUnknown if it may have been performed.
+        """Raises ChatRefused if this call is invalid, TemporaryFailure if every call would fail, OutcomeUnknown if it
+        may have been performed.
         """
         headers = {
             "Content-Type": "application/json; charset=utf-8",

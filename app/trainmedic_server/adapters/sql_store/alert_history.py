@@ -35,7 +35,7 @@ class SqlAlertHistory(SqlHistory, HeardAlerts):
 def alerts_select(
     matching: HeardAlertFilter, limit: int, before: tuple[datetime, Identity] | None = None
 ) -> sa.Select[Any]:
-    """Return the select of one page, newest first. `before` is the end of the previous page."""
+    """Sort newest first. `before` is the end of the previous page."""
     if matching.alertname is None:
         return _page(matching, limit, before)
     # By either name, each with its own index.
@@ -78,10 +78,8 @@ def _page(
 
 
 def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
-    """Return whether the labels or the original labels, as stored, have this member.
-
-    The text of a member begins and ends with an unescaped quote, so it occurs nowhere else. Exceptions are labels whose
-    names contain quotes or are a single colon or comma.
+    """A member's stored text begins and ends with an unescaped quote, so it occurs nowhere else, unless label names
+    contain quotes or are a single colon or comma.
     """
     member = encode_json({name: value})[1:-1]
     written = [sa.type_coerce(column, Text) for column in (alerts.c.labels, alerts.c.original_labels)]
@@ -95,7 +93,6 @@ def _encoded(last: AlertRecord) -> str:
 
 
 def _decoded(cursor: str) -> tuple[datetime, Identity]:
-    """Return where the page ended. Raises ValueError."""
     first_heard_at, rest = history_cursor.decode(cursor)
     beginning, _, fingerprint = rest.partition(".")
     try:

@@ -16,11 +16,10 @@ _BUSY_SECONDS = 30.0
 
 
 def copy(url: str, target: Path) -> int:
-    """Copy the store at `url`, as of one moment, to the file `target`, verify it, and return its bytes.
+    """Copy the store as of one moment, verify the copy, and return its bytes.
 
-    No writer waits. The file gets its name only when it is complete and synced, and is readable by its owner only.
-    Raises ConfigurationError if the store is not an SQLite file or `target` exists, StoreUnavailable if reading or
-    writing fails.
+    No writer waits. The file gets its name when it is complete and synced. Raises ConfigurationError if the store is
+    not an SQLite file or `target` exists, otherwise StoreUnavailable.
     """
     if postgresql.names_postgresql(url):
         raise errors.ConfigurationError(
@@ -55,7 +54,7 @@ def _taken(target: Path) -> errors.ConfigurationError:
 
 
 def _copy_pages(source: Path, target: Path) -> None:
-    """Copy in one step: several steps restart whenever another process writes."""
+    """In one step: several steps restart whenever another process writes."""
     with (
         closing(sqlite3.connect(_uri(source, "mode=ro"), uri=True, timeout=_BUSY_SECONDS)) as reading,
         closing(sqlite3.connect(target)) as writing,
@@ -65,7 +64,6 @@ def _copy_pages(source: Path, target: Path) -> None:
 
 
 def _read_back(copied: Path) -> None:
-    """Raises sqlite3.DatabaseError."""
     with closing(sqlite3.connect(_uri(copied, "immutable=1"), uri=True)) as reading:
         [found] = reading.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
@@ -73,7 +71,7 @@ def _read_back(copied: Path) -> None:
 
 
 def _keep(partial: Path, target: Path) -> None:
-    """Sync the copy and rename it, without replacing a file. Raises ConfigurationError."""
+    """Sync the copy and rename it without replacing a file. Raises ConfigurationError."""
     _sync(partial)
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL, 0o600))

@@ -21,7 +21,7 @@ _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 
 class BulkInsert:
-    """Insert of rows as tuples in column order, without columns that the database fills (`seq`).
+    """Insert of tuples in column order, without `seq`, which the database fills.
 
     A row with an existing key is an error, is skipped (``ignore``), replaces the columns `update`, or adds to its
     numbers (``add``).

@@ -17,7 +17,7 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of,
 
 
 def encode_json(value: Any) -> str:
-    """Return the value in the form of `JsonColumn`. Structs are written as their members. Raises TypeError."""
+    """Structs are written as their members. Raises TypeError."""
     if value == {}:
         return "{}"
     try:
@@ -27,7 +27,7 @@ def encode_json(value: Any) -> str:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """An action's output may contain structs of its call, such as the target."""
+    """An output may contain structs of its call, such as the target."""
     if isinstance(value, Struct):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
@@ -40,7 +40,7 @@ def decode_json(text: str) -> Any:
 
 
 class TimeColumn(TypeDecorator[datetime]):
-    """Aware time as whole microseconds since 1970, which sorts and compares without time zones."""
+    """Whole microseconds since 1970, which sort and compare without time zones."""
 
     impl = sa.BigInteger
     cache_ok = True
@@ -53,13 +53,11 @@ class TimeColumn(TypeDecorator[datetime]):
 
 
 Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-"""Sorted by bytes on both databases. PostgreSQL's other collations change with the operating system, which breaks
-indexes.
-"""
+"""Sorted by bytes. PostgreSQL's other collations change with the operating system, which breaks indexes."""
 
 
 class JsonColumn(TypeDecorator[Any]):
-    """JSON value as text. The store never queries inside it."""
+    """JSON as text. The store never queries inside it."""
 
     impl = Text
     cache_ok = True
@@ -76,26 +74,25 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
     TimeColumn: (microseconds_of, time_of),
     JsonColumn: (encode_json, decode_json),
 }
-"""Functions to write and read our own types."""
 
 
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return the function that writes a non-null value of this type. None if it is written unchanged.
+    """Return the function that writes a non-null value, None if it is unchanged.
 
-    Our own types are looked up directly: SQLAlchemy's decorators cost two more calls for each value.
+    Our own types are looked up directly: SQLAlchemy's decorators cost two more calls.
     """
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[0] if of_ours else kind.bind_processor(dialect)
 
 
 def decoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return the function that reads a non-null value of this type. None if it is read unchanged."""
+    """Return the function that reads a non-null value, None if it is unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[1] if of_ours else kind.result_processor(dialect, None)
 
 
 Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""Number assigned by the database. SQLite does so only for a column of type INTEGER."""
+"""Assigned by the database. SQLite does so only for a column of type INTEGER."""
 
 metadata = sa.MetaData(
     naming_convention={
@@ -108,9 +105,7 @@ metadata = sa.MetaData(
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> None:
-    """Define an index on the rows that meet a condition.
-
-    The migrations define the same for PostgreSQL. Defining it here would load SQLAlchemy's PostgreSQL parts, a
+    """The migrations define the same for PostgreSQL. Defining it here would load SQLAlchemy's PostgreSQL parts, a
     thirtieth of each start on SQLite.
     """
     sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where))

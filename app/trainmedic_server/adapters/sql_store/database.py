@@ -1,7 +1,4 @@
-"""Connections, ownership and error classes of the database.
-
-SQLite's pragmas, transactions and locks are here; PostgreSQL's parts are in ``postgresql``.
-"""
+"""SQLite: connections, ownership and error classes."""
 
 from __future__ import annotations
 
@@ -20,11 +17,10 @@ from trainmedic_core.machine_locks import FileLock, NameLock
 from trainmedic_server import errors
 
 READERS = 4
-"""Number of connections, and threads, that read the history."""
 
 _REFUSED = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
 _REFUSING_STATES = ("22", "23", "54")
-"""PostgreSQL's SQLSTATE classes of invalid values: wrong, violating a constraint, or too large."""
+"""SQLSTATE classes of invalid values."""
 
 
 def is_outage(error: BaseException) -> bool:
@@ -39,7 +35,6 @@ def is_outage(error: BaseException) -> bool:
 
 @contextmanager
 def translated(failure: str) -> Iterator[None]:
-    """Translate database errors within to StoreUnavailable."""
     try:
         yield
     except exc.SQLAlchemyError as error:
@@ -47,7 +42,7 @@ def translated(failure: str) -> Iterator[None]:
 
 
 def unavailable(failure: str, error: BaseException) -> errors.StoreUnavailable:
-    """Return the error to raise for `error`, with the database's message but without the statement and its values."""
+    """The message lacks the statement and its values."""
     cause = getattr(error, "orig", None) or error
     return errors.StoreUnavailable(f"{failure}: {' '.join(str(cause).split())}")
 
@@ -56,7 +51,7 @@ _FORMS = "write sqlite:////path/to/file or postgresql://user:password@host/datab
 
 
 def parse(url: str) -> sa.URL:
-    """Return the URL with the SQLite file's real path, symlinks resolved. Raises ConfigurationError."""
+    """Resolve symlinks. Raises ConfigurationError."""
     try:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError) as error:
@@ -78,7 +73,6 @@ def file_of(url: sa.URL) -> Path:
 
 
 def make_directory(url: sa.URL) -> None:
-    """Create the missing directory of the database's file, readable by its owner only."""
     directory = file_of(url).parent
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,8 +83,7 @@ def make_directory(url: sa.URL) -> None:
 class OwnerLock:
     """Lock of the one server that may use an SQLite file. It ends with the process.
 
-    SQLite itself would let two servers take turns, and both would perform the same runs. Three locks exclude the second
-    one:
+    Two servers would perform the same runs. Three locks exclude the second one:
 
     - on ``<file>.lock``, even if the file itself was replaced;
     - on the file's inode, whatever name leads to it;
@@ -110,7 +103,7 @@ class OwnerLock:
         os.pwrite(self._lock_file, f"{os.getpid()}\n".encode(), 0)
 
     def take_identity(self, identity: str) -> None:
-        """Exclude servers with copies of the file. Raises ConfigurationError if one is running."""
+        """Exclude servers with copies of the file. Raises ConfigurationError."""
         lock = NameLock.take(f"server:{identity}")
         if isinstance(lock, NameLock):
             self._name = lock
@@ -121,14 +114,14 @@ class OwnerLock:
             )
 
     def require(self) -> None:
-        """Return if the file is in place. Otherwise raise StoreUnavailable: writes to an unlinked file are lost."""
+        """Raise StoreUnavailable if the file was moved: writes to an unlinked file are lost."""
         if not self._file.is_in_place():
             raise errors.StoreUnavailable(
                 f"{self._path} was moved or replaced while the server runs: put it back, or restart the server"
             )
 
     def release(self) -> None:
-        """Release the locks. The lock file stays: removing it would let two servers hold two locks of one name."""
+        """Keep the lock file: removing it would let two servers hold two locks of one name."""
         if self._name is not None:
             self._name.release()
         self._file.release()
@@ -172,9 +165,9 @@ class OwnerLock:
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """Return the engine of the writing connection. It has no pool: a failed connection is closed, not reused.
+    """A failed connection is closed, not reused.
 
-    Its write-ahead log is checkpointed every 32 MB instead of 4, so that frequently changed pages are written once
+    The write-ahead log is checkpointed every 32 MB instead of 4, so that frequently changed pages are written once
     instead of eight times.
     """
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
@@ -184,9 +177,7 @@ def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
 
 
 def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """Return the engine for reading. A transaction sees one moment's state and neither blocks writers nor waits for
-    them.
-    """
+    """A transaction sees one moment's state and neither blocks writers nor waits for them."""
     engine = sa.create_engine(
         url, poolclass=pool.QueuePool, pool_size=READERS, max_overflow=0, connect_args=_connect_args(busy_timeout)
     )
@@ -195,7 +186,6 @@ def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
 
 
 def memory_engine() -> sa.Engine:
-    """Return the engine of an in-memory database on one connection."""
     engine = sa.create_engine("sqlite://", poolclass=pool.StaticPool, connect_args=_connect_args(timedelta(0)))
     _prepare(engine, begin="BEGIN", pragmas=())
     return engine
@@ -211,8 +201,6 @@ def _connect_args(busy_timeout: timedelta) -> dict[str, Any]:
 
 
 def _prepare(engine: sa.Engine, begin: str, pragmas: tuple[str, ...]) -> None:
-    """Set up explicit transactions and durable writes on every connection."""
-
     def on_connect(connection: Any, record: object) -> None:
         cursor = connection.cursor()
         # WAL permits reads during a write. FULL syncs each commit, so that acknowledged data survives a power failure.

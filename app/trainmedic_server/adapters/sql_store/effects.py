@@ -28,7 +28,7 @@ effects = sa.Table(
     sa.Column("verdict", Text, nullable=False),
     sa.Column("plain", JsonColumn, nullable=False),
 )
-"""``plain`` has all members without a column."""
+"""``plain`` has the members without a column."""
 
 event_positions = sa.Table(
     "event_positions",
@@ -66,8 +66,6 @@ def _fact_of(effect: Effect) -> run_facts.Key:
 
 
 class SqlEffects(EffectRecords, EventPositions):
-    """``connection`` returns the unit's connection, inside its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

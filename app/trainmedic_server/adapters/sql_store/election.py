@@ -9,7 +9,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store import database, postgresql, revision
 
 ASK_EVERY = 0.5
-"""Seconds between two tries: the delay until a standby replaces a leader that has ended."""
+"""Seconds: the delay until a standby replaces a leader that has ended."""
 
 _WON = "it is about to take over"
 
@@ -17,10 +17,7 @@ log = telemetry.logger(__name__)
 
 
 class Election:
-    """A server's candidacy for the lock.
-
-    ``why`` is the reason for waiting. ``holder`` is the leader's address, empty if unknown.
-    """
+    """``why`` is the reason for waiting. ``holder`` is the leader's address, empty if unknown."""
 
     def __init__(self, url: str, takeover: timedelta = postgresql.TAKEOVER, address: str = "") -> None:
         postgresql.conninfo(url)
@@ -32,9 +29,8 @@ class Election:
         self.holder = ""
 
     async def win(self) -> postgresql.LockSession:
-        """Return the session that has the lock. Waits while PostgreSQL does not answer.
-
-        Raises ConfigurationError if waiting is useless.
+        """Return the session with the lock. Waits while PostgreSQL does not answer. Raises ConfigurationError if
+        waiting is useless.
         """
         try:
             while True:
@@ -70,7 +66,6 @@ class Election:
             await asyncio.to_thread(session.close)
 
     def _report(self, reason: str, error: str | None = None) -> None:
-        """Set the reason for waiting and log its change."""
         if reason != self.why:
             self.why = reason
             if error is None:
@@ -82,13 +77,13 @@ class Election:
 
 
 def _require_not_older(session: postgresql.LockSession) -> None:
-    """Raise ConfigurationError for a schema that this release cannot upgrade, or StoreUnavailable."""
+    """Raises ConfigurationError, StoreUnavailable."""
     with database.translated("PostgreSQL does not answer"), session.engine.begin() as connection:
         revision.require_not_older(connection)
 
 
 def _what_is_left(session: postgresql.LockSession) -> str:
-    """Return what the new leader does before it starts. Raises StoreUnavailable."""
+    """Return the new leader's remaining work. Raises StoreUnavailable."""
     with database.translated("PostgreSQL does not answer"), session.engine.begin() as connection:
         postgresql.take_time(connection)
         runs = revision.runs_to_migrate(connection)

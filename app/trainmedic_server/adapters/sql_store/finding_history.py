@@ -69,7 +69,6 @@ class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
 
 
 def findings_select(matching: FindingFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
-    """Return the select of one page, newest first. `before` is the end of the previous page."""
     columns = findings.c
     statement = sa.select(findings).order_by(columns.heard_first_at.desc(), columns.id.desc()).limit(limit)
     if matching.job is not None:

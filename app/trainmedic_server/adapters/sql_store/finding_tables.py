@@ -43,7 +43,7 @@ findings = sa.Table(
     sa.Column("no_alert_because", Text, nullable=False),
     sa.Column("tell_at", TimeColumn),
 )
-"""``job`` is the target, or the job whose log contains it. ``fingerprint`` is that of its alert. Ranks are spans."""
+"""``job`` is the target, or the job whose log contains it. Ranks are spans."""
 
 finding_episodes = sa.Table(
     "finding_episodes",

@@ -1,7 +1,6 @@
 """`ports.findings.FindingRecords`: findings in a unit of work.
 
-Statements are sent at once, inside the unit's savepoint: findings are rare compared with alerts, and no other read uses
-their tables.
+Statements are sent at once: findings are rare compared with alerts, and no other read uses their tables.
 """
 
 from __future__ import annotations
@@ -56,12 +55,10 @@ KEPT_JOBS = sa.select(kept_jobs).order_by(kept_jobs.c.job, kept_jobs.c.attempt)
 
 
 _INSERTS: dict[tuple[str, str], BulkInsert] = {}
-"""Upserts by dialect and table, compiled on first use."""
+"""By dialect and table, compiled on first use."""
 
 
 class SqlFindings(FindingRecords):
-    """``connection`` returns the unit's connection, inside its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

@@ -38,7 +38,6 @@ from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 T = TypeVar("T")
 
 _STREAMED = 100
-"""Runs that a stream reads at a time."""
 
 _EVENTS_AT_ONCE = 1000
 
@@ -118,11 +117,10 @@ class SqlHistory(History, TallySource):
         return await self._read(lambda connection: tallies.verdicts(connection, since, until, limit))
 
     async def identity(self) -> str:
-        """Return the store's identity, which its copies share."""
         return await self._read(lambda connection: str(connection.execute(sa.select(identity.c.id)).scalar_one()))
 
     def stop_reading(self) -> None:
-        """Wait for the running reads, then close the connections. Blocks until then."""
+        """Blocks until the running reads have ended."""
         self._closed = True
         self._threads.shutdown()
         self._canceller.shutdown(cancel_futures=True)
@@ -152,7 +150,7 @@ class SqlHistory(History, TallySource):
 def _events_of_no_run(
     connection: sa.Connection, since: datetime, until: datetime, before: tuple[datetime, int] | None
 ) -> list[Event]:
-    """Return the newest of these events, newest first. `before` is the end of the previous page."""
+    """Return the newest first. `before` is the end of the previous page."""
     statement = (
         sa.select(events)
         .where(sa.text("run_id IS NULL"), events.c.at >= since, events.c.at < until)
@@ -169,7 +167,7 @@ def _events_of_no_run(
 def _page(
     connection: sa.Connection, matching: HistoryFilter, limit: int, before: Place | None
 ) -> tuple[list[Run], Place | None]:
-    """Return at most `limit` runs, and the place after which there may be more. None at the end."""
+    """Return the runs, and the place after which there may be more. None at the end."""
     mapped = mapped_names(connection, matching)
     if history_search.is_needed(matching):
         rows, place = history_search.search(connection, matching, limit, before, mapped=mapped)

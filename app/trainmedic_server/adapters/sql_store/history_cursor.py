@@ -12,27 +12,24 @@ from datetime import UTC, datetime, timedelta
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LONGEST = 1024
-"""Maximum number of characters. Ours are under 100."""
 
 
 def microseconds_of(moment: datetime) -> int:
-    """Return microseconds since 1970; exact, unlike a float timestamp."""
+    """Exact, unlike a float timestamp."""
     return (moment - EPOCH) // _MICROSECOND
 
 
 def time_of(microseconds: int) -> datetime:
-    """Return the aware UTC time of microseconds since 1970."""
     return EPOCH + timedelta(microseconds=microseconds)
 
 
 def encode(created_at: datetime, run_id: str) -> str:
-    """Return the cursor of a page that ends with this run."""
     raw = f"{microseconds_of(created_at)}.{run_id}".encode()
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def decode(cursor: str) -> tuple[datetime, str]:
-    """Return the creation time and ID in `cursor`. Raises ValueError."""
+    """Return creation time and ID. Raises ValueError."""
     try:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")

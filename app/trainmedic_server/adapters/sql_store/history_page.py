@@ -28,7 +28,6 @@ from trainmedic_server.adapters.sql_store.schema import (
 from trainmedic_server.ports.store import HistoryFilter, values_of
 
 _MOST_LISTS = 32
-"""Maximum number of combinations. Beyond it, rows are filtered one by one."""
 _COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")}
 
 _APART = 86_400_000
@@ -36,12 +35,12 @@ _APART = 86_400_000
 
 Condition = sa.ColumnElement[bool]
 Span = tuple[datetime, datetime]
-"""Start, and exclusive end."""
+"""The end is excluded."""
 
 
 def mapped_names(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
-    """Return those of the requested alertnames that an alert map has renamed in some run. Usually there is none, and
-    one index suffices.
+    """Return the alertnames that an alert map has renamed in some run. Usually there is none, and one index
+    suffices.
     """
     asked = values_of(matching.alertname)
     if not asked:
@@ -56,9 +55,7 @@ def page_select(
     before: tuple[datetime, str] | None = None,
     mapped: Collection[str] = (),
 ) -> sa.Select[Any]:
-    """Return the select of one page, newest first. `before` is the end of the previous page. `mapped` is the result of
-    `mapped_names`.
-    """
+    """Sort newest first. `before` is the end of the previous page, `mapped` the result of `mapped_names`."""
     common = list(beside_them(matching, before))
     groups = list(alternatives(matching, mapped=mapped))
     lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))
@@ -72,7 +69,6 @@ def page_select(
 
 
 def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
-    """Return a select of the newest matching IDs, as a part of a union."""
     newest = sa.select(runs.c.id).where(condition).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return sa.select(newest.subquery().c.id)
 
@@ -80,7 +76,7 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
 def alternatives(
     matching: HistoryFilter, span: Span | None = None, mapped: Collection[str] = ()
 ) -> Iterator[Sequence[Condition]]:
-    """Yield for each set filter its alternative conditions. With `span`, they may exclude runs created outside it."""
+    """Yield the alternative conditions of each filter. With `span`, they may exclude runs created outside it."""
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
             yield [column == value for value in values]
@@ -98,13 +94,13 @@ def alternatives(
 
 
 def _of_gpu(text: str) -> Condition:
-    """Match a GPU by its name, or with its node as in targets: ``gpu:node-1/0``, ``node-1/0``."""
+    """With or without the node: ``gpu:node-1/0``, ``node-1/0``, or the UUID."""
     node, slash, gpu = text.removeprefix("gpu:").partition("/")
     return sa.and_(runs.c.node == node, runs.c.gpu == gpu) if slash else runs.c.gpu == text
 
 
 def _of_target(key: str) -> Condition:
-    """Match a target's key. Its parts are compared too, because the indexes are on them."""
+    """Compare the parts too, because the indexes are on them."""
     kind, _, name = key.partition(":")
     same = runs.c.target_key == key
     match kind:
@@ -119,13 +115,12 @@ def _of_target(key: str) -> Condition:
 
 
 def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
-    """Return conditions for runs on a node or its GPUs, and for runs on jobs that touched it."""
+    """Match runs on a node or its GPUs, and runs on jobs that touched it."""
     touching = _among(touched_nodes.c.run_id, span, touched_nodes.c.node == name, is_named)
     return runs.c.node == name, sa.and_(touching, runs.c.node.is_(None))
 
 
 def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.TextClause) -> Condition:
-    """Match runs whose IDs another table has for these conditions."""
     among = sa.select(ids).where(*conditions)
     if span is not None:
         first, last = (microseconds_of(moment) // 1000 for moment in span)
@@ -134,7 +129,7 @@ def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.T
 
 
 def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
-    """Yield the other conditions: time, open or pending undo, and the start of the page."""
+    """Yield the conditions without alternatives."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:

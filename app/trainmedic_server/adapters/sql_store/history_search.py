@@ -18,28 +18,22 @@ from trainmedic_server.adapters.sql_store.schema import runs
 from trainmedic_server.ports.store import HistoryFilter, values_of
 
 Place = tuple[datetime, str]
-"""End of a page: all further runs are smaller by creation and ID."""
+"""All further runs are smaller by creation and ID."""
 
 SECONDS = 1.0
-"""Time limit of one page. The window in progress is completed."""
+"""Limit of one page. The window in progress is completed."""
 _FIRST_WINDOW = timedelta(hours=1)
-"""Also the minimum."""
 _SHORT = 0.05
-"""Seconds: after a shorter window the next is four times as long, after any other at most twice. So there are few of
-them, and the last takes about as long as all before.
-"""
+"""Seconds. Growing windows keep their number small; the last takes about as long as all before."""
 _BEFORE_ALL = "!"
-"""Smaller than the ID of any run."""
 _KEYS = {"sqlite": sa.literal_column("runs.rowid", sa.BigInteger)}
-"""Key that indexes contain anyway. On PostgreSQL it is the ID, included in them."""
+"""Indexes contain it anyway. On PostgreSQL it is the included ID."""
 _OLDEST = sa.select(sa.func.min(runs.c.created_at))
 _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
 
 def is_needed(matching: HistoryFilter) -> bool:
-    """Return whether several filters are set or a node is, unless only open runs or pending undos are requested, which
-    are few.
-    """
+    """Return whether several filters or a node are set. Open runs and pending undos are few."""
     if matching.is_open or matching.owes_undo:
         return False
     return bool(values_of(matching.node)) or len(list(alternatives(matching))) > 1
@@ -53,9 +47,7 @@ def search(
     seconds: Callable[[], float] = time.monotonic,
     mapped: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
-    """Return the rows of at most `limit` runs, newest first, and the place after which there may be more. None at the
-    end.
-    """
+    """Return the newest rows, and the place after which there may be more. None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
     if oldest is None or newest is None:
         return [], None
@@ -80,7 +72,7 @@ def search(
 
 
 def _next_window(window: timedelta, took: float, left: float) -> timedelta:
-    """Return a window that fits the remaining seconds, judged by the last one, and is not much longer than it."""
+    """Return a window for the remaining seconds, judged by the last one."""
     if took < _SHORT:
         return window * 4
     return max(_FIRST_WINDOW, window * min(2, left / took))
@@ -95,7 +87,6 @@ def _in_window(
     key: sa.ColumnElement[Any],
     mapped: Collection[str],
 ) -> sa.Select[Any]:
-    """`key` identifies runs and is in every index."""
     common = [runs.c.created_at >= begin, runs.c.created_at < end, *beside_them(matching, None)]
     met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end), mapped)))
     newest = sa.select(runs).where(key.in_(met)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
@@ -107,6 +98,5 @@ def _of_any(
     common: Sequence[sa.ColumnElement[bool] | sa.TextClause],
     key: sa.ColumnElement[Any],
 ) -> sa.Select[Any]:
-    """Return the keys of runs that meet one of the conditions, each read from its index."""
     every = sa.union_all(*(sa.select(key.label("key")).where(each, *common) for each in group)).subquery()
     return sa.select(every.c.key)

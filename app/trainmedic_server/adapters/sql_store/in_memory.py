@@ -73,13 +73,13 @@ class InMemoryStore(SqlStore):
 
 @cache
 def _flusher() -> Flusher:
-    """Return the compiled statements, shared by all stores in memory: compiling takes longer than most tests."""
+    """Compiling takes longer than most tests."""
     return Flusher(database.memory_engine().dialect)
 
 
 @cache
 def _empty_database() -> bytes:
-    """Return the tables as a serialized SQLite database, which loads much faster than they are created."""
+    """Loading a serialized database is much faster than creating tables."""
     engine = database.memory_engine()
     schema.metadata.create_all(engine)
     with engine.connect() as connection:

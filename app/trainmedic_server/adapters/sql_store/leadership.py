@@ -1,8 +1,7 @@
 """Permission to act, if several servers share a database: only while the session is confirmed to hold the lock.
 
-PostgreSQL frees the lock when it ends the session, at the earliest when the server was silent for the takeover time. So
-the server counts the time since it sent the last answered query and stops well before. A session that ends otherwise is
-noticed at the socket. By default, stopping restarts the process in one step, as a standby.
+PostgreSQL ends a session that was silent for the takeover time. So the server counts the time since it sent the last
+answered query and stops well before. By default it then restarts in one step, as a standby.
 
 The clock also runs while the process is stopped and while the machine sleeps.
 """
@@ -22,7 +21,7 @@ from datetime import timedelta
 from trainmedic_server import errors, telemetry
 
 EXIT_CODE = 3
-"""The command line's code for "cannot serve now"."""
+""""cannot serve now" """
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _ENDED_BY_PEER = getattr(select, "POLLRDHUP", 0)  # Without this event, a session's end is detected by its silence.
@@ -36,10 +35,9 @@ def now() -> float:
 
 
 def begin_anew(reason: str) -> None:
-    """Restart the process's command in its place, immediately and without unwinding, because unwinding could act.
+    """Restart the process's command in its place without unwinding, because unwinding could act.
 
-    This ends all threads and closes all files and connections, as a kill does. The PID stays, so no supervisor delays
-    the restart. If the process was told to end, or cannot be restarted, it ends.
+    The PID stays, so no supervisor delays the restart. A process that was told to end, or cannot be restarted, ends.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)
@@ -57,7 +55,7 @@ def begin_anew(reason: str) -> None:
 
 
 class Leadership:
-    """One server's time as the leader. `fileno` is the session's socket, watched until `end`."""
+    """`fileno` is the session's socket, watched until `end`."""
 
     def __init__(
         self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = begin_anew
@@ -84,11 +82,11 @@ class Leadership:
         return now() - self._confirmed >= self.heartbeat
 
     def confirm(self, asked_at: float) -> None:
-        """Record that the session answered a query sent at `asked_at`."""
+        """`asked_at` is when the answered query was sent."""
         self._confirmed = max(self._confirmed, asked_at)
 
     def require(self) -> None:
-        """Return if this server may act. Otherwise call `on_lost`, and raise StoreUnavailable if that returns."""
+        """Call `on_lost` if this server may not act, and raise StoreUnavailable if that returns."""
         silent = now() - self._confirmed
         if self._lost is None and silent > self._limit:
             self.lose(f"PostgreSQL has not answered for {silent:.0f} s")
@@ -96,7 +94,6 @@ class Leadership:
             raise errors.StoreUnavailable(f"this server does not work any more: {self._lost}")
 
     def lose(self, reason: str) -> None:
-        """Stop acting, because the session is over or unreliable. Only the first call counts."""
         with self._lock:
             if self._lost is not None or self._ended:
                 return
@@ -104,7 +101,7 @@ class Leadership:
         self._on_lost(reason)
 
     def end(self) -> None:
-        """Stop watching. The session may be closed afterwards."""
+        """The session may be closed afterwards."""
         with self._lock:
             self._ended = True
         os.write(self._waker, b"x")

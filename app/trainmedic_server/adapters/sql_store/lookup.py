@@ -1,7 +1,7 @@
 """Lookup of rows by a list of keys, at little more than the driver's cost.
 
-SQLAlchemy renders an IN list and prepares a result for each execution, which costs several times SQLite's work. Here a
-select is compiled once with a few list lengths, so that drivers reuse prepared statements.
+SQLAlchemy's own lists cost several times SQLite's work. Here a select is compiled once with a few list lengths, so that
+drivers reuse prepared statements.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from sqlalchemy import exc
 from trainmedic_server.adapters.sql_store.columns import Text, decoder
 
 KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
-"""Placeholder of the list in a select, used once: ``column.in_(KEYS)``. Keys are text."""
+"""Placeholder of the list, used once: ``column.in_(KEYS)``. Keys are text."""
 
 WANTED = sa.values(sa.column("key", Text), name="wanted").data([(sa.bindparam(KEYS.key, type_=Text),)]).cte("wanted")
-"""The list as a table, for a select that answers for each key separately: ``sa.select(WANTED.c.key, ...)``."""
+"""The list as a table, to answer for each key separately: ``sa.select(WANTED.c.key, ...)``."""
 
 # A placeholder may have a type: %s::VARCHAR COLLATE "C". A list of constants begins with a quote.
 _LIST = re.compile(r"(.* IN \(|.*\(VALUES )(\(?(?:\?|%s)[^,()]*\)?)(\).*)", re.DOTALL)
 
 _LENGTHS = (1, 4, 16, 64, 256)
-"""A list is padded to the next of these by repeating its last key, which finds nothing new."""
+"""A list is padded by repeating its last key."""
 
 Row = tuple[Any, ...]
 Converters = Sequence[tuple[int, Callable[[Any], Any]]]
-"""Conversions of a row's values, by position."""
+"""By position in the row."""
 
 
 class Lookup:
-    """A select that contains `KEYS` or `WANTED`. Its rows are tuples, decoded by the columns' types."""
+    """A select that contains `KEYS` or `WANTED`. Rows are decoded tuples."""
 
     def __init__(self, statement: sa.Select[Any]) -> None:
         self.statement = statement
         self._prepared: dict[str, _Prepared] = {}
 
     def rows(self, connection: sa.Connection, keys: Collection[str], **others: Any) -> list[Row]:
-        """Return the rows for `keys`, without duplicates. `others` are the select's further parameters."""
+        """Keys are deduplicated. `others` are the select's further parameters."""
         dialect = connection.dialect
         prepared = self._prepared.get(dialect.name)
         if prepared is None:
@@ -54,8 +54,6 @@ class Lookup:
 
 
 class _Prepared:
-    """A select in one dialect."""
-
     def __init__(self, statement: sa.Select[Any], dialect: sa.Dialect) -> None:
         parameters = statement.compile(dialect=dialect).binds
         required = {name for name, parameter in parameters.items() if parameter.required}
@@ -93,7 +91,6 @@ class _Prepared:
 
 
 def converted(row: Sequence[Any], converters: Converters) -> list[Any]:
-    """Return the row with its non-null values converted."""
     values = list(row)
     for place, convert in converters:
         value = values[place]
@@ -105,7 +102,6 @@ def converted(row: Sequence[Any], converters: Converters) -> list[Any]:
 def _binder(
     parameter: sa.BindParameter[Any], from_caller: bool, dialect: sa.Dialect
 ) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that takes a parameter's encoded value from the caller's values, or the select's own."""
     encode: Callable[[Any], Any] = parameter.type.bind_processor(dialect) or _as_it_is
     if from_caller:
         return lambda values: encode(values[parameter.key])

@@ -35,7 +35,6 @@ from trainmedic_server.domain.run import (
 from trainmedic_server.domain.time_gaps import TimeGap
 
 Row = Sequence[Any]
-"""Decoded columns of a table, in its order."""
 
 _PHASES = (APPROVAL, *PHASES)
 _NO_UNDO = (None,) * 11
@@ -133,7 +132,6 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
 
 
 def _place(step: StepState) -> tuple[int, int]:
-    """Sort key for the order of execution."""
     return (_PHASES.index(step.phase), step.index)
 
 
@@ -218,7 +216,7 @@ def _undo_of(columns: Row) -> Undo | None:
 
 
 def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """Order and ``in_part`` are omitted if unset, as almost always."""
+    """Order and ``in_part`` are omitted if unset."""
     return [
         {
             "number": attempt.number,

@@ -30,10 +30,10 @@ messages = sa.Table(
     sa.Column("sent_at", TimeColumn),
     sa.Column("newer_kind", Text),
 )
-"""Pending messages, and for some days the sent ones, which show what people were notified of.
+"""Sent messages stay for some days, to show what people were notified of.
 
-An earlier release stops at an unknown kind. So a kind added later is in ``newer_kind``, and ``kind`` has the nearest
-one that every release knows.
+An earlier release stops at an unknown kind. So a new kind is in ``newer_kind``, and ``kind`` has the nearest one that
+every release knows.
 """
 
 _NEWER: Mapping[MessageKind, MessageKind] = {
@@ -54,8 +54,6 @@ _MEMBERS = [column for column in messages.c if column.name not in ("kind", "sent
 
 
 class SqlMessages(StoredMessages):
-    """``connection`` returns the unit's connection, inside its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

@@ -1,10 +1,10 @@
 """Deletion of old runs, with an archive only of archived ones.
 
-The next file is written before the first of its runs is deleted, and the runs of one file are deleted before the next
-is written. So after a kill only runs of the newest file can be in both; they are deleted first.
+A file is written before the first of its runs is deleted, and the next one after the last is deleted. So a kill leaves
+only runs of the newest file in both.
 
-The store remembers the newest file's number. So after a restart it recognises the archive and writes nothing to another
-directory in its place, as when the volume is unavailable.
+The store remembers the newest file's number, so that after a restart it recognises the archive, as when the volume is
+unavailable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.ports.archive import ArchivedRun, RunArchive
 
 IN_A_FILE = 1000
-"""Runs in one file of the archive."""
 _READ_AT_ONCE = 50
 
 _OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
@@ -35,18 +34,15 @@ _OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
     "events": (events, [events.c.seq]),
     "effects": (effects, [effects.c.acted_at]),
 }
-"""Tables with rows of a run, and the order of these rows."""
 _LAST_EVENTS = sa.select(events.c.run_id, sa.func.max(events.c.seq)).group_by(events.c.run_id)
 
 Delete: TypeAlias = Callable[[Callable[[SqlTransaction], int]], Awaitable[int]]
-"""Runs a unit of work that deletes some rows, then leaves the writer to others."""
+"""Runs a unit of work, then leaves the writer to others."""
 Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
 
 
 async def delete_archived(archive: RunArchive, read: Read, delete: Delete, before: datetime) -> int:
-    """Archive and delete older closed runs without pending undo. Return their number. Raises StoreUnavailable,
-    ArchiveUnavailable.
-    """
+    """Archive and delete closed runs without pending undo. Raises StoreUnavailable, ArchiveUnavailable."""
     remembered = await read(partial(_newest_known, name=archive.name))
     number, last = await asyncio.to_thread(archive.last, remembered)
     if number > remembered:
@@ -68,7 +64,7 @@ def _newest_known(connection: sa.Connection, name: str) -> int:
 
 
 def _remember(transaction: SqlTransaction, name: str, number: int) -> int:
-    """Store the number of the newest file among the listeners' positions. Deletes nothing."""
+    """Store the newest file's number among the listeners' positions."""
     transaction.event_positions.save_position(_listener(name), number)
     return 0
 
@@ -78,7 +74,6 @@ def _listener(name: str) -> str:
 
 
 def read_whole(connection: sa.Connection, run_ids: Collection[str]) -> list[ArchivedRun]:
-    """Return these runs with all their rows, by table and column names."""
     chosen = sa.select(runs).where(runs.c.id.in_(run_ids)).order_by(runs.c.created_at, runs.c.id)
     documents: dict[str, dict[str, Any]] = {
         row.id: {"run": dict(row._mapping), "alerts": [], **{name: [] for name in _OF_RUNS}}
@@ -111,7 +106,7 @@ async def _delete(delete: Delete, archived: Sequence[ArchivedRun]) -> int:
 
 
 def _unchanged(transaction: SqlTransaction, archived: Sequence[ArchivedRun]) -> int:
-    """Delete those runs that are unchanged since they were archived. The others are archived again."""
+    """Delete the unchanged runs. The others are archived again."""
     connection = transaction.flushed_connection()
     ids = [run.id for run in archived]
     finished = sa.select(runs.c.id).where(runs.c.id.in_(ids), sa.not_(runs.c.unfinished))

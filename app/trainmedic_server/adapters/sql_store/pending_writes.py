@@ -20,16 +20,16 @@ from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, St
 from trainmedic_server.domain.time_gaps import TimeGap
 
 _CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished")
-"""Columns of a run that change. The others are in most indexes."""
+"""Columns that change. The others are in most indexes."""
 _OF_REPORTS = (
     "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
     "resolved_because", "reactions", "reacted",
 )  # fmt: skip
-"""Columns of an alert that a further report changes. Its name and first report are in indexes."""
+"""Columns that a further report changes."""
 
 
 class PendingWrites:
-    """Unsent writes. A later one replaces an earlier one of the same key."""
+    """A later write replaces an earlier one of the same key."""
 
     def __init__(self) -> None:
         self.clear()
@@ -44,15 +44,13 @@ class PendingWrites:
         self.events: list[Event] = []
         self.nodes: dict[str, datetime] = {}
         self.touched: dict[tuple[str, str], datetime] = {}
-        """Last time a run touched a node, by run ID and node name."""
         self.counts: run_facts.Counts = Counter()
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
         self.time_gaps: list[TimeGap] = []
         self.controls: Controls | None = None
         self.fingerprints: set[str] = set()
-        """Fingerprints of the alerts here, and of those in links."""
+        """Also of the alerts in links."""
         self.targets: set[tuple[str, str]] = set()
-        """Playbook and target key of each run here."""
 
     def __bool__(self) -> bool:
         runs = self.added or self.saved or self.steps or self.links or self.orders or self.events
@@ -93,7 +91,7 @@ class PendingWrites:
                 self.steps[run.id, step.phase, step.index] = step
 
     def absorb(self, other: PendingWrites) -> None:
-        """Add the writes of a later unit. Raises Conflict without having added anything."""
+        """Raises Conflict without having added anything."""
         if other.added:
             for run_id in other.added.keys() & self.added.keys():
                 raise errors.Conflict(f"there is a run {run_id} already")
@@ -117,7 +115,7 @@ class PendingWrites:
 
 
 class Flusher:
-    """Sends pending writes to the database by compiled statements, one instance for each dialect."""
+    """One instance for each dialect, with compiled statements."""
 
     def __init__(self, dialect: sa.Dialect) -> None:
         self._alerts = BulkInsert(dialect, schema.alerts, "update", _OF_REPORTS)
@@ -135,8 +133,8 @@ class Flusher:
         self._controls = BulkInsert(dialect, schema.controls, "update")
 
     def __call__(self, connection: sa.Connection, pending: PendingWrites) -> None:
-        """Send everything: referenced rows first, and closed runs before new ones, because a unique index permits one
-        open run for each playbook and target.
+        """Send referenced rows first, and closed runs before new ones: a unique index permits one open run for each
+        playbook and target.
         """
         playbooks, steps = pending.playbooks.items(), pending.steps.items()
         self._playbooks.run(connection, ((*key, text, at) for key, (text, at) in playbooks))

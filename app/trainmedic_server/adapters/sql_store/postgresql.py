@@ -1,8 +1,7 @@
 """Session with PostgreSQL, and the lock of the leader.
 
-It is an advisory lock of the writing session, and a session is never reopened. So a server whose session has ended
-cannot write, whatever server replaced it. PostgreSQL ends silent sessions, so a hanging server does not block the
-others permanently.
+The advisory lock belongs to the writing session, which is never reopened. So a server whose session has ended cannot
+write. PostgreSQL ends silent sessions, so a hanging server does not block the others permanently.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ OLDEST = 14
 
 _CONNECT_SECONDS = 5
 _NAME_BYTES = 63
-"""PostgreSQL cuts longer application names (NAMEDATALEN - 1)."""
+"""PostgreSQL cuts longer names (NAMEDATALEN - 1)."""
 _NAME_PREFIX = "trainmedic@"
 _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
 # A login or database that is missing or forbidden: retrying is useless.
@@ -40,7 +39,7 @@ _HOPELESS = re.compile(r"password authentication failed|no password supplied|no 
 # Acknowledged data must survive a crash of PostgreSQL, whatever the database's default. Stricter values stay.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 HAS_LOCK = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
-"""Whether the answering session has a lock. Without one, a pooler has switched sessions."""
+"""Without a lock, a pooler has switched sessions."""
 
 _UNKNOWN_TABLES = """
     SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname = ANY(%s)
@@ -60,7 +59,7 @@ def names_postgresql(url: str) -> bool:
 
 
 def conninfo(url: str) -> str:
-    """Return the URL in libpq's form, also with several hosts. Raises ConfigurationError."""
+    """Return the URL in libpq's form. Raises ConfigurationError."""
     try:
         import psycopg.conninfo
     except ImportError:
@@ -83,7 +82,7 @@ def conninfo(url: str) -> str:
 
 
 class LockSession:
-    """A connection that writes while it has the lock. `open` it; an ended session is never reopened. Methods block."""
+    """Writes while it has the lock. An ended session is never reopened. Methods block."""
 
     def __init__(self, connection: psycopg.Connection[Any], url: str, takeover: timedelta) -> None:
         self._connection = connection
@@ -102,9 +101,8 @@ class LockSession:
 
     @classmethod
     def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> LockSession:
-        """Return a session with the database. `address` is where other servers reach this one.
-
-        Raises StoreUnavailable if PostgreSQL does not answer, ConfigurationError for an unusable URL, login or version.
+        """`address` is where other servers reach this one. Raises StoreUnavailable if PostgreSQL does not answer,
+        ConfigurationError for an unusable URL, login or version.
         """
         seconds = takeover.total_seconds()
         connection = _connect(
@@ -126,16 +124,15 @@ class LockSession:
             raise
 
     def take_lock(self) -> bool:
-        """Try to take the lock. Return whether the session has it."""
+        """Return whether the session has the lock."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
-        """Return the address of the server with the lock. Empty if unknown."""
+        """Return the leader's address. Empty if unknown."""
         name = str(self._ask(_HOLDER, self._key) or "")
         return name.removeprefix(_NAME_PREFIX) if name.startswith(_NAME_PREFIX) else ""
 
     def begin_leadership(self, on_lost: Callable[[str], object]) -> Leadership:
-        """Begin to count how long the server may act. The session must have the lock."""
         asked_at = now()
         if not self._ask(HAS_LOCK):
             raise errors.StoreUnavailable(
@@ -144,7 +141,6 @@ class LockSession:
         return Leadership(self._connection.fileno(), self.takeover, asked_at, on_lost)
 
     def close(self) -> None:
-        """End the session, which frees the lock."""
         self.engine.dispose()
         self._connection.close()
 
@@ -160,9 +156,7 @@ class LockSession:
 
 
 def reader_engine(url: str) -> sa.Engine:
-    """Return the engine for reading. A transaction sees one moment's state and neither blocks writers nor waits for
-    them.
-    """
+    """A transaction sees one moment's state and neither blocks writers nor waits for them."""
 
     def connect() -> Any:
         limits = {"statement_timeout": reading.SECONDS, "idle_in_transaction_session_timeout": reading.SECONDS}
@@ -181,14 +175,13 @@ def reader_engine(url: str) -> sa.Engine:
 
 
 def take_time(connection: sa.Connection) -> None:
-    """Lift the time limits of the current transaction: a migration may rewrite a large table."""
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     connection.exec_driver_sql("SET LOCAL lock_timeout = '1min'")
 
 
 def learn_of_tables(connection: sa.Connection) -> None:
-    """Analyse tables without statistics, as after a restore. Before that, PostgreSQL reads whole tables for a few keys,
-    and its own analysis comes a minute later or never.
+    """Without statistics, as after a restore, PostgreSQL reads whole tables for a few keys. Its own analysis comes a
+    minute later or never.
     """
     for table in connection.exec_driver_sql(_UNKNOWN_TABLES, (list(metadata.tables),)).scalars().all():
         connection.exec_driver_sql(f"ANALYZE {table}")
@@ -234,7 +227,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
 
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:
-    """Return the lock's number. Locks belong to a database, and each schema in it can hold a store."""
+    """Locks belong to a database, and each schema can hold a store."""
     import psycopg
 
     try:

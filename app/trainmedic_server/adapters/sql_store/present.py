@@ -66,8 +66,6 @@ class SqlPresent(SqlHistory, Present):
 
 
 class SqlAgentLives(StoredAgentLives):
-    """``connection`` returns the unit's connection, inside its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

@@ -38,10 +38,10 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
 BATCH = 50
-"""Maximum number of runs or rows deleted at a time: others wait a few milliseconds."""
+"""Rows deleted at a time: others wait a few milliseconds."""
 
 REST = 3
-"""Pause as a multiple of a deletion's duration. A million runs take up to an hour without noticeable load."""
+"""Pause as a multiple of a deletion's duration. A million runs take up to an hour."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
@@ -64,7 +64,7 @@ _DELETE_RUNS = (
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )
 MOST_ALERTS = 100_000
-"""Maximum number of stored alerts without a run: one a second for a day, about 100 MB."""
+"""Alerts without a run: one a second for a day, about 100 MB."""
 
 _IS_TIED = sa.exists().where(queries.SAME_ALERT)
 _OLD_ALERTS = (
@@ -99,7 +99,7 @@ _DELETE_EVENTS = sa.delete(events).where(
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
 _AFTERWARDS = 3600 * 1_000_000
-"""Microseconds after a job was last on a node for which findings there are still about the job."""
+"""Microseconds for which findings on a node still concern a job that left it."""
 _IS_OF_KEPT_JOB = sa.exists().where(
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
@@ -111,7 +111,7 @@ _IS_BESIDE_KEPT_JOB = sa.exists().where(
     <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTERWARDS,
 )
 _IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_BESIDE_KEPT_JOB)
-"""A finding in the log of a retained job, or about a node or GPU where the job was, such as the kernel's."""
+"""A finding in the log of a retained job, or about its node or GPU, such as the kernel's."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
     .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~_IS_KEPT)
@@ -144,7 +144,6 @@ _DELETE_TIME_GAPS = sa.delete(time_gaps).where(time_gaps.c.ended_at < _BEFORE)
 
 
 def runs_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete closed runs without pending undo, with all their rows."""
     connection = transaction.flushed_connection()
     run_ids = old_run_ids(connection, before, BATCH)
     delete_runs(connection, run_ids)
@@ -152,18 +151,17 @@ def runs_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def old_run_ids(connection: sa.Connection, before: datetime, limit: int) -> list[str]:
-    """Return the IDs of the oldest closed runs without pending undo that were created before."""
+    """Return closed runs without pending undo."""
     return [row.id for row in connection.execute(_OLD_RUNS, {"before": before, "limit": limit})]
 
 
 def delete_runs(connection: sa.Connection, run_ids: Collection[str]) -> None:
-    """Delete these runs with all their rows."""
     for statement in _DELETE_RUNS if run_ids else ():
         connection.execute(statement, {"runs": run_ids})
 
 
 def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete alerts without a remaining run that were last received before."""
+    """Delete alerts without a remaining run."""
     connection = transaction.flushed_connection()
     fingerprints = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
     if fingerprints:
@@ -172,12 +170,12 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def count_surplus_alerts(connection: sa.Connection) -> int:
-    """Return the number of alerts without a run minus `MOST_ALERTS`."""
+    """Return the number of alerts without a run over `MOST_ALERTS`."""
     return int(connection.execute(_COUNT_OF_NOTHING).scalar_one()) - MOST_ALERTS
 
 
 def surplus_alerts(transaction: SqlTransaction, most: int) -> int:
-    """Delete at most `most` alerts without a run, those first received longest ago."""
+    """Delete those first received longest ago."""
     connection = transaction.flushed_connection()
     identities = connection.execute(_OLDEST_OF_NOTHING, {"limit": min(most, BATCH)}).all()
     if identities:
@@ -187,12 +185,11 @@ def surplus_alerts(transaction: SqlTransaction, most: int) -> int:
 
 
 def events_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete events without a run."""
     return transaction.flushed_connection().execute(_DELETE_EVENTS, {"before": before}).rowcount
 
 
 def findings_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete ended findings without a pending alert, with their excerpts, unless they concern a retained job."""
+    """Keep findings with a pending alert or a retained job."""
     connection = transaction.flushed_connection()
     ids = [row.id for row in connection.execute(_OLD_FINDINGS, {"before": before})]
     if ids:
@@ -202,14 +199,12 @@ def findings_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete verdicts that began before and have no pending alert, unless the job is retained."""
+    """Keep verdicts with a pending alert or a retained job."""
     return transaction.flushed_connection().execute(_DELETE_VERDICTS, {"before": before}).rowcount
 
 
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete nodes not seen since (no longer part of the cluster), earlier places of jobs, time gaps and tallies. All
-    at once, uncounted.
-    """
+    """Delete places of jobs, time gaps and tallies too. All at once, uncounted."""
     connection = transaction.flushed_connection(deletes_nodes=True)
     connection.execute(_DELETE_NODES, {"before": before})
     connection.execute(_DELETE_TIME_GAPS, {"before": before})
@@ -219,4 +214,3 @@ def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 BATCHES_BESIDE_RUNS = (alerts_before, events_before, findings_before, verdicts_before, nodes_before)
-"""The other deletions, in order."""

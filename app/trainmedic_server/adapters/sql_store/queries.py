@@ -24,7 +24,7 @@ SAME_ALERT = sa.and_(
     schema.run_alerts.c.fingerprint == schema.alerts.c.fingerprint,
     schema.run_alerts.c.starts_at == schema.alerts.c.starts_at,
 )
-"""Join condition of a tie and its alert."""
+"""Join of a tie and its alert."""
 _ALERTS = Lookup(
     sa.select(schema.run_alerts.c.run_id, schema.alerts)
     .join(schema.alerts, SAME_ALERT)
@@ -34,7 +34,7 @@ _ALERTS = Lookup(
 
 
 def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
-    """Return the condition required by `of_alerts`."""
+    """Condition required by `of_alerts`."""
     return starts_at.between(
         sa.bindparam("first", type_=schema.TimeColumn), sa.bindparam("last", type_=schema.TimeColumn)
     )
@@ -43,11 +43,10 @@ def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
 def of_alerts(
     connection: sa.Connection, lookup: Lookup, identities: Collection[Identity]
 ) -> Iterator[tuple[Identity, Row]]:
-    """Yield the rows of `lookup` for these alerts, each with its alert's identity.
+    """Yield each row with its alert's identity.
 
-    Its first two columns must be an alert's fingerprint and start, and it must have the condition `within`. It queries
-    the fingerprints and the time range of the starts, which an index serves. For a list of pairs, SQLite would read the
-    whole table.
+    `lookup` must return fingerprint and start first and have the condition `within`, which an index serves. For a list
+    of pairs, SQLite would read the whole table.
     """
     if not identities:
         return
@@ -61,7 +60,6 @@ def of_alerts(
 
 
 def with_steps(connection: sa.Connection, rows: Sequence[Sequence[Any]]) -> list[Run]:
-    """Return the runs of these rows, in their order."""
     steps: dict[str, list[StepState]] = {row[0]: [] for row in rows}
     for row in _STEPS.rows(connection, steps):
         steps[row[0]].append(mapping.step_of(row))
@@ -69,13 +67,13 @@ def with_steps(connection: sa.Connection, rows: Sequence[Sequence[Any]]) -> list
 
 
 def runs(connection: sa.Connection, run_ids: Collection[str]) -> list[Run]:
-    """Return the runs with these IDs, oldest first."""
+    """Sort oldest first."""
     runs_of_rows = with_steps(connection, _RUNS.rows(connection, run_ids))
     return sorted(runs_of_rows, key=lambda run: (run.created_at, run.id))
 
 
 def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-    """Return the alerts tied to each run that has any, in the order of tying."""
+    """Sort by the order of tying."""
     alerts: dict[str, list[AlertRecord]] = {}
     for row in _ALERTS.rows(connection, run_ids):
         alerts.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
@@ -83,7 +81,7 @@ def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, 
 
 
 def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run]:
-    """Return these runs with their touched nodes. The target's node counts from the first action on."""
+    """The target's node counts from the first action on."""
     nodes: dict[str, set[str]] = {run.id: set() for run in runs_read}
     for run in runs_read:
         if run.acted_at is not None and run.target is not None and run.target.node is not None:
@@ -94,7 +92,7 @@ def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> l
 
 
 def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-    """Return the operator commands to each run that has any, in order."""
+    """Sort by the order of giving."""
     orders: dict[str, list[OperatorOrder]] = {}
     for row in _ORDERS.rows(connection, run_ids):
         order = mapping.order_of(row)

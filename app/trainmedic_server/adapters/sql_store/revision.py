@@ -20,16 +20,14 @@ log = telemetry.logger(__name__)
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 FIRST = "0018"
-"""Revision after the first migration. A store of an earlier one is rejected."""
+"""After the first migration. Earlier stores are rejected."""
 EARLIER_RELEASE = "trainmedic-server 0.1.0 of commit 005226a75fe5"
-"""Release that migrates a store of an earlier revision to `FIRST`."""
+"""It migrates earlier stores to `FIRST`."""
 _VERSION = sa.text("SELECT version_num FROM alembic_version")
 _TELL_EVERY = 10.0
-"""Seconds between two log lines of a long migration."""
 
 
 def current(connection: sa.Connection) -> str | None:
-    """Return the database's revision. None if it is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.execute(_VERSION).scalar()
@@ -37,9 +35,7 @@ def current(connection: sa.Connection) -> str | None:
 
 
 def runs_to_migrate(connection: sa.Connection) -> int | None:
-    """Return the number of runs if the schema is of an earlier release. None if it is current or the database
-    is empty.
-    """
+    """Return None if the schema is current or the database is empty."""
     at = current(connection)
     if at in (None, schema.HEAD) or at not in _known():
         return None
@@ -47,7 +43,7 @@ def runs_to_migrate(connection: sa.Connection) -> int | None:
 
 
 def require_not_older(connection: sa.Connection) -> None:
-    """Return if the database is empty or at `FIRST` or later. Raises ConfigurationError."""
+    """Raise ConfigurationError for a schema before `FIRST`."""
     at = current(connection)
     if at is not None and at < FIRST:
         raise errors.ConfigurationError(
@@ -59,8 +55,7 @@ def require_not_older(connection: sa.Connection) -> None:
 def bring_to_head(connection: sa.Connection) -> None:
     """Run the missing migrations in the current transaction.
 
-    A newer release's schema stays unchanged if that release permits this one. Raises ConfigurationError otherwise, and
-    if the schema is older than `FIRST`.
+    A newer release's schema stays if that release permits this one. Otherwise raises ConfigurationError.
     """
     at = current(connection)
     if at == schema.HEAD:
@@ -76,7 +71,7 @@ def bring_to_head(connection: sa.Connection) -> None:
 
 @contextlib.contextmanager
 def _told(at: str | None, runs: int | None) -> Iterator[None]:
-    """Log the start, progress and end of the migration. A million runs take about a minute."""
+    """A million runs take about a minute."""
     began, is_over = time.monotonic(), threading.Event()
 
     def seconds() -> float:
@@ -103,7 +98,6 @@ def _known() -> set[str]:
 
 
 def _require_readable(connection: sa.Connection, at: str) -> None:
-    """Return if code of `schema.HEAD` works on a newer schema. Raises ConfigurationError."""
     columns = {column["name"] for column in sa.inspect(connection).get_columns("identity")}
     readable_from = sa.select(schema.identity.c.readable_from)
     oldest = connection.execute(readable_from).scalar() if "readable_from" in columns else None

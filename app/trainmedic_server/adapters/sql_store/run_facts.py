@@ -20,7 +20,7 @@ TIMED_OUT, REPEATED = "timed_out", "repeated"
 REPEATED_WITHIN = timedelta(hours=1)
 
 Key = tuple[int, str, str]
-"""Day, playbook and fact: the key of ``playbook_days``."""
+"""Day, playbook and fact."""
 Counts = Counter[Key]
 
 MICROSECONDS_OF_A_DAY = 86_400_000_000
@@ -28,7 +28,7 @@ _ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
 
 
 def day_of(moment: datetime) -> int:
-    """Return the UTC day, in days since 1970."""
+    """Return UTC days since 1970."""
     return microseconds_of(moment) // MICROSECONDS_OF_A_DAY
 
 
@@ -38,7 +38,7 @@ def rounded(seconds: float) -> float:
 
 
 def count_change(counts: Counts, run: Run, before: Run | None) -> None:
-    """Count a written run that was `before`. Facts change only with the status."""
+    """Facts change only with the status."""
     if before is not None and before.status is run.status:
         return
     day = day_of(run.created_at)
@@ -49,7 +49,7 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
-    """Return whether a run of the same playbook on the same target within the previous hour makes this one repeated."""
+    """Return whether a previous run on the same target within the hour makes this one repeated."""
     return run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
 
 

@@ -22,10 +22,10 @@ from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
 HEAD = "0018"
-"""Schema revision that this code reads and writes."""
+"""Revision that this code reads and writes."""
 READABLE_FROM = "0016"
-"""Oldest revision whose code works on the schema of `HEAD`. It stays if a migration only adds what that code can
-ignore, and becomes `HEAD` if a migration removes or changes what that code uses.
+"""Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that
+code uses.
 """
 
 alerts = sa.Table(
@@ -49,8 +49,8 @@ alerts = sa.Table(
     sa.Column("original_name", Text),
     sa.Column("original_labels", JsonColumn),
 )
-"""``reactions`` and ``reacted`` are null in rows of earlier releases. ``original_…`` are null if no alert map changed
-the labels.
+"""``reactions`` and ``reacted`` are null in rows of earlier releases, ``original_…`` if no alert map changed the
+labels.
 """
 
 runs = sa.Table(
@@ -83,7 +83,7 @@ runs = sa.Table(
     sa.Column("original_alert_name", Text),
     sa.Column("original_labels", JsonColumn),
 )
-"""``unfinished``: open, or closed with a pending undo. ``original_…`` are null if no alert map changed the alert."""
+"""``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert."""
 
 run_alerts = sa.Table(
     "run_alerts",
@@ -95,7 +95,7 @@ run_alerts = sa.Table(
     sa.ForeignKeyConstraint(["fingerprint", "starts_at"], ["alerts.fingerprint", "alerts.starts_at"]),
     sa.UniqueConstraint("run_id", "fingerprint", "starts_at"),
 )
-"""Alerts that led to a run. ``seq`` is the order of tying."""
+"""``seq`` is the order of tying."""
 
 steps = sa.Table(
     "steps",
@@ -142,7 +142,7 @@ touched_nodes = sa.Table(
     sa.Column("at", TimeColumn, nullable=False),
     sqlite_with_rowid=False,
 )
-"""Nodes that each run has changed or was about to, persisted before the action. ``at`` is the last time."""
+"""Persisted before the action. ``at`` is the last time."""
 
 orders = sa.Table(
     "orders",
@@ -169,7 +169,7 @@ events = sa.Table(
     sa.Column("data", JsonColumn, nullable=False),
     sqlite_autoincrement=True,
 )
-"""A ``seq`` is never reused, even after the last event was pruned: readers resume after one."""
+"""A ``seq`` is never reused, even after pruning: readers resume after one."""
 # audit: actions of people
 partial_index("ix_events_people", events.c.seq, where="actor <> 'trainmedic'")
 
@@ -197,7 +197,7 @@ time_gaps = sa.Table(
     sa.Column("microseconds", sa.BigInteger, nullable=False),
     sa.Column("is_downtime", sa.Boolean, nullable=False),
 )
-"""``seq`` is the order of detection, ``microseconds`` the length."""
+"""``seq`` is the order of detection."""
 
 job_lives = sa.Table(
     "job_lives",
@@ -243,9 +243,8 @@ identity = sa.Table(
     sa.Column("readable_from", Text),
     sa.Column("counted_from", sa.BigInteger),
 )
-"""One row, created at the first start. Copies of the database share ``id``. ``readable_from`` is `READABLE_FROM` of the
-code that migrated the schema. ``counted_from`` is the first day with all its runs in ``playbook_days``; null: every
-day.
+"""One row. Copies of the database share ``id``. ``readable_from`` is that of the code that migrated the schema.
+``counted_from`` is the first day with all its runs in ``playbook_days``; null: every day.
 """
 
 playbook_days = sa.Table(
@@ -257,7 +256,7 @@ playbook_days = sa.Table(
     sa.Column("count", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
-"""Number of a playbook's runs created on a day (days since 1970, UTC) that have a fact (``run_facts``)."""
+"""Runs by creation day (days since 1970, UTC) and fact (``run_facts``)."""
 
 OPEN_STATUSES = tuple(status.value for status in Status if status in OPEN)
 _IS_OPEN = "status IN ({})".format(", ".join(f"'{status}'" for status in OPEN_STATUSES))
@@ -275,7 +274,7 @@ is_named = sa.text(_IS_NAMED)
 is_uncertain = sa.text(f"steps.{_IS_UNCERTAIN}")
 is_not_undone = sa.text(_IS_NOT_UNDONE)
 is_undo = sa.text(f"orders.{_IS_UNDO}")
-"""Conditions worded exactly as in the partial indexes, which databases require to use those."""
+"""Worded exactly as in the partial indexes, as databases require."""
 
 
 def _page_index(

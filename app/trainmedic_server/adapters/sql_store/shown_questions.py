@@ -23,8 +23,6 @@ shown_questions = sa.Table(
 
 
 class SqlShownQuestions(ShownQuestions):
-    """``connection`` returns the unit's connection, inside its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

@@ -47,21 +47,19 @@ OPEN_RUNS = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key).where(schem
 
 
 def _of_each(answer: sa.Select[Any]) -> Lookup:
-    """Return a lookup that answers for each key separately: for a list, PostgreSQL may read all rows of a table without
-    statistics.
-    """
+    """Answer for each key separately: for a list, PostgreSQL may read all rows of a table without statistics."""
     return Lookup(sa.select(WANTED.c.key, answer.scalar_subquery().label("answer")))
 
 
 def _last_end(*conditions: sa.ColumnElement[bool]) -> Lookup:
-    """Return the lookup of the end of a playbook's last run on each target. Null if there was none."""
+    """Null if no run has ended."""
     of_target = runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key == WANTED.c.key, schema.was_started
     return _of_each(sa.select(sa.func.max(runs.c.ended_at)).where(*of_target, *conditions))
 
 
 LAST_ENDED = _last_end()
 LAST_REAL_END = _last_end(runs.c.status != Status.OBSERVED.value)
-"""As `LAST_ENDED`, without runs in mode observe."""
+"""Without runs in mode observe."""
 COUNT_STARTED = (
     sa.select(sa.func.count())
     .select_from(runs)
@@ -138,10 +136,10 @@ PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
 
 
 def firing(names: Collection[str] | None) -> sa.Select[Any]:
-    """Select the alerts that have not resolved, of these alertnames only unless `names` is None.
+    """Select unresolved alerts, all if `names` is None.
 
-    The names are compared with the labels as stored. The column ``alert_name`` keeps the name of the first report,
-    which an alert map may have changed since.
+    The names are compared with the stored labels: ``alert_name`` has the name of the first report, which an alert map
+    may have changed since.
     """
     if names is None:
         return _FIRING

@@ -29,25 +29,17 @@ T = TypeVar("T")
 
 
 class UnitRunner(Protocol):
-    """Runs units of work one after the other, each in a transaction."""
-
     @property
-    def failing(self) -> bool:
-        """Whether the last writing transaction could not be committed."""
-        ...
+    def failing(self) -> bool: ...
 
     async def transact(self, work: Callable[[SqlTransaction], Any]) -> Any:
-        """Return the result of `work` once it is committed. Raises its errors, and StoreUnavailable."""
+        """Return after the commit. Raises the errors of `work`, and StoreUnavailable."""
         ...
 
-    def close(self) -> None:
-        """Run the waiting units, then end. Blocks until then."""
-        ...
+    def close(self) -> None: ...
 
 
 class StoreLock(Protocol):
-    """A lock that excludes other servers until it is released."""
-
     def release(self) -> None: ...
 
 
@@ -77,14 +69,12 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         on_error: Callable[[], object] = lambda: None,
         busy_timeout: timedelta = timedelta(seconds=5),
     ) -> SqlStore:
-        """Return the store at `url` with its schema up to date. Blocks.
+        """Return the store with its schema up to date. Blocks.
 
-        `url` is ``sqlite:////path/to/file``, or ``postgresql://…`` without another server; to wait for that, see
-        ``election`` and `of_session`.
-
-        `on_error` is called on the event loop for each call that fails because of the database. `busy_timeout` is the
-        maximum wait for another program that locks the file. Raises ConfigurationError for an unusable URL, directory
-        or schema or if another server owns the file, StoreUnavailable if the database cannot be read or written.
+        To wait for another server on PostgreSQL, see ``election`` and `of_session`. `on_error` is called on the event
+        loop after each failure of the database. `busy_timeout` is the maximum wait for another program that locks the
+        file. Raises ConfigurationError for an unusable URL, directory or schema or if another server owns the file,
+        otherwise StoreUnavailable.
         """
         if postgresql.names_postgresql(url):
             return cls._at_once(url, on_error)
@@ -120,10 +110,8 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         on_error: Callable[[], object] = lambda: None,
         on_lost: Callable[[str], object] = begin_anew,
     ) -> SqlStore:
-        """Return the store in the database where `session` has the lock, with its schema up to date. Blocks.
-
-        `on_lost` is called on some thread when the session is over or unreliable; by default the process restarts.
-        Raises ConfigurationError and StoreUnavailable, as `open`.
+        """`session` must have the lock. Blocks. `on_lost` is called on some thread when the session is over or
+        unreliable; by default the process restarts. Raises as `open`.
         """
         try:
             with database.translated("the run store in PostgreSQL could not be opened"):
@@ -137,16 +125,14 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return cls(writer, postgresql.reader_engine(session.url), lock, on_error, leadership.require)
 
     def fence(self) -> None:
-        """Return if this server is the leader and may act. Otherwise the process restarts, or StoreUnavailable is
-        raised.
-        """
+        """If this server is not the leader, the process restarts, or StoreUnavailable is raised."""
         self._fence()
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
         return await self._transact(work)
 
     async def check(self) -> None:
-        """Read the controls. After a failed transaction write them, because a full disk can still be read."""
+        """After a failed transaction write, because a full disk can still be read."""
         await self._transact(_rewrite_controls if self._writer.failing else _read_controls)
 
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
@@ -170,7 +156,7 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return pruned
 
     async def _delete(self, work: Callable[[SqlTransaction], int]) -> int:
-        """Delete some rows, then leave the writer to others for `prune.REST` times the duration."""
+        """Delete some rows, then pause for `prune.REST` times the duration."""
         began = time.monotonic()
         deleted = await self._transact(work)
         await asyncio.sleep((time.monotonic() - began) * prune.REST if deleted else 0)
@@ -206,7 +192,6 @@ class _SessionLock(Struct, frozen=True):
 
 
 def _migrate(engine: sa.Engine) -> str:
-    """Bring the schema up to date. Return the store's identity."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             postgresql.take_time(connection)

@@ -83,7 +83,6 @@ _SLOW_STEPS = (
     .join(steps, steps.c.run_id == runs.c.id)
     .where(_OF_PLAYBOOK, _WAS_STARTED, _IN_TIME, sa.or_(_HAS_TIMED_OUT, _WAS_ANSWERED))
 )
-"""Steps that timed out, and answered questions."""
 _EFFECTS = (
     sa.select(effects.c.playbook, effects.c.verdict, sa.func.count().label("runs"))
     .where(effects.c.acted_at >= _SINCE, effects.c.acted_at < _UNTIL)
@@ -115,7 +114,6 @@ _VERDICTS = (
 
 
 def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[str, PlaybookTally]:
-    """Return the outcomes of the runs created in this period."""
     first, end = _whole_days(connection, since, until)
     tallies: dict[str, PlaybookTally] = defaultdict(PlaybookTally)
     if first < end:
@@ -130,9 +128,7 @@ def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[s
 
 
 def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> tuple[int, int]:
-    """Return the counted whole days in the period, as start and exclusive end. The newest run's day counts if that run
-    is in the period.
-    """
+    """Return start and exclusive end. The newest run's day counts if that run is in the period."""
     day = run_facts.MICROSECONDS_OF_A_DAY
     begin, end = microseconds_of(since), microseconds_of(until)
     newest = connection.execute(_NEWEST).scalar()
@@ -159,7 +155,6 @@ def _add_days(connection: sa.Connection, tallies: dict[str, PlaybookTally], firs
 
 
 def _count(connection: sa.Connection, tallies: dict[str, PlaybookTally], since: datetime, until: datetime) -> None:
-    """Count the runs of this period one by one."""
     if since >= until:
         return
     time = {"since": since, "until": until}
@@ -174,7 +169,6 @@ def _count(connection: sa.Connection, tallies: dict[str, PlaybookTally], since: 
 
 
 def _playbooks(connection: sa.Connection) -> Iterator[str]:
-    """Yield the playbooks with runs, each by one index lookup."""
     playbook: str | None = ""
     while (playbook := connection.execute(_NEXT_PLAYBOOK, {"after": playbook}).scalar()) is not None:
         yield playbook
@@ -200,6 +194,5 @@ def _tally_of(connection: sa.Connection, which: Mapping[str, Any]) -> PlaybookTa
 
 
 def verdicts(connection: sa.Connection, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:
-    """Return the verdicts on the runs that acted in this period, by run."""
     rows = connection.execute(_VERDICTS, {"since": since, "until": until, "limit": limit})
     return {row.run_id: EffectVerdict(row.verdict) for row in rows}

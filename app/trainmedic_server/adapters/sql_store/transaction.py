@@ -1,8 +1,8 @@
 """Unit of work: `ports.store.Transaction` on one connection.
 
-Writes wait in `PendingWrites`; a read that could miss one flushes them first. A unit that flushes its own writes does
-so inside a savepoint, so that it can be rolled back alone. The writes of other units are sent together, so that a storm
-costs few statements. If the database refuses them, the culprit is unknown, and the units run again one by one.
+Writes wait in `PendingWrites`; a read that could miss one flushes them first, inside a savepoint. The writes of several
+units are sent together, so that a storm costs few statements. If the database refuses them, the units run again one by
+one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
 
 class SharedWritesRefused(Exception):
-    """Combined writes of several units were refused. Each unit must run alone to find the culprit."""
+    """Each unit must run alone to find the culprit."""
 
 
 class SqlTransaction(Transaction):
-    """One unit of work. ``shared`` has the writes of earlier units of the same transaction.
+    """``shared`` has the writes of earlier units of the same transaction.
 
     A ``guarded`` unit runs inside a savepoint from its beginning, so that a database error reverts only this unit.
     """
@@ -61,7 +61,7 @@ class SqlTransaction(Transaction):
 
     @property
     def has_written(self) -> bool:
-        """Whether the unit has changed anything, sent or not."""
+        """True also before anything was sent."""
         return bool(self._own) or self._savepoint is not None
 
     @property
@@ -70,7 +70,7 @@ class SqlTransaction(Transaction):
         return self._savepoint is not None
 
     def finish(self, *, flush: bool = False) -> None:
-        """End the unit: its writes join those of the other units, or are flushed now."""
+        """Combine the unit's writes with those of others, or flush them now."""
         if flush and self._own:
             self._send_own()
         self._shared.absorb(self._own)
@@ -78,7 +78,7 @@ class SqlTransaction(Transaction):
             self._savepoint.commit()
 
     def roll_back(self) -> None:
-        """End a failed unit and discard its changes."""
+        """Discard the changes of a failed unit."""
         if self._savepoint is not None:
             self._savepoint.rollback()
         own = self._own
@@ -86,8 +86,8 @@ class SqlTransaction(Transaction):
             self._cache.forget()
 
     def flushed_connection(self, *, deletes_nodes: bool = False) -> sa.Connection:
-        """Flush everything and return the connection, for the caller's own statements. These must not change cached
-        data, such as open runs, except nodes with `deletes_nodes`.
+        """Flush everything. The caller's statements must not change cached data, such as open runs, except nodes with
+        `deletes_nodes`.
         """
         send_shared(self._connection, self._flush, self._shared)
         self._send_own()
@@ -96,7 +96,7 @@ class SqlTransaction(Transaction):
         return self._connection
 
     def _guarded_connection(self) -> sa.Connection:
-        """Return the connection, for tables without pending writes and cached data."""
+        """For tables without pending writes and cached data."""
         if self._savepoint is None:
             self._savepoint = self._connection.begin_nested()
         return self._connection
@@ -140,7 +140,6 @@ class SqlTransaction(Transaction):
         self._own.clear()
 
     def _flushed_if(self, touches: Callable[[PendingWrites], object]) -> sa.Connection:
-        """Return the connection for a read, after flushing pending writes that the read `touches`."""
         if touches(self._own):
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()
@@ -376,7 +375,7 @@ class SqlTransaction(Transaction):
 
 
 def send_shared(connection: sa.Connection, flush: Flusher, shared: PendingWrites) -> None:
-    """Flush the writes of several units. Raises SharedWritesRefused if the database refuses them."""
+    """Raises SharedWritesRefused if the database refuses the writes."""
     if not shared:
         return
     try:

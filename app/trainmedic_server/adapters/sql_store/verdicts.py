@@ -41,12 +41,11 @@ partial_index("ix_verdicts_tell", verdicts.c.tell_at, where="tell_at IS NOT NULL
 
 
 def of_job(job: str, limit: int) -> sa.Select[Any]:
-    """Select a job's verdicts, the newest first."""
     return sa.select(verdicts).where(verdicts.c.job == job).order_by(verdicts.c.began_at.desc()).limit(limit)
 
 
 def of_node(node: str, since: datetime) -> sa.Select[Any]:
-    """Select the verdicts that name the node and began since then, the newest first."""
+    """Sort newest first."""
     statement = sa.select(verdicts).where(verdicts.c.node == node, verdicts.c.began_at >= since)
     return statement.order_by(verdicts.c.began_at.desc()).limit(_MOST_OF_NODE)
 
@@ -56,7 +55,7 @@ def read(connection: sa.Connection, statement: sa.Select[Any]) -> list[KnownVerd
 
 
 def between(since: datetime, until: datetime, job: str | None) -> sa.Select[Any]:
-    """Select the verdicts that began from `since` to before `until`, of this job or of all, oldest first."""
+    """Sort oldest first. `until` is excluded."""
     statement = sa.select(verdicts).where(verdicts.c.began_at >= since, verdicts.c.began_at < until)
     if job is not None:
         statement = statement.where(verdicts.c.job == job)
@@ -64,7 +63,6 @@ def between(since: datetime, until: datetime, job: str | None) -> sa.Select[Any]
 
 
 def record_of(known: KnownVerdict) -> VerdictRecord:
-    """Return a verdict in the form that reports need."""
     plain = known.plain
     return VerdictRecord(
         job=known.job,
@@ -81,8 +79,6 @@ def record_of(known: KnownVerdict) -> VerdictRecord:
 
 
 class SqlVerdicts(StoredVerdicts):
-    """``connection`` returns the unit's connection, inside its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

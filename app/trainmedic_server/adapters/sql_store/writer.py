@@ -1,10 +1,9 @@
 """The only writing thread: it commits all waiting units of work together.
 
-A commit waits for an ``fsync`` whatever its size, so units that arrive during one commit share the next. Each unit
-still fails alone. Its future is resolved after the commit, because the caller then acknowledges the delivery.
+A commit waits for an ``fsync`` whatever its size. Each unit still fails alone, and its future is resolved after the
+commit, because the caller then acknowledges the delivery.
 
-If several servers share the database there is a `Leadership`: the connection is the session with the lock, is confirmed
-regularly, and is never replaced.
+With a `Leadership`, the connection is the session with the lock, is confirmed regularly, and is never replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from trainmedic_server.ports.fence import Fence, no_fence
 log = telemetry.logger(__name__)
 
 _TOGETHER = 500
-"""Maximum number of units in one transaction, which limits the wait of the first."""
+"""Limits the wait of the first unit."""
 
 
 class UnitOfWork(Struct, eq=False):
@@ -45,9 +44,7 @@ class UnitOfWork(Struct, eq=False):
 
 
 class Committer:
-    """Runs units of work in one transaction on the writing connection.
-
-    Nothing else writes the database, so data read in one transaction may be cached for the next. `require` raises
+    """Nothing else writes the database, so data read in one transaction may be cached for the next. `require` raises
     StoreUnavailable before a transaction that would be lost.
     """
 
@@ -67,10 +64,10 @@ class Committer:
         self._cache = WriterCache()
         self._connection: sa.Connection | None = None
         self.failing = False
-        """Whether the last writing transaction could not be committed. Read-only ones do not change it."""
+        """The last writing transaction could not be committed."""
 
     def commit(self, units: list[UnitOfWork]) -> None:
-        """Run the units in one transaction. Afterwards each has its durable result or its error."""
+        """Afterwards each unit has its durable result or its error."""
         try:
             self._require()
             if self._transaction(self._connected(), units):
@@ -90,7 +87,7 @@ class Committer:
         return self._connection
 
     def confirm(self, leadership: Leadership) -> None:
-        """Check that the session has the lock. A pooler may have switched the connection's session."""
+        """A pooler may have switched the connection's session."""
         asked_at = now()
         try:
             connection = self._connected()
@@ -137,7 +134,7 @@ class Committer:
         return wrote
 
     def _reset_connection(self) -> None:
-        """After an error, drop the connection. If it must keep the lock, check that it has it."""
+        """Drop the connection. If it must keep the lock, check that it has it."""
         if self._leadership is None:
             self.disconnect()
             return
@@ -155,7 +152,7 @@ class Committer:
 
 
 class StoreWriter:
-    """The only writing thread. It passes all waiting units of work to the committer."""
+    """Passes all waiting units to the committer."""
 
     def __init__(self, committer: Committer, leadership: Leadership | None = None) -> None:
         self._committer = committer
@@ -181,7 +178,6 @@ class StoreWriter:
         return await unit.future
 
     def close(self) -> None:
-        """Run the waiting units, then end the thread. Blocks until then."""
         with self._gate:
             first, self._closed = not self._closed, True
             if first:
@@ -212,7 +208,6 @@ class StoreWriter:
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """Return the error for a unit's caller."""
     if isinstance(error, StopIteration):  # A future does not accept it.
         stopped = RuntimeError("a unit of work raised StopIteration")
         stopped.__cause__ = error
@@ -225,7 +220,6 @@ def _refusal(error: BaseException) -> BaseException:
 
 
 def _resolve(units: list[UnitOfWork]) -> None:
-    """Set the outcomes of the units, in one callback for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[UnitOfWork]] = {}
     for unit in units:
         by_loop.setdefault(unit.loop, []).append(unit)

@@ -1,7 +1,6 @@
-"""Writer's cache between transactions, so that a storm of alerts does not query each time.
+"""Writer's cache of open runs, recently changed nodes and known nodes, which grow with a storm of alerts.
 
-Every admission needs the open runs, the recently changed nodes and the known nodes, which grow with the storm. Nothing
-else writes, so the cache is updated with each write. It is cleared whenever a write may have been rolled back.
+Nothing else writes, so the cache is updated with each write. It is cleared whenever a write may have been rolled back.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from datetime import datetime, timedelta
 from trainmedic_server.domain.run import Decision, Run
 
 _SEEN_AGAIN = timedelta(hours=1)
-"""Minimum interval of writing a node's ``seen_at``. Retention is in days."""
+"""Minimum interval of writing a node's ``seen_at``."""
 
 
 class WriterCache:
-    """Cached data. Each part is None until ``transaction`` first fills it from the tables."""
+    """Each part is None until ``transaction`` first fills it from the tables."""
 
     def __init__(self) -> None:
         self.forget()
@@ -32,7 +31,6 @@ class WriterCache:
 
     @property
     def open_runs(self) -> dict[tuple[str, str], str] | None:
-        """Open run's ID by (playbook, target key)."""
         return self._open
 
     def set_open_runs(self, open_runs: dict[tuple[str, str], str]) -> None:
@@ -45,7 +43,7 @@ class WriterCache:
         return len(self._open_ids.get(playbook, ()))
 
     def nodes_acted_on_since(self, since: datetime) -> set[str] | None:
-        """Return the nodes acted on after `since`. None if the cache does not reach back that far."""
+        """Return None if the cache does not reach back that far."""
         if self._acted_since is None or since < self._acted_since:
             return None
         if self._acted_first is not None and self._acted_first > since:
@@ -57,7 +55,6 @@ class WriterCache:
         self._acted_first = min(latest.values(), default=None)
 
     def touch(self, nodes: Collection[str], at: datetime) -> None:
-        """Count these nodes as acted on at this time."""
         if self._acted_since is None or not nodes:
             return
         for node in nodes:
@@ -65,7 +62,7 @@ class WriterCache:
         self._acted_first = at if self._acted_first is None else min(self._acted_first, at)
 
     def should_write_node(self, node: str, at: datetime) -> bool:
-        """Return whether to write the node's ``seen_at`` now. The cache then counts it as written."""
+        """If True, the cache counts the time as written."""
         if self.nodes is None:
             return True
         last = self.nodes.get(node)
@@ -75,7 +72,6 @@ class WriterCache:
         return True
 
     def update(self, run: Run) -> None:
-        """Apply a run that was added or saved."""
         if self._open is not None:
             key = (run.playbook, run.target_key)
             ids = self._open_ids.setdefault(run.playbook, set())

@@ -1,8 +1,7 @@
 """Alembic's entry: runs migrations on the connection from ``revision``, in its transaction.
 
-A new revision is a handwritten file in ``versions``; `schema.HEAD` names the last one. The previous release should run
-on the new schema (see `schema.READABLE_FROM`), so columns are added nullable or with a default, and dropped a release
-after their last use.
+A new revision is a handwritten file in ``versions``. The previous release should run on the new schema (see
+`schema.READABLE_FROM`), so columns are added nullable or with a default, and dropped a release after their last use.
 """
 
 from __future__ import annotations

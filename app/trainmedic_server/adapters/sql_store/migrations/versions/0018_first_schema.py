@@ -1,7 +1,6 @@
 """The first schema: every table and index of the run store.
 
-It has the number of the last of the eighteen migrations that it replaces, so that a store migrated by those is at this
-revision already.
+It has the number of the last migration that it replaces, so that a store migrated by those is at this revision already.
 """
 
 from __future__ import annotations
@@ -253,7 +252,7 @@ _WORDS = {
         "not_reacted": "NOT reacted",
     },
 }
-"""Where the two databases say the same in other words, or only one has it."""
+"""Differences between the two databases."""
 
 
 def upgrade() -> None:
