@@ -226,7 +226,7 @@ async def test_a_receiver_of_messages_that_never_ends_holds_up_no_others(
     foreign.drips = True
     notifier = AppriseNotifier({"slow": [f"json://{foreign.place}/"]})
     for _ in range(apprise_notifier._AT_ONCE):
-        with pytest.raises(errors.PermanentFailure, match="no answer of slow within 1 s, which may have it"):
+        with pytest.raises(errors.PermanentFailure, match="no answer of slow within 1 s, which may have received it"):
             await asyncio.wait_for(notifier.notify("t", "m", "slow"), 60)
     for _ in range(2):
         with pytest.raises(errors.TemporaryFailure, match="could not be sent to slow"):

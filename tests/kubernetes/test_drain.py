@@ -304,7 +304,7 @@ async def test_a_drain_after_a_cordon_of_the_same_run_shares_its_undo(world: Wor
     await world.act(DrainNode, node, RUN, timeout=5)
     first = await world.act(UncordonNode, node, RUN, restore=True)
     second = await world.act(UncordonNode, node, RUN, restore=True)
-    assert (first["note"], second["note"]) == ("put back", "nothing of this run's to take back")
+    assert (first["note"], second["note"]) == ("put back", "this run has nothing to revert")
 
 
 async def test_what_befalls_one_pod_holds_up_no_other(world: World, stand_in: ApiServer) -> None:

@@ -115,7 +115,7 @@ async def test_an_explicit_uncordon_lets_go_of_all_our_cordons(world: World) -> 
     await world.act(UncordonNode, node, OTHER)
     assert not await is_cordoned(world, node)
     later = await world.act(UncordonNode, node, RUN, restore=True)
-    assert later["note"] == "nothing of this run's to take back"
+    assert later["note"] == "this run has nothing to revert"
 
 
 async def test_an_undo_of_what_never_happened_changes_nothing(world: World) -> None:

@@ -107,7 +107,7 @@ async def test_what_a_store_refuses_says_whose_fault_it_is(answer: Any, error: t
 
 async def test_without_its_token_a_store_is_not_asked(tmp_path: Path) -> None:
     """And the reason names no file."""
-    with pytest.raises(LogsUnavailable, match="token for the store of logs cannot be read"):
+    with pytest.raises(LogsUnavailable, match="token for the log store cannot be read"):
         await asked(200, tmp_path / "none")
 
 

@@ -23,7 +23,7 @@ COMMENT_LIMIT = 1000
 
 
 class SilenceParams(ActionParams):
-    duration: Duration = Field(description="How long the silence lasts, from when the step runs.", gt=timedelta(0))
+    duration: Duration = Field(description="Duration of the silence, from the start of the step.", gt=timedelta(0))
     comment: str = Field(
         "Silenced by Trainmedic", description="The silence's comment; the id of the command is added to it."
     )
@@ -36,9 +36,7 @@ class SilenceParams(ActionParams):
 
 class ExpireParams(ActionParams):
     silence_id: str | None = Field(None, pattern=r"^[0-9A-Za-z-]{1,64}$", description="The silence's id.")
-    comment: str | None = Field(
-        None, description="Where the id is not known, in an undo: the comment it was made with."
-    )
+    comment: str | None = Field(None, description="Used by an undo without the silence's id: its comment.")
 
     @model_validator(mode="after")
     def _names_one(self) -> ExpireParams:
@@ -75,7 +73,7 @@ class SilenceAlert(_AlertmanagerAction):
             silence_id = await alertmanager.silence(matchers, ends_at, _comment(params.comment, call.command_id))
         except TemporaryFailure as failure:
             if call.resumed:  # The failure covers only this attempt.
-                raise OutcomeUnknown(f"it may have been made before; now: {failure}", failure.output) from failure
+                raise OutcomeUnknown(f"it may have been created before; now: {failure}", failure.output) from failure
             raise
         return {"silence_id": silence_id, "ends_at": ends_at.isoformat(), "matchers": matchers}
 

@@ -63,14 +63,14 @@ class CommandAction(BasicAction):
 
         replies = await self._bus.request(self._command(call), unheard)
         presence = None
-        missing = "" if any(reply.is_final for reply in replies) else "nobody answered"
+        missing = "" if any(reply.is_final for reply in replies) else "no one answered"
         if missing or self._clock.now() >= call.deadline:
             try:
                 presence = await self._presence(call.target)
                 missing = self._missing(call, replies, presence)
             except BusUnavailable:
-                missing = missing or "nobody knows whether every rank answered"
-                raise OutcomeUnknown(f"{missing}, and Redis is away", _outputs(replies)) from None
+                missing = missing or "it is unknown whether every rank answered"
+                raise OutcomeUnknown(f"{missing}, and Redis is unavailable", _outputs(replies)) from None
         receiver = _receiver(call.target)
         output = judge(receiver, replies, missing)
         if call.undo_of is not None:
@@ -129,7 +129,7 @@ class CommandAction(BasicAction):
         elif finals:
             missing = f"not every rank of {_receiver(call.target)} answered in time"
         if begun:
-            missing += f", but {'has' if len(begun) == 1 else 'have'} taken the command up"
+            missing += f", but {'has' if len(begun) == 1 else 'have'} accepted the command"
         return missing if presence is not None else f"{missing}; {_nobody_connected(call.target)}"
 
 
@@ -140,7 +140,7 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
     outputs = _outputs(finals)
     reason = "; ".join([*(_refusal(receiver, reply) for reply in bad[:4]), *([missing] if missing else [])])
     if len(bad) > 4:
-        reason += f"; and {len(bad) - 4} more ranks alike"
+        reason += f"; and {len(bad) - 4} more ranks"
     applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
     if applied and bad:
         reason = f"{_numbered(applied)} applied it, but {reason}"
@@ -211,7 +211,7 @@ def _receiver(target: Target) -> str:
 def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
     """`presence` is an untrusted one."""
     if presence is not None:
-        return f"{_receiver(target)} was not heard, and its presence is not believed: {presence.doubt}"
+        return f"{_receiver(target)} did not answer, and its presence is not trusted: {presence.doubt}"
     if target.job is not None:
         return f"no job named {target.job!r} is connected"
     command = f"trainmedic agent --node {shlex.quote(target.node or '')}"
@@ -235,8 +235,8 @@ def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:
         case undoing.NOT_IN_FORCE:
             return None
         case undoing.NEVER_APPLIED if was_applied:
-            return "says that it never applied the command, which it had answered as applied"
+            return "states that it never applied the command, which it had reported as applied"
         case undoing.NEVER_APPLIED:
             return None
         case _:
-            return "says that there is nothing to undo, and not how it knows: it may have forgotten the command"
+            return "states that there is nothing to undo, but not how it knows: it may have forgotten the command"

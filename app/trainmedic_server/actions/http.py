@@ -89,21 +89,21 @@ class HttpParams(BaseModel):
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(description="The HTTP method.")
     url: Annotated[str, Field(max_length=8192), AfterValidator(_url)] = Field(
-        description="Where it goes. Scheme and host are written out; an expression may only follow the host's '/', "
+        description="URL. Scheme and host are literal; an expression may only follow the host's '/', "
         "and ends in `| urlencode`. No user name or password."
     )
     query: dict[str, str] = Field(default_factory=dict, description="Query parameters; they are encoded.")
     headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
         default_factory=dict, description="Request headers. Not for secrets: those of a playbook are in the history."
     )
-    json_: JsonValue = Field(None, alias="json", description="A body that is sent as JSON.")
-    body: str | None = Field(None, description="A body that is sent as it is, in UTF-8.")
+    json_: JsonValue = Field(None, alias="json", description="Body, sent as JSON.")
+    body: str | None = Field(None, description="Body, sent unchanged in UTF-8.")
     expect: Annotated[
         tuple[str, ...],
         Field(min_length=1),
         BeforeValidator(_as_list, json_schema_input_type=int | str | list[int | str]),
         AfterValidator(_statuses),
-    ] = Field(("2xx",), description="The statuses that count as done: `204`, `2xx`, `200-204`, or a list of such.")
+    ] = Field(("2xx",), description="Statuses that count as success: `204`, `2xx`, `200-204`, or a list of them.")
     idempotent: bool | None = Field(
         None,
         description="Whether the call may be repeated when its outcome is not known, because a repeat changes nothing "
@@ -111,8 +111,8 @@ class HttpParams(BaseModel):
     )
     bearer_from_env: Annotated[str, Field(pattern=r"^TRAINMEDIC_HTTP_[A-Z0-9_]+$")] | None = Field(
         None,
-        description="The server's environment variable whose value is sent as a bearer token. The same name with "
-        "`_FILE` names a file that holds it.",
+        description="Environment variable of the server with the bearer token. The same name with "
+        "`_FILE` is the path of a file with the token.",
     )
 
     @model_validator(mode="after")
@@ -152,7 +152,7 @@ class HttpRequest(Irreversible, BasicAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(HttpParams, call.params)
         if call.resumed and not params.may_repeat:
-            raise OutcomeUnknown("the call may or may not have been made before, and is not said to be idempotent")
+            raise OutcomeUnknown("the call may have been made before, and is not declared idempotent")
         left = call.deadline - self.services.clock.now()
         if left <= timedelta(0):
             raise TemporaryFailure("no time was left to make the call")

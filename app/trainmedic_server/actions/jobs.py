@@ -41,7 +41,7 @@ class RollbackParams(ActionParams):
     step: int | None = Field(None, ge=0, description="The newest complete checkpoint at or before this step.")
     steps_back: int | None = Field(None, ge=1, description="The newest one at least this many steps back.")
     skip_batches: int = Field(
-        0, ge=0, le=1_000_000, description="Batches of data to leave out after the rollback; at most a million."
+        0, ge=0, le=1_000_000, description="Batches of data to skip after the rollback; at most a million."
     )
 
     @model_validator(mode="after")
@@ -72,7 +72,7 @@ class JobRollback(Irreversible, _JobAction):
 def _factor(least: float, most: float) -> Any:
     return Field(
         gt=0,
-        description="What the present value is multiplied by.",
+        description="Factor for the current value.",
         json_schema_extra={"minimum": least, "maximum": most},
     )
 
@@ -119,7 +119,7 @@ class JobScaleLr(_Scaling):
 class ScaleBatchParams(FactorParams):
     """The factor applies to the micro-batch."""
 
-    keep_global_batch: bool = Field(True, description="Let gradient accumulation make up for it.")
+    keep_global_batch: bool = Field(True, description="Compensate by gradient accumulation.")
 
 
 class JobScaleBatch(_Scaling):
@@ -164,11 +164,11 @@ class JobDataloaderWorkers(_JobAction):
 
 class JobEmptyCache(Irreversible, _JobAction):
     name: ClassVar[str] = "job.empty_cache"
-    summary: ClassVar[str] = "Give cached GPU memory back to the driver."
+    summary: ClassVar[str] = "Return cached GPU memory to the driver."
 
 
 class PauseParams(ActionParams):
-    max: Duration = Field(default="1h", validate_default=True, description="The job goes on by itself after this time.")
+    max: Duration = Field(default="1h", validate_default=True, description="The job resumes by itself after this time.")
 
     @model_validator(mode="after")
     def _is_some_time(self) -> PauseParams:
@@ -201,7 +201,7 @@ class StopParams(ActionParams):
 
 class JobStop(Irreversible, _JobAction):
     name: ClassVar[str] = "job.stop"
-    summary: ClassVar[str] = "End the training loop in order, by default after a checkpoint."
+    summary: ClassVar[str] = "Stop the training loop at a step boundary, by default after a checkpoint."
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     default_timeout: ClassVar[timedelta] = _SLOW
     Params: ClassVar[type[BaseModel]] = StopParams

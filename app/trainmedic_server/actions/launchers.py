@@ -39,16 +39,16 @@ class LauncherNodeParams(ActionParams):
         min_length=1,
         max_length=253,
         pattern=r"^[^-\s,/][^\s,/]*$",
-        description="The node's name; by default the target's, which a job has not.",
+        description="Name of the node. By default the target's; required on a job.",
     )
 
 
 class ExcludeNodeParams(LauncherNodeParams):
     checkpoint: Duration | None = Field(
-        None, description="On a node: first wait so long at most for the jobs that leave it to write a checkpoint."
+        None, description="On a node: first wait at most this long for checkpoints of the jobs that leave it."
     )
     unless_heard: bool = Field(
-        False, description="On a node: leave nothing out while its agent, or a launcher there, is heard."
+        False, description="On a node: exclude nothing while its agent, or a launcher there, is connected."
     )
     for_load: bool = Field(
         False, description="The node is healthy, and the job needs fewer nodes. `launcher.nodes` then offers it again."
@@ -57,7 +57,7 @@ class ExcludeNodeParams(LauncherNodeParams):
 
 class IncludeNodeParams(LauncherNodeParams):
     for_load: bool = Field(False, description="Only if the node was excluded only for load; otherwise `rejected`.")
-    jobs: tuple[str, ...] | None = Field(None, description="Used by an undo: the jobs that did without the node.")
+    jobs: tuple[str, ...] | None = Field(None, description="Used by an undo: the jobs that excluded the node.")
 
 
 class _Selection(Struct, frozen=True):
@@ -86,7 +86,7 @@ class _LauncherAction(CommandAction, ABC):
             if call.target.kind is not TargetKind.JOB:
                 selection = await self.select(call, node, launchers)
         except BusUnavailable as error:
-            raise TemporaryFailure("the launchers are not known, because Redis is away") from error
+            raise TemporaryFailure("the launchers are unknown, because Redis is unavailable") from error
         if call.target.kind is not TargetKind.JOB:
             return await self._perform_on_node(call, node, selection)
         job = str(call.target.job)
@@ -170,9 +170,9 @@ class _LauncherAction(CommandAction, ABC):
 
 class LauncherExcludeNode(_LauncherAction):
     name: ClassVar[str] = "launcher.exclude_node"
-    summary: ClassVar[str] = "Have an elastic job, or all on a node, go on without the node; its undo takes it back."
+    summary: ClassVar[str] = "Exclude a node from an elastic job, or from all on the node; undo includes it again."
     Params: ClassVar[type[BaseModel]] = ExcludeNodeParams
-    nobody: ClassVar[str] = "no elastic job that trainmedic-run starts is known to be on the node: nothing was left out"
+    nobody: ClassVar[str] = "no elastic job that trainmedic-run starts is known to be on the node: nothing was excluded"
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -200,7 +200,9 @@ class LauncherExcludeNode(_LauncherAction):
             and cast(ExcludeNodeParams, call.params).unless_heard
             and (heard := await self._heard(node, launchers))
         ):
-            return _Selection({}, {**not_asked, **dict.fromkeys(chosen, f"{heard} is heard, so the node is not down")})
+            return _Selection(
+                {}, {**not_asked, **dict.fromkeys(chosen, f"{heard} is connected, so the node is not down")}
+            )
         return self._within_bounds(launchers, node, chosen, not_asked)
 
     async def _heard(self, node: str, launchers: Sequence[Presence]) -> str:
@@ -227,10 +229,10 @@ class LauncherExcludeNode(_LauncherAction):
 
 class LauncherIncludeNode(_LauncherAction):
     name: ClassVar[str] = "launcher.include_node"
-    summary: ClassVar[str] = "Have an elastic job, or all on a node, take a node back that was left out."
+    summary: ClassVar[str] = "Include an excluded node again in an elastic job, or in all on the node."
     Params: ClassVar[type[BaseModel]] = IncludeNodeParams
     gives_back: ClassVar[bool] = True
-    nobody: ClassVar[str] = "no launcher that is connected leaves the node out: nothing was taken back"
+    nobody: ClassVar[str] = "no connected launcher excludes the node: nothing was included"
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -246,7 +248,9 @@ class LauncherIncludeNode(_LauncherAction):
         if expected is None:  # The command to revert had an unknown outcome.
             expected = tuple(sorted({each.name for each in launchers if _of_job(launchers, each.name, node)}))
             if not expected:
-                raise TemporaryFailure(f"no launcher on {node!r} is connected, so nobody knows whether it is left out")
+                raise TemporaryFailure(
+                    f"no launcher on {node!r} is connected; it is unknown whether the node is excluded"
+                )
         chosen = {job: found for job in expected if (found := _of_job(launchers, job, node)) is not None}
         silent = [job for job in expected if job not in chosen]
         if silent:
@@ -280,7 +284,7 @@ class LauncherNodes(BasicAction):
             launchers = [each for each in await bus.launchers() if each.name == job and each.details]
             jobs = [each for each in await bus.jobs() if each.name == job]
         except BusUnavailable as error:
-            raise TemporaryFailure("the launchers are not known, because Redis is away") from error
+            raise TemporaryFailure("the launchers are unknown, because Redis is unavailable") from error
         nodes = sorted(_working(launchers), key=_by_number)
         for_load = {node for each in launchers for node in _names(each.details.get(_FOR_LOAD)) if node not in nodes}
         least, most = _bound(launchers, "min_nodes"), _bound(launchers, "max_nodes")

@@ -24,14 +24,14 @@ MESSAGE_LIMIT = 16_000
 
 
 class NotifyParams(ActionParams):
-    message: str = Field(min_length=1, description="What people are told.")
-    title: str = Field("Trainmedic", description="The line above it.")
+    message: str = Field(min_length=1, description="Text of the message.")
+    title: str = Field("Trainmedic", description="Title line.")
     severity: Severity | None = Field(
-        None, description="How it looks; without it as the label severity of the alert says, else warning."
+        None, description="Severity shown. By default the alert's label severity, otherwise warning."
     )
     to: str | None = Field(
         None,
-        description="The name of a notification channel. Without it, the channels whose routes take the message; all "
+        description="Name of a notification channel. By default the channels whose routes match the message; all "
         "channels if no routes are set.",
     )
 
@@ -42,7 +42,7 @@ class Notify(Irreversible, BasicAction):
     """
 
     name: ClassVar[str] = "notify"
-    summary: ClassVar[str] = "Tell people, through the notification channels that the server knows."
+    summary: ClassVar[str] = "Send a message through the server's notification channels."
     harmful: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = NotifyParams

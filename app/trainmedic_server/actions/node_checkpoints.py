@@ -40,12 +40,12 @@ async def ask_for(
     try:
         jobs = [job for job in await bus.jobs() if is_on(job.details, node) and (only is None or job.name in only)]
     except BusUnavailable:
-        return {"*": "Redis is away: nobody could be asked"}
+        return {"*": "Redis is unavailable: no job could be asked"}
     if clock.now() >= until:
-        return {job.name: "not asked: the time for it was over" for job in jobs}
+        return {job.name: "not asked: no time was left" for job in jobs}
     if jobs and call.report_wait is not None:
         names = ", ".join(sorted(job.name for job in jobs))
-        await call.report_wait(f"it waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
+        await call.report_wait(f"waiting until {until:%H:%M:%S} at most for a checkpoint of {names}")
 
     async def ask_all() -> list[str]:
         return await asyncio.gather(*(_checkpoint(bus, call, node, job.name, until) for job in jobs))
@@ -73,7 +73,7 @@ async def _checkpoint(bus: CommandBus, call: Call, node: str, job: str, until: d
         params={},
         run_id=call.run_id,
         playbook=call.playbook,
-        reason=f"the work is about to be taken from {node}",
+        reason=f"work is about to be removed from {node}",
         issued_at=call.issued_at,
         expires_at=until,
     )

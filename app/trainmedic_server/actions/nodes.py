@@ -108,7 +108,7 @@ class GpuPowerLimit(PlacedAction):
             params=_renewal_params(caps, self.lease),
             run_id="",
             playbook="",
-            reason="these power limits are still wanted",
+            reason="these power limits are still needed",
             issued_at=now,
             expires_at=until,
         )
@@ -140,7 +140,7 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
         cap,
         node,
         "lost",
-        f"the agent on {node} holds it no more: {why or 'no such cap stands there'}",
+        f"the agent on {node} no longer holds it: {why or 'there is no such cap'}",
         has_expired=isinstance(lapsed, list) and command_id in lapsed,
     )
 
@@ -178,7 +178,7 @@ class CleanParams(ActionParams):
         min_length=1, description="Names of cleaning rules in the agent's policy, in this order."
     )
     until_free_percent: float | None = Field(None, gt=0, lt=100, description="Stop once this much is free.")
-    dry_run: bool = Field(False, description="Only say what would be deleted.")
+    dry_run: bool = Field(False, description="Only report what would be deleted.")
     filesystems: tuple[AlertFilesystem, ...] = Field(
         (),
         max_length=10_000,

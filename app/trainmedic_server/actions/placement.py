@@ -38,7 +38,7 @@ _DROPPED: Any = object()
 class PlacedParams(ActionParams):
     nodes: Annotated[
         SkipJsonSchema[Nodes | None],
-        Field(description="Put in by the server: the nodes of the job, and its GPUs there."),
+        Field(description="Set by the server: the nodes of the job, and its GPUs there."),
     ] = None
 
     def for_wire(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class PlacedAction(CommandAction):
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
         if "nodes" in raw:
-            raise ValueError("nodes is put in by the server; the nodes are those on which the target job runs")
+            raise ValueError("nodes is set by the server, to the nodes of the target job")
 
     async def locate(self, call: Call) -> BaseModel:
         params = call.params
@@ -78,7 +78,7 @@ class PlacedAction(CommandAction):
         try:
             nodes = await self._located(call.target)
         except BusUnavailable as error:
-            raise TemporaryFailure("nobody knows where the job runs while Redis is away") from error
+            raise TemporaryFailure("the job's location is unknown while Redis is unavailable") from error
         return params.model_copy(update={"nodes": nodes})
 
     async def _located(self, job: Target) -> Nodes:
@@ -138,9 +138,9 @@ class DestinationOutcome(Struct, frozen=True):
 
 def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> Nodes:
     if presence is None:
-        raise TemporaryFailure(f"no job named {job.job!r} is connected, so nobody knows where it runs")
+        raise TemporaryFailure(f"job {job.job!r} is not connected; its location is unknown")
     if presence.doubt is not None and not presence.details:
-        raise TemporaryFailure(f"what job {job.job!r} says of where it runs is not believed: {presence.doubt}")
+        raise TemporaryFailure(f"the location that job {job.job!r} reports is not trusted: {presence.doubt}")
     placed = ranks_in(job.job or "", presence.details)
     nodes: dict[str, set[str]] = {rank.node: set() for rank in placed}
     for rank in placed:
@@ -149,13 +149,13 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
     without_gpu = [rank.rank for rank in placed if rank.gpu is None]
     if not nodes:
         raise PermanentFailure(
-            f"job {job.job!r} does not say on which nodes it runs: its presence has no placement, which "
+            f"job {job.job!r} does not report its nodes: its presence has no placement, which "
             "trainmedic.distributed.share announces"
         )
     ranks = presence.details.get("ranks")
     missing = sorted(set(ranks) - {rank.rank for rank in placed}) if isinstance(ranks, list) else []
     if missing:
-        raise PermanentFailure(f"job {job.job!r} does not say where {_named(missing)} of it runs")
+        raise PermanentFailure(f"job {job.job!r} does not report the location of {_named(missing)}")
     if with_gpus and without_gpu:
         raise PermanentFailure(f"{_named(without_gpu)} of job {job.job!r} names no GPU")
     return {node: tuple(sorted(nodes[node])) for node in sorted(nodes)}
@@ -166,8 +166,10 @@ def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopo
     ranks = (rank for presence in jobs for rank in ranks_in(presence.name, presence.details))
     against = contradictions.of_jobs(ranks, agents).get(job, ())
     if against:
-        more = f"; and {len(against) - _SHOWN} more alike" if len(against) > _SHOWN else ""
-        raise TemporaryFailure(f"where job {job!r} runs is contradicted: {'; '.join(against[:_SHOWN])}{more}")
+        more = f"; and {len(against) - _SHOWN} more" if len(against) > _SHOWN else ""
+        raise TemporaryFailure(
+            f"the location that job {job!r} reports is contradicted: {'; '.join(against[:_SHOWN])}{more}"
+        )
 
 
 def derived_id(command_id: str, *parts: str) -> str:
@@ -204,7 +206,7 @@ def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping
         return output
     message = "; ".join(str(failure) for failure in failures[:_SHOWN])
     if len(failures) > _SHOWN:
-        message += f"; and {len(failures) - _SHOWN} more alike"
+        message += f"; and {len(failures) - _SHOWN} more"
     applied = len(outcomes) - len(failures)
     if applied:
         message = f"applied in {applied} of {len(outcomes)} places, but {message}"

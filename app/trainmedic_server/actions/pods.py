@@ -40,7 +40,7 @@ def gpus_of(job: str, pods: Sequence[Pod], agents: AgentTopology) -> Mapping[str
     if not problems and not any(used_by_node.values()):
         problems.append(f"no agent sees a process of it on a GPU; {_SEEING}")
     if problems:
-        more = f"; and {len(problems) - _SHOWN} more alike" if len(problems) > _SHOWN else ""
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise TemporaryFailure(f"not all GPUs of job {job!r} are known: {'; '.join(problems[:_SHOWN])}{more}")
     return {node: tuple(sorted(uuids)) for node, uuids in sorted(used_by_node.items()) if uuids}
 

@@ -62,14 +62,14 @@ class Registry:
         if services is not None:
             self._make(services)
         for problem in self.problems:
-            log.warning("an action is left out", problem=problem)
+            log.warning("skipping action", problem=problem)
 
     def _make(self, services: Services) -> None:
         for name, spec in self._specs.items():
             try:
                 self._instances[name] = spec(services)
             except Exception as error:  # A faulty action, also of another package, must not stop the server.
-                self.problems.append(f"action {name} cannot be made: {_described(error)}")
+                self.problems.append(f"action {name} cannot be created: {_described(error)}")
 
     def names(self) -> Sequence[str]:
         return sorted(self._specs)
@@ -82,7 +82,7 @@ class Registry:
         if instance is not None:
             return instance
         if name in self._specs:
-            raise PermanentFailure(f"action {name} can be checked here, not carried out")
+            raise PermanentFailure(f"action {name} can be checked here, not performed")
         raise PermanentFailure(f"there is no action {name}")
 
 
@@ -137,7 +137,7 @@ def _fault(loaded: object) -> str | None:
     if not isinstance(targets, frozenset) or not targets or not all(isinstance(kind, TargetKind) for kind in targets):
         return "its targets are not a frozenset of TargetKind"
     if not isinstance(getattr(loaded, "harmful", None), bool):
-        return "it does not say whether it is harmful"
+        return "it does not state whether it is harmful"
     if not isinstance(getattr(loaded, "default_timeout", None), timedelta):
         return "its default_timeout is not a timedelta"
     params = getattr(loaded, "Params", None)

@@ -140,9 +140,7 @@ class AgentLogs:
     def _begin(self, query: LogQuery, nodes: Collection[str], lasting: timedelta | None = None) -> list[_NodeAnswer]:
         asked = {query.node} if query.node is not None else set(nodes)
         if not asked:
-            raise NotFound(
-                f"it is not known on which nodes {query.job} runs or has run, so no agent can be asked; name a node"
-            )
+            raise NotFound(f"the nodes of {query.job} are unknown, so no agent can be asked; name a node")
         now = self._clock.now()
         deadline = now + _SEARCH_TIME if query.is_search else None
         ends_at = now + lasting if lasting is not None else None
@@ -159,7 +157,7 @@ class AgentLogs:
         if not is_again and query.is_search:
             if all(answer.job_files == 0 for answer in answers):
                 raise NotFound(
-                    f"it is not known on which nodes {query.job} runs or has run, and none of the {_count(answers)} "
+                    f"the nodes of {query.job} are unknown, and none of the {_count(answers)} "
                     "whose agents were asked has files of it; name a node"
                 )
             if len(answers) == MOST_SEARCHED:
@@ -294,13 +292,13 @@ def _changes(answers: Sequence[_NodeAnswer]) -> list[str]:
         answer.is_missed = bool(answer.silence)
     notes = [_told(lost)] if lost else []
     if back:
-        notes.append(f"the lines of {_count(back)} come again: {_named([answer.node for answer in back])}")
+        notes.append(f"lines of {_count(back)} are available again: {_named([answer.node for answer in back])}")
     return notes
 
 
 def _told(silent: Sequence[_NodeAnswer]) -> str:
     named = _named([f"{answer.node}: {answer.silence}" for answer in silent])
-    return f"no lines of {_count(silent)} are here: {named}"
+    return f"lines of {_count(silent)} are missing: {named}"
 
 
 def _count(answers: Sequence[_NodeAnswer]) -> str:

@@ -56,7 +56,7 @@ class AlertmanagerApi:
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the Alertmanager's URL is not one: write http://host:9093")
+            raise ConfigurationError("the Alertmanager's URL is invalid; write http://host:9093")
         user, _, host = parts.netloc.rpartition("@")
         self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
         self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
@@ -76,7 +76,9 @@ class AlertmanagerApi:
         if any(began <= identity.starts_at + _PRECISION for began in beginnings):
             return True
         if not beginnings and not self._is_settled:
-            raise TemporaryFailure("the Alertmanager has just started, and may not have been told again what fires")
+            raise TemporaryFailure(
+                "the Alertmanager has just started, and may not have received the firing alerts again"
+            )
         return False
 
     async def _all_firing(self) -> Mapping[str, list[datetime]]:
@@ -102,14 +104,14 @@ class AlertmanagerApi:
             return True
         with _reading("status"):
             reply = await self._call("GET", "/status")
-            _require_success(reply, "the Alertmanager did not tell its status")
+            _require_success(reply, "the Alertmanager did not report its status")
             started_at = datetime.fromisoformat(json.loads(reply.body)["uptime"]).astimezone(UTC)
         return self._clock.now() - started_at >= self._settles_after
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
         """An alert ends by itself unless it is sent again within `FIRES_FOR`."""
         document = [_posted(alert, self._clock.now()) for alert in alerts]
-        _require_success(await self._call("POST", "/alerts", document), "the Alertmanager did not take alerts")
+        _require_success(await self._call("POST", "/alerts", document), "the Alertmanager did not accept alerts")
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
         present = await self.find_silence(comment)
@@ -129,11 +131,11 @@ class AlertmanagerApi:
                 "comment": comment,
             },
         )
-        _require_success(reply, "the silence was not made")
+        _require_success(reply, "the silence was not created")
         try:
             return str(json.loads(reply.body)["silenceID"])
         except UNREADABLE as error:
-            raise OutcomeUnknown("the Alertmanager did not say which silence it made") from error
+            raise OutcomeUnknown("the Alertmanager did not report the created silence") from error
 
     async def find_silence(self, comment: str) -> str | None:
         silences = _listed(await self._call("GET", "/silences"))
@@ -185,7 +187,7 @@ def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
 
 
 def _listed(reply: HttpReply) -> list[dict[str, Any]]:
-    _require_success(reply, "the Alertmanager did not answer the question")
+    _require_success(reply, "the Alertmanager did not answer the query")
     try:
         listed = json.loads(reply.body)
     except UNREADABLE as error:

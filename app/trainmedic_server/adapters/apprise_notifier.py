@@ -56,11 +56,13 @@ class AppriseNotifier:
         unknown = {service.channel for service, sent in zip(services, outcomes, strict=True) if sent is _Sent.UNKNOWN}
         reasons = [f"could not be sent to {', '.join(sorted(missed))}"] if missed else []
         if unknown:
-            reasons.append(f"no answer of {', '.join(sorted(unknown))} within {_SENDS_WITHIN:g} s, which may have it")
+            reasons.append(
+                f"no answer of {', '.join(sorted(unknown))} within {_SENDS_WITHIN:g} s, which may have received it"
+            )
         if missed and set(outcomes) == {_Sent.NO}:
             raise TemporaryFailure(reasons[0])
         if _Sent.YES in outcomes:
-            reasons.append("the others have it")
+            reasons.append("the others received it")
         if missed or unknown:
             raise PermanentFailure(f"{'; '.join(reasons)}, so it is not sent again")
 

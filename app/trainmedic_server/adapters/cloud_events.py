@@ -50,7 +50,7 @@ class CloudEvents:
             await self._endpoint.send("POST", "", cloud_event(event, self._source), MEDIA_TYPE)
         except PermanentFailure as error:
             self._on_left_out()
-            log.warning("an event is left out", seq=event.seq, kind=event.kind, error=str(error))
+            log.warning("skipping event", seq=event.seq, kind=event.kind, error=str(error))
 
 
 def cloud_event(event: Event, source: str) -> dict[str, Any]:

@@ -237,7 +237,7 @@ class EmbeddedRedis:
                     signal.pidfd_send_signal(process, number)
                 if select.select([process], [], [], _STOP_SECONDS)[0]:
                     return
-                log.warning("the Redis of an earlier server does not end", pid=pid, attempt=attempt)
+                log.warning("Redis of an earlier server does not end", pid=pid, attempt=attempt)
         finally:
             os.close(process)
 

@@ -44,7 +44,7 @@ class GrafanaAnnotations:
             try:
                 await self._write(run, run.acted_at)
             except PermanentFailure as error:
-                log.warning("an annotation is left out", run_id=run.id, error=str(error))
+                log.warning("skipping annotation", run_id=run.id, error=str(error))
 
     async def _write(self, run: Run, acted_at: datetime) -> None:
         ended_at = given_back_at(run)

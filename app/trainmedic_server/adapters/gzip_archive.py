@@ -99,7 +99,7 @@ class GzipArchive:
         if number < at_least:
             begun = "" if files or at_least else ", nor any other; start the server again to begin an archive there"
             raise errors.ArchiveUnavailable(
-                f"the archive {self._directory}: its file number {at_least} is not there{begun}. Is its volume "
+                f"the archive {self._directory}: its file number {at_least} is missing{begun}. Is its volume "
                 "mounted? If so put its newest file back, or name another directory for another archive"
             )
         return number, path
@@ -171,7 +171,7 @@ def _sync(directory: Path) -> None:
 
 def _unusable(directory: Path, error: Exception) -> errors.ConfigurationError:
     return errors.ConfigurationError(
-        f"--archive: {str(directory)!r}: {_words(error)}; name a directory that the server may make and write to"
+        f"--archive: {str(directory)!r}: {_words(error)}; use a directory that the server can create and write"
     )
 
 
@@ -181,5 +181,5 @@ def _unavailable(directory: Path, error: Exception) -> errors.ArchiveUnavailable
 
 def _words(error: Exception) -> str:
     if isinstance(error, UNREADABLE) and not isinstance(error, ValueError):
-        return f"its newest file holds something else than runs ({type(error).__name__})"
+        return f"its newest file does not contain runs ({type(error).__name__})"
     return getattr(error, "strerror", None) or str(error)

@@ -89,7 +89,7 @@ class HttpxCaller:
         elif f"{name}_FILE" in self._secrets:
             secret = await read_secret(Path(self._secrets[f"{name}_FILE"]), name)
         else:
-            raise PermanentFailure(f"the server knows no secret {name}; set that variable, or {name}_FILE")
+            raise PermanentFailure(f"the server has no secret {name}; set that variable or {name}_FILE")
         if not secret or not secret.isascii() or not secret.isprintable():
             raise PermanentFailure(f"the secret {name} is empty, or not one line of printable ASCII")
         return secret

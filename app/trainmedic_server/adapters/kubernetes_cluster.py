@@ -62,7 +62,7 @@ class KubernetesCluster:
         """
         configuration = Configuration()
         if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
-            raise ConfigurationError(f"no Kubernetes cluster is known from the kubeconfig {kubeconfig}: no such file")
+            raise ConfigurationError(f"cannot read the kubeconfig {kubeconfig}: no such file")
         try:
             if kubeconfig is not None:
                 await kube_config.load_kube_config(str(kubeconfig), context, configuration)
@@ -71,7 +71,7 @@ class KubernetesCluster:
         except (kube_config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
             reason = " ".join(str(error).split())[:300]
-            raise ConfigurationError(f"no Kubernetes cluster is known from {where}: {reason}") from error
+            raise ConfigurationError(f"cannot read {where}: {reason}") from error
         client = ApiClient(configuration)
         client.user_agent = f"trainmedic/{__version__}"
         return cls(client, fence=fence)
@@ -201,7 +201,7 @@ class KubernetesCluster:
         try:
             await self._call("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", None, event)
         except ActionFailure as error:
-            log.warning("a Kubernetes Event could not be left", reason=reason, error=str(error))
+            log.warning("cannot record Kubernetes Event", reason=reason, error=str(error))
 
     async def check(self) -> None:
         await self._call("GET", "/version", about="the version")
@@ -224,7 +224,7 @@ class KubernetesCluster:
             raw = await response.read()
             answer = json.loads(raw)
         except (*_FAULTS, ValueError) as error:
-            reason = f"the Kubernetes API does not answer as it should: {_fault(error)}"
+            reason = f"the Kubernetes API does not answer correctly: {_fault(error)}"
             raise ClusterUnavailable(reason, may_be_done=changes) from error
         if not isinstance(answer, dict):
             raise ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
@@ -252,7 +252,7 @@ class KubernetesCluster:
             url = f"{sent[1]}?{urlencode(query)}" if query else sent[1]
             return await self._client.call_api(method, url, sent[2], sent[3], _request_timeout=timeout)
         except (ApiException, kube_config.ConfigException) as error:
-            raise ClusterUnavailable(f"the Kubernetes API cannot be asked: {type(error).__name__}") from error
+            raise ClusterUnavailable(f"cannot call the Kubernetes API: {type(error).__name__}") from error
 
 
 def collection_of(resource: Resource, namespace: str | None) -> str:

@@ -33,7 +33,7 @@ MOST_WITH_FAULTS: Final = 2000
 MOST_FAULTS: Final = 8
 MOST_READ: Final = 8
 MOST_EVENTS: Final = 200
-"""Of one pod. Kubernetes merges repeated events, and keeps them for an hour."""
+"""Limit for one pod. Kubernetes merges repeated events, and keeps them for an hour."""
 MOST_REQUESTS: Final = 60
 """Within `_WINDOW`."""
 _WINDOW: Final = timedelta(minutes=1)

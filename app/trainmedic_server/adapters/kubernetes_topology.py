@@ -105,11 +105,11 @@ class KubernetesTopology:
                 continue  # The version is too old to continue from: list again.
             except ActionFailure as error:
                 self._note_answer(resource, answers=False)
-                log.warning("the cluster cannot be watched; trying again", resource=resource.plural, error=str(error))
+                log.warning("cannot watch cluster; trying again", resource=resource.plural, error=str(error))
             except Exception:  # the loop's boundary
                 self._note_answer(resource, answers=False)
                 self._metrics.loop_errors.labels("whereabouts").inc()
-                log.exception("watching the cluster failed; trying again", resource=resource.plural)
+                log.exception("watching cluster failed; trying again", resource=resource.plural)
             await asyncio.sleep(backoff.next())
 
     async def _watch_once(

@@ -43,9 +43,9 @@ class PlaybookTestProcess:
         playbook = Path(source)
         tests = playbook.with_name(f"{playbook.stem}{yaml_files.TEST_SUFFIX}{playbook.suffix}")
         if not yaml_files.exists(tests):
-            raise NotFound(f"There are no tests beside the playbook: {tests} is not there.")
+            raise NotFound(f"The playbook has no tests: {tests} does not exist.")
         if self._asked >= _AT_ONCE + _MOST_WAITING:
-            raise Conflict("As many tests of playbooks as are allowed are being run; try again when they are through.")
+            raise Conflict("Too many tests of playbooks are running; try again in a minute.")
         self._asked += 1
         try:
             async with self._turns:
@@ -68,7 +68,7 @@ class PlaybookTestProcess:
             async with asyncio.timeout(self._seconds):
                 printed = await _read(process.stdout)
         except TimeoutError:
-            return PlayedTests(tests, unfinished=f"The tests take over {self._seconds:g} s here.")
+            return PlayedTests(tests, unfinished=f"The tests took over {self._seconds:g} s and were stopped.")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

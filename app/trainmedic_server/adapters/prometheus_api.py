@@ -30,7 +30,7 @@ class PrometheusApi(MetricsAndRules):
         """`on_error` is called for each failed query. Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the URL of Prometheus is not one: write http://host:9090")
+            raise ConfigurationError("the URL of Prometheus is invalid; write http://host:9090")
         user, _, host = parts.netloc.rpartition("@")
         self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
         self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None

@@ -38,7 +38,7 @@ async def check_is_no_cluster(url: str) -> None:
         await client.aclose()
     if info.get("cluster_enabled"):
         raise ConfigurationError(
-            "this Redis is part of a Redis Cluster, over which commands cannot be spread: use a single Redis, or one "
+            "this Redis is part of a Redis Cluster, which is not supported: use a single Redis, or one "
             "that fails over by Sentinels (redis+sentinel://)"
         )
 
@@ -62,7 +62,7 @@ class RedisCapacity:
                 try:
                     await self.look()
                 except FAULTS as error:
-                    log.debug("Redis does not say how much room it has", error=type(error).__name__)
+                    log.debug("cannot read Redis capacity", error=type(error).__name__)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             await self._client.aclose()
@@ -100,7 +100,7 @@ def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
         shares["clients"] = clients / most
         if clients >= NEARLY_FULL * most or most - clients < min(ROOM_FOR_SERVERS, most // 10):
             warnings["clients"] = (
-                f"it has {clients} clients and room for {most}: agents and jobs that do not find room are left out, "
+                f"it has {clients} clients of at most {most}: further agents and jobs cannot connect, "
                 "so raise its maxclients, and its limit of open files"
             )
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
@@ -109,12 +109,12 @@ def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
         shares["memory"] = used / limit
         if used >= NEARLY_FULL * limit:
             warnings["memory"] = (
-                f"it uses {used / _MB:.0f} MB of a maxmemory of {limit / _MB:.0f} MB: when that is full no command "
-                "is taken and agents are missed, so raise it"
+                f"it uses {used / _MB:.0f} MB of a maxmemory of {limit / _MB:.0f} MB: when it is full, no command "
+                "is accepted and agents count as missing, so raise it"
             )
         if policy != "noeviction":
             warnings["policy"] = (
-                f"its maxmemory-policy is {policy}: when it is full it drops commands, and what jobs remember of them, "
-                "without a word, so set noeviction"
+                f"its maxmemory-policy is {policy}: when it is full it silently drops commands "
+                "and the jobs' records of them, so set noeviction"
             )
     return shares, warnings

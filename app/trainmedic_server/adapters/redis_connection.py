@@ -170,7 +170,7 @@ class RedisOutage:
         self.reason = told if isinstance(told, errors.BusExplained) else None
         reason = NO_MORE_CLIENTS if takes_no_clients(error) else str(self.reason or type(error).__name__)
         if not self.is_on or (self.reason is not None and reason not in self._told):
-            log.warning("Redis is away; trying again", during=self._activity, redis=self._url, error=reason)
+            log.warning("Redis is unavailable; trying again", during=self._activity, redis=self._url, error=reason)
             self._told.add(reason)
         self.is_on = True
         return self._backoff.next()
@@ -193,7 +193,7 @@ class RedisOutage:
             self.reason = None
             self._told.clear()
             self._backoff.reset()
-            log.info("Redis is back", during=self._activity, redis=self._url)
+            log.info("Redis has recovered", during=self._activity, redis=self._url)
 
 
 def new_backoff() -> Backoff:

@@ -106,4 +106,4 @@ class RedisFindings:
         self._metrics.refused_messages.labels(reason=reason).inc()
         if self._log_limit.lets_through():
             others = {"others": "are only counted, for a minute"} if self._log_limit.is_last else {}
-            log.warning("a finding is refused", entry=entry.decode(errors="replace"), why=why, **others)
+            log.warning("refusing finding", entry=entry.decode(errors="replace"), why=why, **others)

@@ -79,16 +79,16 @@ class ReplyInbox:
             reply = envelope.Reply.of_entry(fields)
             self._verify(reply, fields)
         except BadSignature as error:
-            event = "a notice is refused" if reply is None else "a reply is refused"
+            event = "refusing notice" if reply is None else "refusing reply"
             self._note_refused("signature", event, reply, why=f"it {error}")
             self._router.discard(entry)
         except envelope.EnvelopeError as error:
-            self._note_refused("unreadable", "a reply cannot be read", entry=entry.decode(), why=str(error)[:200])
+            self._note_refused("unreadable", "cannot read reply", entry=entry.decode(), why=str(error)[:200])
             self._router.discard(entry)
         else:
             if not self._router.take(entry, reply, self._clock.now()):
                 why = "it answers another command than was sent under this id"
-                self._note_refused("other_command", "a reply is refused", reply, why=why)
+                self._note_refused("other_command", "refusing reply", reply, why=why)
 
     def _take_notice(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
         raw = fields[FIELD]
@@ -118,15 +118,15 @@ class ReplyInbox:
 
     async def _hand_on_late_replies(self) -> None:
         for entry, reply in self._router.take_unclaimed(self._clock.now()):
-            self._note_refused("unmatched", "a reply came that nobody waits for", reply)
+            self._note_refused("unmatched", "received a reply that no request waits for", reply)
             if self._on_late_reply is not None:
                 try:
                     await self._on_late_reply(reply)
                 except StoreUnavailable as error:
-                    message = "a late reply could not be noted; it stays in Redis until the next start"
+                    message = "cannot record late reply; it stays in Redis until the next start"
                     log.warning(message, command_id=reply.command_id, error=str(error))
                     continue
                 except Exception:  # A late reply that cannot be recorded must not stop the others.
                     self._metrics.loop_errors.labels(loop="late replies").inc()
-                    log.exception("a late reply could not be noted")
+                    log.exception("cannot record late reply")
             self._router.discard(entry)

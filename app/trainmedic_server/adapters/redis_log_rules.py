@@ -63,10 +63,10 @@ class RedisLogRules:
             except FAULTS as error:
                 wait = self._outage.begin(error)
             except StoreUnavailable as error:  # The fence: another server is the leader.
-                log.warning("log rules are left to the server that works", reason=str(error))
+                log.warning("not publishing log rules: not the leader", reason=str(error))
             except Exception:  # Distributed rules stay valid.
                 self._metrics.loop_errors.labels(loop="log rules").inc()
-                log.exception("handing out log rules failed; trying again")
+                log.exception("publishing log rules failed; trying again")
             await asyncio.sleep(wait)
 
     async def close(self) -> None:
@@ -82,7 +82,7 @@ class RedisLogRules:
                 self._raw, self._since, self._written_at = raw, self._clock.now(), float("-inf")
             self._rule_set = rule_set
         if len(self._raw) > wire.LARGEST_RULES:
-            log.error("the log rules are too large to be handed out", bytes=len(self._raw), most=wire.LARGEST_RULES)
+            log.error("log rules are too large to publish", bytes=len(self._raw), most=wire.LARGEST_RULES)
             return
         if now - self._written_at >= AGAIN_SECONDS:
             await self._client.set(wire.RULES, self._raw)

@@ -44,7 +44,7 @@ class QueuedCommand(Struct):
     on_sent: Callable[[bytes | None], None]
     """Called with the receiver's presence at that time."""
     is_wanted: Callable[[], bool]
-    """Whether a request still waits."""
+    """True while a request waits."""
     backoff: Backoff | None = None
     """None until the stream has refused it."""
     is_queued: bool = False
@@ -143,7 +143,7 @@ class CommandOutbox:
         reason = self._outage.refuse(error)
         if command.backoff is None:
             command.backoff = new_backoff()
-            log.warning("a command's stream refuses it; trying again", error=reason)
+            log.warning("stream refuses command; trying again", error=reason)
         asyncio.get_running_loop().call_later(command.backoff.next(), self.send, command)
 
 

@@ -37,7 +37,7 @@ _USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL
 
 
 class PresenceReader:
-    """Bounded reading, whatever Redis contains."""
+    """Reading within limits, safe with any content of Redis."""
 
     def __init__(self, client: Redis, judge: PresenceJudge) -> None:
         self._client = client
@@ -115,7 +115,7 @@ class PresenceReader:
             if len(key) <= len(prefix) + _LONGEST_NAME:
                 keys.add(key)
             if len(keys) >= MOST_LISTED:
-                log.warning("there are too many presences; the others are left out", prefix=prefix, listed=MOST_LISTED)
+                log.warning("too many presences; skipping the others", prefix=prefix, listed=MOST_LISTED)
                 break
         return sorted(keys)
 

@@ -65,7 +65,7 @@ class PresenceJudge:
         self._lock = threading.Lock()
 
     def presence_of(self, key: str, value: bytes) -> Presence:
-        """An existing key counts as present whatever its value."""
+        """An existing key counts as present with any value."""
         now = self._clock.now()
         prefix = next(prefix for prefix in _KINDS if key.startswith(prefix))
         name = key.removeprefix(prefix)
@@ -143,7 +143,7 @@ class PresenceJudge:
             if len(self._doubted) > _REMEMBERED:
                 self._doubted.popitem(last=False)
         if is_new and self._log_limit.lets_through():
-            log.warning("a presence is not believed", key=key[:300], why=doubt)
+            log.warning("ignoring untrusted presence", key=key[:300], why=doubt)
 
 
 def ranks_in(details: Mapping[str, Any]) -> frozenset[int] | None:

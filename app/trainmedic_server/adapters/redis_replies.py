@@ -51,7 +51,7 @@ class ReplyWaiter:
 
     @property
     def knows_who_answers(self) -> bool:
-        """Whether the presence or a final reply states which replies make it complete."""
+        """The presence or a final reply states which replies make it complete."""
         told = any(rank is None or reply.ranks is not None for rank, reply in self.finals.items())
         return told or self.ranks is not None
 

@@ -76,7 +76,7 @@ class StreamReader:
             except FAULTS as error:
                 await asyncio.sleep(self._outage.begin(error))
             except StoreUnavailable as error:  # The store is unavailable, or the fence: another server is the leader.
-                log.warning("entries are left in Redis for now", stream=self._stream, reason=str(error))
+                log.warning("leaving entries in Redis for now", stream=self._stream, reason=str(error))
                 await asyncio.sleep(_AGAIN_SECONDS)
             except Exception:  # A connection can fail in ways for which redis-py has no error.
                 self._metrics.loop_errors.labels(self._loop).inc()
@@ -136,4 +136,4 @@ async def _reset_ids(client: Redis, name: str) -> None:
         await pipeline.execute()
     except ResponseError:
         return
-    log.warning("somebody has used up the ids of a stream in Redis; they begin anew", stream=name, last_id=last)
+    log.warning("resetting stream IDs in Redis: another writer used them up", stream=name, last_id=last)

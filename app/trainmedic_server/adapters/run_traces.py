@@ -97,7 +97,7 @@ class RunTraces:
 
     def _leave_out(self, number: int, why: str) -> None:
         self._on_left_out(number)
-        log.warning("the collector does not take spans", spans=number, error=why[:_LONGEST_TEXT])
+        log.warning("collector rejects spans", spans=number, error=why[:_LONGEST_TEXT])
 
 
 def _spans_of_run(record: RunRecord, link: str) -> Iterator[dict[str, Any]]:

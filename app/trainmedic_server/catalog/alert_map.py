@@ -127,6 +127,6 @@ def _text(value: LabelValue, scope: Mapping[str, Any]) -> str:
     try:
         made = value.evaluate(scope)
     except ExpressionError as error:
-        log.debug("an alert map's template gave no value", why=shown(str(error), 200))
+        log.debug("alert map template has no value", why=shown(str(error), 200))
         return ""
     return "" if made is None else str(made)

@@ -50,7 +50,7 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
         if not _NAME.fullmatch(name):
             problems.append(
                 document.problem(
-                    place, f"template: {name!r} is no file name that ends in {yaml_files.TEMPLATE_SUFFIX}.yaml"
+                    place, f"template: {name!r} is not a file name that ends in {yaml_files.TEMPLATE_SUFFIX}.yaml"
                 )
             )
             continue
@@ -58,14 +58,14 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
         if isinstance(text, str):
             added[name] = text
         else:
-            why = text.message if text is not None else "there is no such file beside the playbook"
+            why = text.message if text is not None else "there is no such file next to the playbook"
             problems.append(document.problem(place, f"template: {name}: {why}"))
     if problems or not added:
         return problems or document
     text = _written(document.text, added)
     if len(text) > yaml_text.MAX_BYTES:
         # A resumed run could not read it again from the store.
-        return [document.problem((), f"with the files that it names it has over {yaml_text.MAX_BYTES} characters")]
+        return [document.problem((), f"together with its files it has over {yaml_text.MAX_BYTES} characters")]
     return replace(document, value={**document.value, "files": added}, text=text)
 
 
@@ -81,13 +81,13 @@ def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, An
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     if not isinstance(text, str):
-        return [document.problem(place, f"template: there is no file {name!r} beside the playbook, nor in its files")]
+        return [document.problem(place, f"template: there is no file {name!r} next to the playbook or in its files")]
     source = str(Path(document.source).with_name(name))
     documents, problems = yaml_text.read(text, source)
     if problems:
         return problems
     if len(documents) != 1 or not isinstance(documents[0].value, dict):
-        return [FileProblem(source, 1, 1, "must hold one YAML mapping: the object to make")]
+        return [FileProblem(source, 1, 1, "must contain one YAML mapping: the object to create")]
     mapping: Mapping[str, Any] = documents[0].value
     return mapping
 

@@ -161,9 +161,7 @@ class _Compilation:
             if not isinstance(entry, dict):
                 continue
             if step_id == APPROVAL:
-                self._problem(
-                    (phase, index, "id"), f"the id {step_id!r} is that of the question which mode approve asks"
-                )
+                self._problem((phase, index, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
             before = [earlier for of, *_, earlier in entries[:position] if of in ("steps", phase)]

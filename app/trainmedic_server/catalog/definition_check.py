@@ -56,13 +56,13 @@ def _question(
         timeout, on_timeout, written = step.timeout, step.on_timeout, step.model_fields_set
     if timeout is None:
         if "on_timeout" in written and on_timeout not in ("fail", "continue"):
-            yield (*step_place, "on_timeout"), "on_timeout: means nothing without a timeout"
+            yield (*step_place, "on_timeout"), "on_timeout: has no effect without a timeout"
         if asking.ask_again is not None and "ask_again" in asking.model_fields_set:
-            yield (*place, "ask_again"), "ask_again: means nothing without a timeout"
+            yield (*place, "ask_again"), "ask_again: has no effect without a timeout"
     elif asking.remind is not None and asking.remind >= timeout:
         yield (*place, "remind"), "remind: must be shorter than the timeout"
     if "ask_again" in asking.model_fields_set and asking.ask_again is not None and on_timeout in _NEVER_ASKED_AGAIN:
-        yield (*place, "ask_again"), f"ask_again: cannot go with on_timeout {on_timeout}"
+        yield (*place, "ask_again"), f"ask_again: cannot be combined with on_timeout {on_timeout}"
     yield from _escalation(place, step_place, asking.escalate, on_timeout)
 
 
@@ -70,6 +70,6 @@ def _escalation(
     place: DocumentPath, step_place: DocumentPath, escalate: Escalation | None, on_timeout: str
 ) -> Iterator[tuple[DocumentPath, str]]:
     if on_timeout == "escalate" and escalate is None:
-        yield (*step_place, "on_timeout"), "on_timeout: escalate needs 'escalate', which says who is asked next"
+        yield (*step_place, "on_timeout"), "on_timeout: escalate needs 'escalate', which names whom to ask next"
     if escalate is not None and on_timeout != "escalate":
         yield (*place, "escalate"), "escalate: needs on_timeout: escalate"

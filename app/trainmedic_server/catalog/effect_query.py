@@ -46,11 +46,11 @@ def compiled(text: str, compile_template: Callable[[str], Template]) -> EffectQu
     for place, piece in enumerate(_TEMPLATE.split(text)):
         if place % 2 == 0:
             if "{%" in piece or "{#" in piece:
-                return "only values, as {{ target.job }}, can stand in a query"
+                return "a query can contain only values such as {{ target.job }}"
             pieces.append(piece)
             before += piece
         elif promql.is_within_quotes(before):
             pieces.append(compile_template(piece))
         else:
-            return f'{piece} must stand within double or single quotes, as in {{job_name="{piece}"}}'
+            return f'{piece} must be inside double or single quotes, as in {{job_name="{piece}"}}'
     return EffectQuery(tuple(pieces))

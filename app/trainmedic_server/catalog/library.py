@@ -102,7 +102,7 @@ class _ReloadLimits:
         if self._characters > _MOST_CHARACTERS:
             return f"the playbooks before it have over {_MOST_CHARACTERS >> 20} MiB"
         if self._seconds() > self._until:
-            return f"loading those before it took over {_MOST_SECONDS:g} s; it is tried again"
+            return f"loading the files before it took over {_MOST_SECONDS:g} s; the next reload reads it"
         return None
 
     def count(self, file: LoadedFile) -> None:
@@ -177,7 +177,7 @@ class Library(StaticCatalog):
             try:
                 return self._reload()
             except Exception as error:  # The loaded playbooks stay active, whatever the error.
-                log.exception("loading the playbooks failed; those that are loaded go on")
+                log.exception("loading playbooks failed; keeping the loaded ones")
                 self._count_failure()
                 problem = FileProblem(_PLAYBOOKS, None, None, f"loading failed: {type(error).__name__}; see the log")
                 others = tuple(other for other in self._snapshot.problems if other.file != _PLAYBOOKS)
@@ -209,7 +209,7 @@ class Library(StaticCatalog):
             try:
                 await self._watch_once()
             except Exception:  # The loaded playbooks stay active, whatever the error.
-                log.exception("watching the playbooks failed; looking at them now and then")
+                log.exception("watching playbooks failed; checking them periodically")
                 self._count_failure()
                 await asyncio.to_thread(self.reload)
                 await asyncio.sleep(self._rest.next())
@@ -258,14 +258,14 @@ class Library(StaticCatalog):
         log.info("playbooks loaded", playbooks=len(snapshot.playbooks), problems=len(snapshot.problems))
         for problem in snapshot.problems:
             if problem not in before:
-                log.warning("a playbook cannot be loaded", problem=str(problem))
+                log.warning("cannot load playbook", problem=str(problem))
         if self._metrics is not None:
             self._metrics.playbooks_loaded.set(len(snapshot.playbooks))
             self._metrics.playbook_errors.set(len({problem.file for problem in snapshot.problems}))
 
 
 def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
-    """Of two playbooks with one name, the one already loaded stays."""
+    """If two playbooks have one name, the one already loaded stays."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]

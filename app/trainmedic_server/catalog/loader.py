@@ -67,7 +67,7 @@ def _compiled(
         whole = document if attached is None else attachments.attach(document, attached)
         return whole if isinstance(whole, list) else compile_document(whole, actions, identity, allowance)
     except Exception as error:  # A faulty check, also of another package's action, is a problem of this playbook.
-        log.exception("a playbook cannot be checked", file=document.source)
+        log.exception("cannot check playbook", file=document.source)
         return [document.problem((), f"cannot be checked: {type(error).__name__}; the log has the place in the code")]
 
 
@@ -77,7 +77,7 @@ def _first(problems: list[FileProblem], source: str) -> list[FileProblem]:
         return distinct
     return [
         *distinct[: yaml_files.MOST_PROBLEMS],
-        FileProblem(source, None, None, f"has more mistakes than these {yaml_files.MOST_PROBLEMS}"),
+        FileProblem(source, None, None, f"has more than {yaml_files.MOST_PROBLEMS} errors; the others are not shown"),
     ]
 
 
@@ -85,7 +85,9 @@ def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels 
     """Raises PlaybookError with all errors."""
     playbooks, problems = load(text, source, actions, identity)
     if problems or len(playbooks) != 1:
-        raise errors.PlaybookError("\n".join(map(str, problems)) or f"{source}: not one playbook, but {len(playbooks)}")
+        raise errors.PlaybookError(
+            "\n".join(map(str, problems)) or f"{source}: expected one playbook, found {len(playbooks)}"
+        )
     return playbooks[0]
 
 

@@ -34,7 +34,7 @@ def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[Fi
 def _told(alertname: str, first: YamlPlaybook, second: YamlPlaybook) -> str:
     names = f"{first.definition.name!r} ({first.source}:{first.line}) and {second.definition.name!r}"
     has_condition = first.condition is not None or second.condition is not None
-    unless = ", unless on.when tells them apart" if has_condition else ""
+    unless = ", unless on.when distinguishes them" if has_condition else ""
     return f"warning: {names} both act on the alert {alertname}, one after the other{unless}"
 
 

@@ -145,7 +145,7 @@ def _unknown_statuses(tree: SyntaxTree) -> Iterator[str]:
             for value in _constants(operand.expr):
                 if value not in list(StepStatus):
                     near = did_you_mean(str(value), StepStatus) or f"; there are {', '.join(StepStatus)}"
-                    yield f"{value!r} is no status of a step{near}"
+                    yield f"{value!r} is not a status of a step{near}"
 
 
 def _constants(node: nodes.Node) -> Iterator[Any]:

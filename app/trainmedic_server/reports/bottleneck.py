@@ -154,7 +154,7 @@ def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | N
     """Memory is a bottleneck if the cache was emptied for it, or if it is full and the job is slow."""
     reasons = []
     if memory.retries > 0:
-        reasons.append(f"CUDA memory was found only after the cache was emptied, {memory.retries:.0f} times")
+        reasons.append(f"CUDA memory was allocated only after emptying the cache, {memory.retries:.0f} times")
     is_slow = throughput_share is not None and throughput_share < _SLOW
     for name, use in (("CUDA", memory.cuda), ("host", memory.host)):
         if is_slow and use is not None and use > _FULL:

@@ -96,8 +96,8 @@ class ReportCompiler:
             left_out["evaluations"] = f"only the newest {MOST_EVALUATIONS} evaluations were read"
         figures, no_metrics = await self._figures(job, since, until)
         if not (events or count or verdicts or findings or evaluated) and figures.progress is None:
-            sources = "the history has" if no_metrics else "Prometheus and the history have"
-            raise NotFound(f"Of a job {job}, {sources} nothing in that time{f'; {no_metrics}' if no_metrics else ''}.")
+            sources = "The history has" if no_metrics else "Prometheus and the history have"
+            raise NotFound(f"{sources} nothing about job {job} in that time{f'; {no_metrics}' if no_metrics else ''}.")
         records = JobRecords(events, repairs, count, verdicts, left_out, findings, evaluated)
         return job_report(job, since, until, figures, records, no_metrics)
 
@@ -165,5 +165,5 @@ class ReportCompiler:
             reason = f"Prometheus did not answer within {_PATIENCE.total_seconds():g} s"
         except MetricsUnavailable as error:
             reason = str(error)
-        log.warning("a report lacks what Prometheus knows", reason=reason)
+        log.warning("report lacks Prometheus figures", reason=reason)
         return JobFigures(), reason

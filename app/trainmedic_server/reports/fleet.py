@@ -35,7 +35,7 @@ class CauseTotal:
     failures: int
     jobs: int
     down_seconds: float | None
-    """Of the jobs that were started again. None if none was."""
+    """Sum for the jobs that were started again. None if none was."""
     not_back: int
     """No restart was reported: the job may still be down."""
     lost_gpu_hours: float | None

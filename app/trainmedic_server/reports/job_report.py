@@ -205,10 +205,10 @@ def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str 
     if no_metrics is not None:
         return {**dict.fromkeys(sorted(missing | {"anomalies"}), no_metrics), **of_logs}
     no_gpus = (
-        "Prometheus has no trainmedic_job_gpu of this job: the server's metrics are not scraped, or no rank has said "
-        "which GPU it uses"
+        "Prometheus has no trainmedic_job_gpu of this job: the server's metrics are not scraped, or no rank has "
+        "reported which GPU it uses"
     )
-    untold = figures.no_gpus or "its GPUs are known, and Prometheus has no such metric of them"
+    untold = figures.no_gpus or "Prometheus has no such metric of its GPUs"
     of_gpus = no_gpus if figures.gpus is None else untold
     scored = [name for name in ("gpu_utilization", "throughput", "baseline") if name in missing]
     reasons = {
@@ -221,14 +221,14 @@ def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str 
         else "the job reports neither samples nor tokens",
         "efficiency": "there is no baseline to rate it against"
         if scored == ["baseline"]
-        else f"it is worked out from {', '.join(scored)}, not known either",
+        else f"it is computed from {', '.join(scored)}, also unknown",
         "goodput": "the job reports no steps",
         "step_shares": "the job does not report what its steps wait for",
         "bottleneck": "the job does not report what its steps wait for"
         if figures.shares is None
-        else "waiting for other ranks is not measured, so it cannot be told from computing",
-        "cpu": "the job does not report what processors its ranks use: its SDK is too old, or it does not run on Linux",
-        "gpu_anomalies": f"utilisation and memory use of its GPUs are not known: {of_gpus}",
+        else "waiting for other ranks is not measured, so it cannot be distinguished from computing",
+        "cpu": "the job does not report the CPU use of its ranks: its SDK is too old, or it does not run on Linux",
+        "gpu_anomalies": f"utilisation and memory use of its GPUs are unknown: {of_gpus}",
     }
     if figures.gpu_anomalies is None:
         missing.add("gpu_anomalies")

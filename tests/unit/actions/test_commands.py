@@ -251,7 +251,7 @@ async def test_a_receiver_that_is_connected_and_silent_is_said_to_be(bus: Script
 async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
     """It is not blamed on the receiver."""
     bus.is_away = True
-    with pytest.raises(OutcomeUnknown, match="nobody answered, and Redis is away"):
+    with pytest.raises(OutcomeUnknown, match="no one answered, and Redis is unavailable"):
         await perform(bus, jobs.JobCheckpoint)
 
 

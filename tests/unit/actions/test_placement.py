@@ -353,7 +353,7 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
         "c3": ("n2", "refused"),
         "c4": ("n3", "unanswered"),
     }
-    assert renewals[1].why == "the agent on n1 holds it no more: the lease ran out"
+    assert renewals[1].why == "the agent on n1 no longer holds it: the lease ran out"
     assert "the policy does not allow it" in renewals[2].why
 
 

@@ -35,7 +35,7 @@ REFUSAL_GRACE = timedelta(seconds=10)
 """Retry refusals: an API server that has just started refuses everybody until it has read its roles and accounts (0.1 s
 in a trial).
 """
-GONE = "it is gone: nothing to take back"
+GONE = "it was deleted: nothing to revert"
 
 Result = TypeVar("Result")
 
@@ -207,7 +207,7 @@ def because(call: Call, change: str) -> str:
 def node_of(call: Call) -> str:
     """Raises PermanentFailure if the target has no node."""
     if call.target.node is None:
-        raise PermanentFailure(f"this works on a node, and {call.target.key} is none")
+        raise PermanentFailure(f"this action needs a node; {call.target.key} has none")
     return call.target.node
 
 
@@ -234,4 +234,4 @@ async def _exists(action: ClusterAction, name: str) -> None:
     try:
         await action.cluster.get(Ref(NODES, name))
     except ObjectMissing as error:
-        raise ClusterUnavailable(f"whether a node is called {name} is not known before the nodes are listed") from error
+        raise ClusterUnavailable(f"it is unknown whether a node is called {name} until the nodes are listed") from error

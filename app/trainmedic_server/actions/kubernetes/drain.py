@@ -55,14 +55,14 @@ _MIRROR = "kubernetes.io/config.mirror"
 
 class DrainParams(ActionParams):
     grace_period: Duration | None = Field(
-        None, description="How long each pod may take to end. By default what the pod itself asks for."
+        None, description="Time for each pod to end. By default what the pod requests."
     )
     checkpoint: Duration | None = Field(
         None,
-        description="First have the training jobs on the node write a checkpoint, and hold the drain until they have, "
+        description="First let the training jobs on the node write a checkpoint, and delay the drain until they have, "
         "or until this time is over.",
     )
-    force: bool = Field(False, description="Also end pods without a controller, which nobody makes anew.")
+    force: bool = Field(False, description="Also end pods without a controller, which nothing recreates.")
     delete_emptydir_data: bool = Field(
         False, description="Also end pods with an emptyDir on disk, whose data is lost. One in memory never counts."
     )
@@ -222,7 +222,7 @@ class DrainNode(ClusterAction):
                 try:
                     await self.cluster.evict(ref, uid_of(pod), params.grace_period)
                 except EvictionBlocked as error:
-                    progress.why[uid_of(pod)] = f"held back by its disruption budget: {error}"
+                    progress.why[uid_of(pod)] = f"blocked by its disruption budget: {error}"
                     return error
                 except ActionFailure as error:
                     progress.why[uid_of(pod)] = f"cannot be evicted: {error}"
@@ -270,7 +270,7 @@ def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
         elif pod["metadata"].get("deletionTimestamp"):
             ending.append(pod)  # It is terminating already: only wait for it.
         elif owner is None and not params.force:
-            forbidding[name_of(pod)] = "has no controller that would make it anew (force: true ends it)"
+            forbidding[name_of(pod)] = "has no controller that would recreate it (force: true ends it)"
         elif _data_on_disk(pod) and not params.delete_emptydir_data:
             forbidding[name_of(pod)] = "has an emptyDir on disk (delete_emptydir_data: true ends it)"
         else:
@@ -299,9 +299,9 @@ def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
     if progress.trouble:
         return f"the drain waits for the Kubernetes API: {progress.trouble}"
     if progress.is_paused:
-        return f"no more is evicted while the server is paused; {len(left)} pods are still there"
+        return f"evictions are paused with the server; {len(left)} pods remain"
     shown = "; ".join(f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left[:3])
-    return f"{len(left)} pods are still there: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
+    return f"{len(left)} pods remain: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
 
 
 ACTIONS: tuple[type[Action], ...] = (DrainNode,)

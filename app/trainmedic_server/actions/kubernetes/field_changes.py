@@ -19,7 +19,7 @@ from trainmedic_server.ports.cluster import Object
 PREFIX: Final = "trainmedic.io/run-"
 FIELD_MANAGER: Final = "trainmedic"
 PUT_BACK: Final = "put back"
-_LEFT: Final = "changed by somebody else meanwhile: left as it is"
+_LEFT: Final = "changed by another party since: left unchanged"
 
 Change = dict[str, Any]
 """JSON merge patch."""
@@ -78,10 +78,10 @@ def undo(present: Object, field: RevertibleField, run_id: str) -> Reversal:
     changes = changes_by_run(present, field)
     own = changes.pop(run_id, None)
     if own is None:
-        return Reversal(None, "nothing of this run's to take back")
+        return Reversal(None, "this run has nothing to revert")
     bare = _with_annotation(present, field, {}, run_id, None)
     if changes:
-        return Reversal(bare, f"held by {len(changes)} other run{'s' if len(changes) > 1 else ''} still")
+        return Reversal(bare, f"still held by {len(changes)} other run{'s' if len(changes) > 1 else ''}")
     if field.read(present) != own.set or not _is_ours(present, field):
         return Reversal(bare, _LEFT)
     return Reversal(_merged(bare, field.write(present, own.was)), PUT_BACK)

@@ -34,11 +34,11 @@ class CreateJobParams(ActionParams):
     )
     template: str | None = Field(
         None,
-        description="Instead of `manifest`: a file beside the playbook, `<name>_template.yaml`, that holds it. It is "
-        "read when the playbook is loaded. Not a template itself.",
+        description="Instead of `manifest`: a file next to the playbook, `<name>_template.yaml`, with the Job. It is "
+        "read when the playbook is loaded. The name cannot be a template.",
     )
     namespace: str | None = Field(None, pattern=_NAMESPACE, description="By default the manifest's own.")
-    wait: bool = Field(True, description="Wait until the Job has succeeded, and fail where it fails.")
+    wait: bool = Field(True, description="Wait until the Job has succeeded, and fail if it fails.")
 
     @field_validator("manifest")
     @classmethod
@@ -60,7 +60,7 @@ class CreateJobParams(ActionParams):
 
 class CreateClusterJob(Irreversible, ClusterAction):
     name: ClassVar[str] = "k8s.create_job"
-    summary: ClassVar[str] = "Run a Job from a manifest beside the playbook, and wait for its end."
+    summary: ClassVar[str] = "Run a Job from a manifest next to the playbook, and wait for its end."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CreateJobParams
     outputs: ClassVar[frozenset[str]] = frozenset({"job", "uid", "result"})

@@ -57,9 +57,9 @@ class CustomKind(ActionParams):
     )
     plural: str = Field(pattern=r"^[a-z0-9]+$", description="Its plural name in paths, `trainings`.")
     kind: str = Field(pattern=r"^[A-Z][A-Za-z0-9]*$", description="Its kind, `Training`.")
-    replicas: str | None = Field(None, pattern=_PATH, description="Where its number of replicas stands.")
-    suspend: str | None = Field(None, pattern=_PATH, description="Where it is suspended, `spec.suspend`.")
-    template: str | None = Field(None, pattern=_PATH, description="Where its pod template stands, `spec.template`.")
+    replicas: str | None = Field(None, pattern=_PATH, description="Path of its number of replicas.")
+    suspend: str | None = Field(None, pattern=_PATH, description="Path of its suspension, such as `spec.suspend`.")
+    template: str | None = Field(None, pattern=_PATH, description="Path of its pod template, such as `spec.template`.")
 
     @property
     def workload(self) -> WorkloadKind:
@@ -70,8 +70,8 @@ class CustomKind(ActionParams):
 
 class WorkloadParams(ActionParams):
     kind: str | CustomKind = Field(
-        description="A kind that is known (Deployment, StatefulSet, DaemonSet, Job, JobSet, PyTorchJob, …), or a "
-        "mapping that describes another: `api_version`, `plural`, `kind`, and the path of what is set."
+        description="A known kind (Deployment, StatefulSet, DaemonSet, Job, JobSet, PyTorchJob, …), or a "
+        "mapping that describes another: `api_version`, `plural`, `kind`, and the path of the field to set."
     )
     namespace: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", description="Its namespace.")
     name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", description="Its name.")

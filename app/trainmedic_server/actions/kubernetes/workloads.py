@@ -56,7 +56,7 @@ class _WorkloadAction(RestorableAction):
 
 class RestartWorkload(Irreversible, _WorkloadAction):
     name: ClassVar[str] = "k8s.restart"
-    summary: ClassVar[str] = "Roll a Deployment, StatefulSet or DaemonSet out anew, as `kubectl rollout restart` does."
+    summary: ClassVar[str] = "Restart a Deployment, StatefulSet or DaemonSet, as `kubectl rollout restart` does."
     Params: ClassVar[type[BaseModel]] = WorkloadParams
     permissions: ClassVar[tuple[Permission, ...]] = _permissions("template")
     needs: ClassVar[str] = "template"
@@ -84,8 +84,8 @@ class RestartWorkload(Irreversible, _WorkloadAction):
 
 
 class ScaleParams(WorkloadParams):
-    replicas: int | None = Field(None, ge=0, le=100_000, description="How many there shall be.")
-    restore: Literal[True] | None = Field(None, description="As an undo: as many as there were before this run.")
+    replicas: int | None = Field(None, ge=0, le=100_000, description="Number of replicas.")
+    restore: Literal[True] | None = Field(None, description="Used by an undo: restore the number before this run.")
 
     @model_validator(mode="after")
     def _says_how_many(self) -> ScaleParams:
@@ -96,7 +96,9 @@ class ScaleParams(WorkloadParams):
 
 class ScaleWorkload(_WorkloadAction):
     name: ClassVar[str] = "k8s.scale"
-    summary: ClassVar[str] = "Set the number of replicas; undo restores what it was, unless it was changed meanwhile."
+    summary: ClassVar[str] = (
+        "Set the number of replicas; undo restores the previous number, unless it was changed since."
+    )
     Params: ClassVar[type[BaseModel]] = ScaleParams
     permissions: ClassVar[tuple[Permission, ...]] = _permissions("replicas")
     needs: ClassVar[str] = "replicas"
@@ -110,7 +112,7 @@ class ScaleWorkload(_WorkloadAction):
 
 
 class SuspendParams(WorkloadParams):
-    restore: Literal[True] | None = Field(None, description="As an undo: as it was before this run.")
+    restore: Literal[True] | None = Field(None, description="Used by an undo: restore the state before this run.")
 
 
 class SuspendWorkload(_WorkloadAction):
@@ -130,7 +132,7 @@ class SuspendWorkload(_WorkloadAction):
 
 class ResumeWorkload(SuspendWorkload):
     name: ClassVar[str] = "k8s.resume"
-    summary: ClassVar[str] = "Let a suspended Job, JobSet or training job go on."
+    summary: ClassVar[str] = "Resume a suspended Job, JobSet or training job."
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     gives_back: ClassVar[bool] = True
     is_suspended: ClassVar[bool] = False
@@ -139,14 +141,14 @@ class ResumeWorkload(SuspendWorkload):
 class DeletePodParams(ActionParams):
     namespace: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", description="The pod's namespace.")
     pod: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", description="The pod's name.")
-    grace_period: Duration | None = Field(None, description="How long it may take to end; by default as it asks for.")
+    grace_period: Duration | None = Field(None, description="Time to end. By default what the pod requests.")
 
 
 class DeletePod(Irreversible, ClusterAction):
     """Deletes the pod that existed when the command was issued, never its successor. So it can be repeated."""
 
     name: ClassVar[str] = "k8s.delete_pod"
-    summary: ClassVar[str] = "Delete one pod, so that its controller makes it anew."
+    summary: ClassVar[str] = "Delete one pod, so that its controller recreates it."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = DeletePodParams
     silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # It sends no more metrics.

@@ -50,10 +50,10 @@ class Loki:
         try:
             data = answer["data"]
             if data["resultType"] != "streams":
-                raise LogsUnavailable("the store of logs does not answer with lines; is it Loki?")
+                raise LogsUnavailable("the log store does not answer with lines; is it Loki?")
             return [_line(stream["stream"], value) for stream in data["result"] for value in stream["values"]]
         except UNREADABLE as error:
-            raise LogsUnavailable("the store of logs does not answer as Loki does") from error
+            raise LogsUnavailable("the log store does not answer as Loki does") from error
 
 
 def _selector(*matchers: str) -> str:

@@ -53,7 +53,7 @@ class OpenSearch:
         try:
             return [_line(hit) for hit in answer["hits"]["hits"]]
         except UNREADABLE as error:
-            raise LogsUnavailable("the store of logs does not answer as OpenSearch does") from error
+            raise LogsUnavailable("the log store does not answer as OpenSearch does") from error
 
 
 def _line(hit: Mapping[str, Any]) -> StoredLine:

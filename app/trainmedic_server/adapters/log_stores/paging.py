@@ -20,7 +20,7 @@ from trainmedic_server.ports.outside import Clock
 
 PAGE = 1000
 LARGEST_PAGE = 5000
-"""Loki's maximum. Of more lines with the same time, the rest is not shown."""
+"""Loki's maximum. Further lines with the same time are not shown."""
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15
 _CATCHES_UP = timedelta(seconds=90)
@@ -41,7 +41,7 @@ class StoredLine(NamedTuple):
 class LineStore(Protocol):
     @property
     def greps(self) -> bool:
-        """Whether the store supports RE2. Otherwise the server applies patterns."""
+        """True if the store supports RE2. Otherwise the server applies patterns."""
         ...
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
@@ -75,7 +75,7 @@ class StoredLogs:
             asked = [name for name in _MEMBERS if getattr(query, name) is not None]
             if asked:
                 names = " or ".join(name.replace("_", " ") for name in asked)
-                yield LogBatch(notes=(f"lines of which the store has no {names} are left out",))
+                yield LogBatch(notes=(f"lines without {names} in the store are excluded",))
         except LogsUnavailable as error:
             if left == most:
                 raise
@@ -97,12 +97,12 @@ class StoredLogs:
                     has_answered = True
                     yield LogBatch([each.line for each in lines])
                 has_answered = True
-                yield LogBatch(notes=("the store of logs answers again",) if is_away else ())
+                yield LogBatch(notes=("the log store answers again",) if is_away else ())
                 is_away = False
             except LogsUnavailable as error:
                 if not has_answered:
                     raise
-                yield LogBatch(notes=() if is_away else (f"{error}; it is asked again",))
+                yield LogBatch(notes=() if is_away else (f"{error}; trying again",))
                 is_away, holds_until = True, now + _CATCHES_UP
             while len(order) > _MOST_KNOWN:
                 shown.discard(order.popleft())

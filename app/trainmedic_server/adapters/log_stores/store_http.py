@@ -34,7 +34,7 @@ class StoreHttp:
         """``transport`` is for tests. Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the URL of the store of logs is not one: write http://host:3100")
+            raise ConfigurationError("the URL of the log store is invalid; write http://host:3100")
         self._headers = dict(headers)
         self._token_file = token_file
         # No compression: a small answer could expand to any size.
@@ -64,21 +64,21 @@ class StoreHttp:
                 self._http.stream(method, path, headers=self._with_token(), **content) as answer,
             ):
                 if answer.headers.get("content-encoding", "identity").lower() != "identity":
-                    raise LogsUnavailable("the store of logs compresses its answer, which was not asked for")
+                    raise LogsUnavailable("the log store compresses its answer, which was not asked for")
                 async for piece in answer.aiter_bytes():
                     raw += piece
                     if len(raw) > _MOST_BYTES:
-                        raise LogsUnavailable("the store of logs answers more than 64 MiB to one query")
+                        raise LogsUnavailable("the log store answers more than 64 MiB to one query")
         except TimeoutError as error:
-            raise LogsUnavailable(f"the store of logs does not answer within {_ANSWERS_WITHIN:g} s") from error
+            raise LogsUnavailable(f"the log store does not answer within {_ANSWERS_WITHIN:g} s") from error
         except httpx.HTTPError as error:
-            raise LogsUnavailable(f"the store of logs does not answer ({type(error).__name__})") from error
+            raise LogsUnavailable(f"the log store does not answer ({type(error).__name__})") from error
         if answer.is_success:
             return bytes(raw)
         reason = raw.decode(errors="replace").strip()[:_LONGEST_REASON]
         if answer.status_code in (400, 422):
-            raise LogQueryRefused(f"the store of logs refuses the query: {reason}")
-        raise LogsUnavailable(f"the store of logs answers {answer.status_code}: {reason}")
+            raise LogQueryRefused(f"the log store refuses the query: {reason}")
+        raise LogsUnavailable(f"the log store answers {answer.status_code}: {reason}")
 
     def _with_token(self) -> dict[str, str]:
         if self._token_file is None:
@@ -86,9 +86,9 @@ class StoreHttp:
         try:
             token = self._token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise LogsUnavailable("the token for the store of logs cannot be read") from error
+            raise LogsUnavailable("the token for the log store cannot be read") from error
         if not token.isascii() or not token.isprintable():
-            raise LogsUnavailable("the token for the store of logs is not one line of printable ASCII")
+            raise LogsUnavailable("the token for the log store is not one line of printable ASCII")
         return {**self._headers, "Authorization": f"Bearer {token}"}
 
 
@@ -97,4 +97,4 @@ def read_json(raw: bytes) -> Any:
     try:
         return json.loads(raw)
     except UNREADABLE as error:
-        raise LogsUnavailable("the store of logs does not answer with JSON") from error
+        raise LogsUnavailable("the log store does not answer with JSON") from error

@@ -28,7 +28,7 @@ def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
     try:
         time = moment(at)
     except (OverflowError, ValueError) as error:
-        raise LogsUnavailable("the store of logs gives a line a time that is none") from error
+        raise LogsUnavailable("the log store returns a line with an invalid time") from error
     line = FoundLine(
         at=time,
         text=masked(text),
@@ -63,6 +63,6 @@ def nanoseconds_of(text: str) -> int:
     """Raises ValueError if it is not an RFC 3339 time."""
     match = _TIME.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text[:40]!r} is no time")
+        raise ValueError(f"{text[:40]!r} is not a time")
     at = datetime.fromisoformat(match[1] + match[3].replace("Z", "+00:00")).astimezone(UTC)
     return nanoseconds(at) + int(f"{match[2] or '0':0<9}")

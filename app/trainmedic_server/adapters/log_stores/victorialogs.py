@@ -58,7 +58,7 @@ class VictoriaLogs:
         try:
             return [_line(json.loads(line)) for line in raw.splitlines() if line.strip()]
         except UNREADABLE as error:
-            raise LogsUnavailable("the store of logs does not answer as VictoriaLogs does") from error
+            raise LogsUnavailable("the log store does not answer as VictoriaLogs does") from error
 
 
 def _line(fields: Mapping[str, object]) -> StoredLine:

@@ -74,7 +74,7 @@ class SlackButtonClicks:
         asked = question_blocks.read_value(action.get("value"))
         if asked is None:
             self._count("unreadable")
-            log.warning("a press in Slack is of no question", user=_user(payload))
+            log.warning("ignoring Slack click without a question", user=_user(payload))
         elif action_id == question_blocks.APPROVE:
             await self._decide(payload, OrderKind.APPROVE, asked, "", at)
         else:
@@ -99,7 +99,7 @@ class SlackButtonClicks:
         read = question_blocks.read_place(view.get("private_metadata"))
         if view.get("callback_id") != question_blocks.REJECT or read is None:
             self._count("unreadable")
-            log.warning("a form in Slack is none of ours", user=_user(payload))
+            log.warning("ignoring unknown Slack form", user=_user(payload))
             return
         asked, at = read
         values = _member(_member(view, "state"), "values")
@@ -119,11 +119,11 @@ class SlackButtonClicks:
             await self._orders.order(run_id, kind, person.name, note, person.groups, question)
         except (errors.NotFound, errors.Conflict, errors.NotEntitled) as error:
             self._count("refused")
-            log.info("a press in Slack is refused", by=person.name, user=_user(payload), error=str(error))
-            await self._tell(payload, at, f"Nothing was done by this press: {error}.")
+            log.info("Slack click refused", by=person.name, user=_user(payload), error=str(error))
+            await self._tell(payload, at, f"Nothing was done: {error}.")
         except errors.TrainmedicError as error:
             self._count("failed")
-            log.warning("a press in Slack could not be carried out", by=person.name, error=str(error))
+            log.warning("cannot perform Slack click", by=person.name, error=str(error))
             await self._tell(payload, at, f"It could not be recorded: {error}. Press again.")
         else:
             self._count("decided")
@@ -135,7 +135,7 @@ class SlackButtonClicks:
             await self._questions.show([run_id])
             await self._questions.settle(run_id, question.step, *at)
         except errors.TrainmedicError as error:
-            log.info("what was decided is shown in Slack later", run_id=run_id, error=str(error))
+            log.info("Slack shows the decision later", run_id=run_id, error=str(error))
 
     async def _person(self, payload: Payload, at: tuple[str, str]) -> Person | None:
         user = _user(payload)
@@ -143,13 +143,13 @@ class SlackButtonClicks:
             settings = await asyncio.to_thread(self._settings)
         except errors.ConfigurationError as error:
             self._count("failed")
-            log.error("nobody can decide in Slack", error=str(error))
+            log.error("no one can decide in Slack", error=str(error))
             await self._tell(payload, at, "Trainmedic cannot read who may decide. Its log says why.")
             return None
         person = settings.people.get(user)
         if person is None:
             self._count("unknown_person")
-            log.warning("somebody unknown has pressed in Slack", user=user)
+            log.warning("unknown user clicked in Slack", user=user)
             await self._tell(
                 payload, at, f"You ({user}) may not decide: Trainmedic's file for Slack does not name you."
             )
@@ -165,7 +165,7 @@ class SlackButtonClicks:
         try:
             await self._api.call("chat.postEphemeral", whisper)
         except errors.TrainmedicError as error:
-            log.info("who pressed in Slack could not be told", error=str(error))
+            log.info("cannot notify Slack user", error=str(error))
 
 
 def _user(payload: Payload) -> str:

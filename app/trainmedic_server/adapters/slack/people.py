@@ -21,7 +21,7 @@ _OURS = frozenset({"anonymous", "trainmedic", "nobody"})
 
 def _name(value: str) -> str:
     if value.lower() in _OURS:
-        raise ValueError(f"{value!r} stands for nobody's decisions")
+        raise ValueError(f"{value!r} is a reserved name")
     return value
 
 
@@ -70,7 +70,7 @@ def read(path: Path) -> SlackFile:
     if problems:
         raise ConfigurationError(str(problems[0]))
     if len(documents) > 1:
-        raise ConfigurationError(f"{path}: must be one YAML document, and {len(documents)} are in it")
+        raise ConfigurationError(f"{path}: must contain one YAML document, not {len(documents)}")
     try:
         return SlackFile.model_validate(documents[0].value if documents else None)
     except ValidationError as error:

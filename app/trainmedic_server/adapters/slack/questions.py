@@ -1,4 +1,4 @@
-"""Messages in Slack, one for each question, edited whatever decides it.
+"""Messages in Slack, one for each question, edited after any decision.
 
 A message follows from the run and its orders in the run store. So events, restarts and clicks have the same effect:
 compare with the shown message, post or edit.
@@ -92,7 +92,7 @@ class SlackQuestions:
                     await self._put(*asked)
                 except (ChatRefused, ConfigurationError) as error:  # This question fails; the others are shown.
                     self._on_left_out()
-                    log.error("a question cannot be shown in Slack", run_id=asked[0].id, error=str(error))
+                    log.error("cannot show question in Slack", run_id=asked[0].id, error=str(error))
 
     async def question_of(self, run_id: str, step_id: str) -> tuple[Run, StepState] | None:
         """Raises StoreUnavailable."""
@@ -142,7 +142,7 @@ class SlackQuestions:
             await self._call("chat.update", {**document, "channel": kept.channel, "ts": kept.message})
         except ChatRefused as error:  # deleted by a user, for example
             self._on_left_out()
-            log.warning("a message in Slack cannot be edited", run_id=run.id, error=str(error))
+            log.warning("cannot edit Slack message", run_id=run.id, error=str(error))
         await self._save(replace(kept, shown=digest))
 
     async def _posted(
@@ -170,7 +170,7 @@ class SlackQuestions:
         try:
             answer = await self._call("conversations.history", {**query, "include_all_metadata": True})
         except ChatRefused as error:  # A scope is missing, or the channel was deleted.
-            log.warning("it cannot be seen whether a question is in Slack already", error=str(error))
+            log.warning("cannot check whether Slack shows a question already", error=str(error))
             return None
         question = {"run_id": begun.run_id, "step": begun.step}
         for message in answer.get("messages", ()):
@@ -195,7 +195,7 @@ class SlackQuestions:
                 await self._call("chat.postMessage", {**below, "channel": shown.channel, "unfurl_links": False})
             except ChatRefused as error:
                 self._on_left_out()
-                log.error("a reminder cannot be sent to Slack", run_id=run.id, error=str(error))
+                log.error("cannot send reminder to Slack", run_id=run.id, error=str(error))
 
     async def _call(self, method: str, document: dict[str, Any]) -> dict[str, Any]:
         self._fence()

@@ -99,10 +99,10 @@ class SocketMode:
             try:
                 await socket.send(json.dumps({"envelope_id": message["envelope_id"]}))
             except websockets.WebSocketException:
-                log.info("a press in Slack could not be acknowledged; it may come again")
+                log.info("cannot acknowledge Slack click; it may be repeated")
             await work
         except Exception:  # One click must not end the connection.
-            log.exception("a press in Slack failed")
+            log.exception("handling Slack click failed")
         finally:
             if not work.done():
                 work.cancel()

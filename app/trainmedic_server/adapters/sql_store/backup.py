@@ -23,7 +23,7 @@ def copy(url: str, target: Path) -> int:
     """
     if postgresql.names_postgresql(url):
         raise errors.ConfigurationError(
-            "PostgreSQL's own tools back its databases up, also while the server works: pg_dump --format=custom"
+            "use PostgreSQL's own tools, also while the server runs: pg_dump --format=custom"
         )
     source = database.file_of(database.parse(url))
     if not source.exists():
@@ -50,7 +50,7 @@ def _copy_by(partial: Path, source: Path, target: Path) -> int:
 
 
 def _taken(target: Path) -> errors.ConfigurationError:
-    return errors.ConfigurationError(f"{target} is there already; name a new file")
+    return errors.ConfigurationError(f"{target} exists already; name a new file")
 
 
 def _copy_pages(source: Path, target: Path) -> None:

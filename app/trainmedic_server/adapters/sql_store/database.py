@@ -77,7 +77,7 @@ def make_directory(url: sa.URL) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise errors.ConfigurationError(f"cannot make the directory {directory}: {error.strerror}") from error
+        raise errors.ConfigurationError(f"cannot create the directory {directory}: {error.strerror}") from error
 
 
 class OwnerLock:
@@ -86,7 +86,7 @@ class OwnerLock:
     Two servers would perform the same runs. Three locks exclude the second one:
 
     - on ``<file>.lock``, even if the file itself was replaced;
-    - on the file's inode, whatever name leads to it;
+    - on the file's inode, under any name;
     - on the store's identity (`take_identity`), which copies of the file share.
     """
 
@@ -110,7 +110,7 @@ class OwnerLock:
         elif lock.user in {0, os.geteuid(), self._file.owner}:  # Others could not read the file.
             raise errors.ConfigurationError(
                 f"{self._path} is a copy: the server with process id {lock.pid} works from the same run store, and "
-                "both would carry out what is open in it. Stop that server, or give this one an empty state directory"
+                "both would perform its open runs. Stop that server, or give this one an empty state directory"
             )
 
     def require(self) -> None:
@@ -159,7 +159,7 @@ class OwnerLock:
             raise errors.ConfigurationError(
                 f"{self._path} has {lock.names} names (hard links), and under each of them SQLite would keep a "
                 f"journal of its own, which damages the database: find the others (find / -xdev -samefile "
-                f"{self._path}) and remove them. A copy is made as the page Back up and restore says"
+                f"{self._path}) and remove them. To copy the database, see Back up and restore"
             )
         return lock
 

@@ -41,16 +41,14 @@ def begin_anew(reason: str) -> None:
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # The command line restores it once the signal was sent.
         os._exit(EXIT_CODE)
-    log.critical(
-        "this server works no more and begins anew; what it had begun, the one that takes over goes on with", why=reason
-    )
+    log.critical("this server is no longer the leader and restarts; the new leader continues its runs", why=reason)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     try:
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606  # no shell is wanted
     except (OSError, ValueError) as error:
-        log.critical("this server cannot be started again, and ends", error=str(error))
+        log.critical("cannot restart this server; it ends", error=str(error))
     os._exit(EXIT_CODE)
 
 
@@ -91,7 +89,7 @@ class Leadership:
         if self._lost is None and silent > self._limit:
             self.lose(f"PostgreSQL has not answered for {silent:.0f} s")
         if self._lost is not None:
-            raise errors.StoreUnavailable(f"this server does not work any more: {self._lost}")
+            raise errors.StoreUnavailable(f"this server is no longer the leader: {self._lost}")
 
     def lose(self, reason: str) -> None:
         with self._lock:

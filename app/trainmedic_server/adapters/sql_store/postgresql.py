@@ -135,9 +135,7 @@ class LockSession:
     def begin_leadership(self, on_lost: Callable[[str], object]) -> Leadership:
         asked_at = now()
         if not self._ask(HAS_LOCK):
-            raise errors.StoreUnavailable(
-                "the lock belongs to another session; does something between pool connections?"
-            )
+            raise errors.StoreUnavailable("the lock belongs to another session; is there a connection pooler?")
         return Leadership(self._connection.fileno(), self.takeover, asked_at, on_lost)
 
     def close(self) -> None:
@@ -205,7 +203,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
         connection = psycopg.connect(conninfo(url), **options)
     except psycopg.Error as error:
         if _HOPELESS.search(str(error)):
-            raise errors.ConfigurationError(f"the database URL is of no use: {error}") from error
+            raise errors.ConfigurationError(f"the database URL cannot be used: {error}") from error
         raise database.unavailable("PostgreSQL does not answer", error) from error
     try:
         if connection.info.server_version < OLDEST * 10_000:
@@ -236,6 +234,6 @@ def _key_of(connection: psycopg.Connection[Any]) -> int:
     except psycopg.Error as error:
         raise database.unavailable("PostgreSQL does not answer", error) from error
     if row is None or row[0] is None:
-        raise errors.ConfigurationError("the database's search_path names no schema that exists; make one")
+        raise errors.ConfigurationError("the database's search_path names no existing schema; create one")
     digest = hashlib.sha256(f"trainmedic:{row[0]}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)

@@ -50,7 +50,7 @@ class BoundedRead:
                 try:
                     self._driver.cancel_safe(timeout=_CANCEL_SECONDS)
                 except self._driver.Error as error:  # The database is unavailable; the read ends by its time limit.
-                    log.info("a read of the history cannot be cancelled", extra={"reason": type(error).__name__})
+                    log.info("cannot cancel a read of the history", extra={"reason": type(error).__name__})
 
     @contextmanager
     def bounded(self, connection: sa.Connection) -> Iterator[None]:
@@ -59,7 +59,7 @@ class BoundedRead:
         is_sqlite = connection.dialect.name == "sqlite"
         with self._lock:
             if self._is_cancelled:  # while it waited for its connection
-                raise errors.StoreUnavailable("nobody waits for this read of the history any more")
+                raise errors.StoreUnavailable("the caller of this read of the history has left")
             self._driver = driver
         if is_sqlite:
             driver.set_progress_handler(self._must_end, _STEPS)  # type: ignore[union-attr]

@@ -106,7 +106,7 @@ def _require_readable(connection: sa.Connection, at: str) -> None:
             f"the run store's schema is at revision {at!r}, which this release does not know and does not work on: "
             "a newer release has written it; run that one, or restore a backup from before"
         )
-    log.warning("the run store's schema is of a newer release, on which this one works", at=at, known=schema.HEAD)
+    log.warning("run store schema is of a newer release that this one supports", at=at, known=schema.HEAD)
 
 
 def _upgrade(connection: sa.Connection) -> None:

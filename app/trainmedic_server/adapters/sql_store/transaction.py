@@ -66,7 +66,7 @@ class SqlTransaction(Transaction):
 
     @property
     def is_guarded(self) -> bool:
-        """Whether it can be rolled back alone, even after a database error."""
+        """It can be rolled back alone, even after a database error."""
         return self._savepoint is not None
 
     def finish(self, *, flush: bool = False) -> None:

@@ -1,6 +1,6 @@
 """The only writing thread: it commits all waiting units of work together.
 
-A commit waits for an ``fsync`` whatever its size. Each unit still fails alone, and its future is resolved after the
+A commit of any size waits for an ``fsync``. Each unit still fails alone, and its future is resolved after the
 commit, because the caller then acknowledges the delivery.
 
 With a `Leadership`, the connection is the session with the lock, is confirmed regularly, and is never replaced.
@@ -99,7 +99,7 @@ class Committer:
         if has_lock:
             leadership.confirm(asked_at)
         else:
-            leadership.lose("the lock belongs to another session; does something between pool connections?")
+            leadership.lose("the lock belongs to another session; is there a connection pooler?")
 
     def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
         """Run and commit the units, together or otherwise one by one. Return whether anything was written."""
@@ -227,7 +227,7 @@ def _resolve(units: list[UnitOfWork]) -> None:
         try:
             loop.call_soon_threadsafe(_set_outcomes, its_units)
         except RuntimeError:  # The loop is closed, so nothing waits.
-            log.warning("the caller of a unit of work was gone before its result", units=len(its_units))
+            log.warning("caller of a unit of work left before its result", units=len(its_units))
 
 
 def _set_outcomes(units: list[UnitOfWork]) -> None:
