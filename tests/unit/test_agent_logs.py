@@ -59,7 +59,7 @@ async def test_where_no_node_can_be_asked_that_is_an_error() -> None:
     known."""
     with pytest.raises(LogsUnavailable, match="gpu-09: did not"):
         await asked(BusOfNodes({}), "gpu-09")
-    with pytest.raises(NotFound, match="not known on which nodes llm-1 runs"):
+    with pytest.raises(NotFound, match="the nodes of llm-1 are unknown"):
         await asked(BusOfNodes({}))
 
 

@@ -102,7 +102,7 @@ async def test_without_a_launcher_it_fails_and_may_be_tried_again(bus: Launchers
     with pytest.raises(TemporaryFailure, match="no launcher of job 'llm-1' is connected"):
         await perform(bus, LauncherExcludeNode, {"node": "n1"})
     bus.is_away = True
-    with pytest.raises(TemporaryFailure, match="Redis is away"):
+    with pytest.raises(TemporaryFailure, match="Redis is unavailable"):
         await perform(bus, LauncherExcludeNode, {"node": "n1"})
     assert bus.sent == []
 

@@ -31,7 +31,7 @@ def test_what_was_taken_back_now_or_is_not_in_force_is_certain(output: Mapping[s
 def test_a_command_that_was_never_applied_is_certain_unless_it_is_on_record_as_applied() -> None:
     """Then one of the two is wrong, and a person has to look."""
     assert undo_doubt(NEVER, was_applied=False) is None
-    assert "which it had answered as applied" in (undo_doubt(NEVER, was_applied=True) or "")
+    assert "which it had reported as applied" in (undo_doubt(NEVER, was_applied=True) or "")
 
 
 @pytest.mark.parametrize("known", [None, "", "perhaps", True, ["never_applied"], {"never_applied": 1}])
@@ -46,7 +46,7 @@ async def test_an_undo_of_which_one_rank_is_in_doubt_is_tried_again_under_a_new_
     """A temporary failure: the same id would only bring back the answers that the ranks remember."""
     answers = {0: {"lr": 0.1}, 1: dict(BARE)}
     bus.answers = tuple(Reply("c1", "test", "applied", rank, output, NOW) for rank, output in answers.items())
-    with pytest.raises(TemporaryFailure, match="rank 1 of job 'llm-1' says that there is nothing to undo") as failure:
+    with pytest.raises(TemporaryFailure, match="rank 1 of job 'llm-1' states that there is nothing to undo") as failure:
         await perform(bus, jobs.JobScaleLr, {"factor": 2.0}, undo_of="c0", undoes_applied=True)
     assert failure.value.output["by_rank"]["0"]["lr"] == 0.1
 

@@ -219,9 +219,9 @@ def test_the_version_is_of_the_documents_own_text() -> None:
     [
         ("{query: 'up{a=\"{{ labels.a }}\"}', better: lower}", None),
         ("{query: \"up{a='{{ target.job }}-{{ vars.n }}'}\", better: higher}", None),
-        ("{query: 'up{{ labels.a }}', better: lower}", "must stand within double or single quotes"),
-        ("{query: 'up{a=`{{ labels.a }}`}', better: lower}", "must stand within double or single quotes"),
-        ("{query: 'up # \" {{ labels.a }}', better: lower}", "must stand within double or single quotes"),
+        ("{query: 'up{{ labels.a }}', better: lower}", "must be inside double or single quotes"),
+        ("{query: 'up{a=`{{ labels.a }}`}', better: lower}", "must be inside double or single quotes"),
+        ("{query: 'up # \" {{ labels.a }}', better: lower}", "must be inside double or single quotes"),
         ("{query: 'up{a=\"{% if 1 %}x{% endif %}\"}', better: lower}", "only values"),
         ("{query: 'up{a=\"{{ steps.x.output }}\"}', better: lower}", "there is no name 'steps' here"),
         ("{query: 'up{a=\"{{ target.gpu }}\"}', better: lower}", "a target of kind job has no 'gpu'"),
