@@ -22,10 +22,8 @@ class ActionParams(BaseModel):
 
 
 class BasicAction:
-    """Defaults: every kind of target, harmful, no state between attempts.
-
-    A subclass defines ``name``, ``summary``, ``Params`` and ``perform``, and reaches external systems through
-    ``self.services``.
+    """Defaults: every kind of target, harmful, no state between attempts. A subclass defines ``name``, ``summary``,
+    ``Params`` and ``perform``.
     """
 
     name: ClassVar[str]
@@ -56,7 +54,6 @@ class BasicAction:
 
     @classmethod
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
-        """Return nodes besides the target's: none."""
         return ()
 
 
@@ -65,7 +62,6 @@ RESOLVED = "stopped, because the alert resolved"
 
 
 async def clearance_of(call: Call) -> Clearance:
-    """Return the permission to continue, by events since the attempt began."""
     return await call.clearance() if call.clearance is not None else "go_on"
 
 

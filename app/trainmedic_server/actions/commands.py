@@ -134,7 +134,6 @@ class CommandAction(BasicAction):
 
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
-    """Raise the failure unless every reply is ``applied`` and none is missing."""
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)
@@ -209,7 +208,6 @@ def _receiver(target: Target) -> str:
 
 
 def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
-    """`presence` is an untrusted one."""
     if presence is not None:
         return f"{_receiver(target)} did not answer, and its presence is not trusted: {presence.doubt}"
     if target.job is not None:

@@ -22,7 +22,6 @@ from trainmedic_server.ports.metric_history import MetricHistory
 
 _LOOK_EVERY = timedelta(seconds=30)
 _NEARLY_ALL = 0.9
-"""Share of samples, because a scrape may be missing."""
 _AMOUNTS = ("samples", "tokens")
 
 
@@ -85,7 +84,6 @@ def _check(output: Mapping[str, Any], least: float) -> None:
 
 
 async def _has_trained(metrics: MetricHistory, job: str, over: timedelta, now: datetime) -> bool:
-    """Return whether one process of the job has trained for all of this time."""
     query = f"min(training_steps_total{_matcher(job)})"
     series = await metrics.read(query, now - over, now, _LOOK_EVERY)
     values = [value for _, value in series[0].points] if series else []

@@ -1,8 +1,7 @@
 """Commands to a running training job: ``job.*``.
 
-The SDK has the same parameters as dataclasses (``trainmedic.job.parameters``). The models here have bounds and
-descriptions for playbooks, the dataclasses accept input from other versions of the server. Tests compare names,
-defaults and wire forms.
+The SDK has the same parameters as dataclasses (``trainmedic.job.parameters``), which accept input from other versions
+of the server. Tests compare names, defaults and wire forms.
 """
 
 from __future__ import annotations

@@ -157,7 +157,6 @@ class _LauncherAction(CommandAction, ABC):
     def _within_bounds(
         self, launchers: Sequence[Presence], node: str, chosen: Mapping[str, Presence], not_asked: Mapping[str, str]
     ) -> _Selection:
-        """Select the launchers whose job keeps its bounds."""
         asked, refused = {}, dict(not_asked)
         for job, launcher in chosen.items():
             try:
@@ -206,7 +205,6 @@ class LauncherExcludeNode(_LauncherAction):
         return self._within_bounds(launchers, node, chosen, not_asked)
 
     async def _heard(self, node: str, launchers: Sequence[Presence]) -> str:
-        """Return which component on the node is connected. Empty if none is."""
         if any(agent.name == node and agent.details for agent in await self._bus.agents()):
             return "its agent"
         return "a launcher there" if any(each.details.get("node") == node for each in launchers) else ""
@@ -305,7 +303,6 @@ class LauncherNodes(BasicAction):
 
 
 def _why_fixed(launchers: Sequence[Presence], most: int | None) -> str | None:
-    """Return why the number of nodes cannot change. None if it can."""
     if not launchers:
         return "no launcher of the job is connected; start the job with trainmedic-run"
     if any(each.details.get("starts_all_nodes") is True for each in launchers):
@@ -340,7 +337,6 @@ def _who_returns(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dic
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
-    """Sort node-9 before node-10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)
@@ -363,7 +359,6 @@ def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *
 
 
 def _left_out(launcher: Presence) -> Sequence[str]:
-    """Return the nodes that a launcher reports as excluded."""
     said = launcher.details.get(_LEFT_OUT)
     if isinstance(said, list):
         return _names(said)

@@ -76,14 +76,12 @@ class Notify(Irreversible, BasicAction):
         return routes.choose(component, severity, NOTIFY).names
 
     def _with_handle(self, message: str, call: Call) -> str:
-        """Append the run's short ID, and its URL if the server's is known."""
         link = links.run_link(self.services.external_url, call.run_id)
         handle = f"run {links.short_id(call.run_id)}{f' · {link}' if link else ''}"
         return f"{_cut(message, MESSAGE_LIMIT - len(handle) - 1)}\n{handle}"
 
 
 def _severity_of(alert: Alert) -> Severity:
-    """Return warning for other words."""
     said = alert.labels.get("severity", "").lower()
     return Severity(said) if said in list(Severity) else Severity.WARNING
 

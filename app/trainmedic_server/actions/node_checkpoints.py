@@ -19,7 +19,6 @@ from trainmedic_server.ports.outside import Clock, CommandBus
 
 ACTION = "job.checkpoint"
 LOOK_EVERY = timedelta(seconds=1)
-"""Interval of checking that the drain is still wanted."""
 
 
 async def ask_for(

@@ -86,7 +86,6 @@ class GpuPowerLimit(PlacedAction):
         return cls.lease
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Send one command to each node, for all its caps."""
         by_node: dict[str, dict[str, LeasedEffect]] = {}
         for cap in effects:
             if cap.params.get("restore"):
@@ -129,7 +128,6 @@ def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mappi
 
 
 def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
-    """Agents of another version may omit members."""
     unknown, lapsed = output.get("unknown"), output.get("lapsed")
     ended, again = output.get("ended"), output.get("again")
     if not isinstance(unknown, list) or command_id not in unknown:

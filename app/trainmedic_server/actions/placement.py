@@ -82,7 +82,6 @@ class PlacedAction(CommandAction):
         return params.model_copy(update={"nodes": nodes})
 
     async def _located(self, job: Target) -> Nodes:
-        """Raises like `locate`, or BusUnavailable."""
         jobs = await self._bus.jobs()
         name = job.job or ""
         presence = next((presence for presence in jobs if presence.name == name), None)
@@ -219,7 +218,6 @@ def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping
 
 
 def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    """Return each number's maximum, its minimum under ``lowest``, and each destination's output under ``by_node``."""
     by_node: dict[str, Any] = {}
     for outcome in outcomes:
         node, gpu = outcome.destination.node or "", outcome.destination.gpu
@@ -235,7 +233,6 @@ def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
 
 
 def _merged(values: Collection[Any], pick: Callable[[Iterable[Any]], Any]) -> Any:
-    """Merge numbers by `pick` and mappings by member. Keep other values only if equal."""
     present = [value for value in values if value is not None]
     if not present:
         return None

@@ -48,8 +48,6 @@ log = telemetry.logger(__name__)
 
 
 class Registry:
-    """``problems`` has one sentence for each excluded entry point."""
-
     def __init__(
         self,
         specs: Mapping[str, type[Action]],
@@ -104,7 +102,6 @@ def _collect() -> tuple[dict[str, type[Action]], list[str]]:
 def combine(
     built_in: Iterable[type[Action]], points: Iterable[metadata.EntryPoint]
 ) -> tuple[dict[str, type[Action]], list[str]]:
-    """Return the classes by name, and a sentence for each excluded entry point."""
     specs = {spec.name: spec for spec in built_in}
     problems: list[str] = []
     for point in points:

@@ -1,10 +1,8 @@
-"""Log lines read by the nodes' agents from their own files.
+"""Log lines read by the nodes' agents from their own files, merged by time.
 
-The command ``logs.read`` goes to each node, page by page, and answers are merged by time. Clocks differ, so close lines
-of different nodes can be out of order. If the caller leaves, agents receive `WITHDRAW`, which earlier ones answer with
-``unsupported``.
-
-If the nodes of a job are unknown, all agents are asked, within limits (`LogQuery.is_search`).
+Clocks differ, so close lines of different nodes can be out of order. If the caller leaves, agents receive `WITHDRAW`,
+which earlier ones answer with ``unsupported``. If the nodes of a job are unknown, all agents are asked, within limits
+(`LogQuery.is_search`).
 """
 
 from __future__ import annotations
@@ -39,23 +37,17 @@ _SEARCH_TIME = timedelta(seconds=30)
 
 
 SEARCH_SECONDS = 60.0
-"""A note reports what is missing after it."""
 
 
 class _NodeAnswer(Struct):
     node: str
     waiting: list[FoundLine] = field(default_factory=list)
-    """The oldest line is last."""
     cursor: Sequence[str] | None = None
     is_end: bool = False
     silence: str = ""
-    """Why it is not asked further. Empty if it is."""
     is_missed: bool = False
-    """The caller knows that its lines are missing."""
     deadline: datetime | None = None
-    """Limit for its first page."""
     ends_at: datetime | None = None
-    """Limit for all its pages."""
     job_files: int | None = None
     """None if the agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
@@ -150,7 +142,6 @@ class AgentLogs:
     async def _to_the_end(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_again: bool = False
     ) -> AsyncGenerator[LogBatch, None]:
-        """Raises LogsUnavailable if no node answers."""
         notes = await self._ask(query, answers)
         if not is_again and all(answer.silence for answer in answers):
             raise LogsUnavailable(_told(answers))
@@ -218,7 +209,6 @@ class AgentLogs:
         return notes
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
-        """Return None without a page; `_NodeAnswer.silence` has the reason."""
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -285,7 +275,6 @@ def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
 
 
 def _changes(answers: Sequence[_NodeAnswer]) -> list[str]:
-    """Return one note for each change."""
     lost = [answer for answer in answers if answer.silence and not answer.is_missed]
     back = [answer for answer in answers if answer.is_missed and not answer.silence]
     for answer in (*lost, *back):

@@ -30,16 +30,16 @@ from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
-"""Reuse of a list of firing alerts."""
 SETTLES_AFTER = timedelta(minutes=5)
-"""Minimum uptime before a missing alert counts as ended. Alertmanager forgets its alerts on a restart. Prometheus sends
-them again after a minute (``--rules.alert.resend-delay``) plus its evaluation interval and its own restart.
+"""Minimum uptime before a missing alert counts as ended.
+
+After a restart of Alertmanager, Prometheus sends its alerts again within a minute (``--rules.alert.resend-delay``) plus
+its evaluation interval and its own restart.
 """
 BODY_LIMIT = 64 * 1024 * 1024
 """60,000 alerts of 1 KB."""
 
 FIRES_FOR = timedelta(minutes=10)
-"""Longer than a restart of this server."""
 
 # A webhook states start times in nanoseconds, the API in milliseconds.
 _PRECISION = timedelta(milliseconds=1)
@@ -82,7 +82,6 @@ class AlertmanagerApi:
         return False
 
     async def _all_firing(self) -> Mapping[str, list[datetime]]:
-        """The API cannot look up one alert, so one answer is reused for a second."""
         async with self._query_lock:
             now = asyncio.get_running_loop().time()
             if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
@@ -176,7 +175,6 @@ class AlertmanagerApi:
 
 
 def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
-    """An alert's end is never before its start."""
     ends_at = now + FIRES_FOR if alert.ends_at is None else max(alert.ends_at, alert.starts_at)
     return {
         "labels": dict(alert.labels),
@@ -199,7 +197,6 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _reading(subject: str) -> Iterator[None]:
-    """Turn failures into temporary ones, because a read can be repeated."""
     try:
         yield
     except UNREADABLE as error:

@@ -1,7 +1,7 @@
 """Messages by Apprise; implements `ports.outside.Notifier`.
 
-Notification URLs contain secrets and appear in no log and no error. Apprise blocks, and a slow service can hold its
-thread permanently, so the threads are daemons, a few for each service.
+Notification URLs contain secrets and appear in no log and no error. A slow service can hold its thread permanently, so
+the threads are daemons, a few for each service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
 _SENDS_WITHIN = 60.0
-"""Time limit in seconds for one message to one service, with the wait for its turn."""
+"""Seconds for one message to one service, with the wait for its turn."""
 _AT_ONCE = 4
 
 
@@ -67,7 +67,6 @@ class AppriseNotifier:
             raise PermanentFailure(f"{'; '.join(reasons)}, so it is not sent again")
 
     def _load(self, name: str) -> tuple[_Service, ...]:
-        """Load services separately, so that each one's outcome is known."""
         with self._loading:
             if name not in self._loaded:
                 self._loaded[name] = tuple(

@@ -17,14 +17,11 @@ from trainmedic_server.errors import PermanentFailure
 
 MEDIA_TYPE = "application/cloudevents+json; charset=utf-8"
 TYPE = "trainmedic."
-"""The kind follows."""
 
 log = telemetry.logger(__name__)
 
 
 class CloudEvents:
-    """``kinds`` are the kinds to send, all if empty."""
-
     name = "events_to"
     at_once = 20
 

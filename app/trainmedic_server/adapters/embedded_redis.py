@@ -68,8 +68,6 @@ def find_binary() -> str:
 
 
 class EmbeddedRedis:
-    """One process, supervised between `start` and `stop`."""
-
     def __init__(self, state_dir: Path, binary: str | None = None) -> None:
         self._binary = binary
         self._directory = state_dir.expanduser().absolute() / "redis"
@@ -79,7 +77,6 @@ class EmbeddedRedis:
         self._watch: asyncio.Task[None] | None = None
         self._url = ""
         self.caveat = ""
-        """Warning about an old version, known after the start."""
 
     @property
     def pid(self) -> int | None:
@@ -105,7 +102,6 @@ class EmbeddedRedis:
         return self._url
 
     async def stop(self) -> None:
-        """On SIGTERM, Redis writes its file first."""
         if self._watch is not None:
             await end_tasks([self._watch])
         if self._process is not None and self._process.returncode is None:
@@ -151,7 +147,6 @@ class EmbeddedRedis:
         await self._wait_until_ready()
 
     async def _wait_until_ready(self) -> None:
-        """Raises ConfigurationError with the end of its log."""
         assert self._process is not None
         client = redis.Redis.from_url(self._url)
         try:
@@ -221,7 +216,6 @@ class EmbeddedRedis:
             ) from None
 
     def _end_predecessor(self) -> None:
-        """End the Redis of a killed server."""
         try:
             pid = int((self._directory / "redis.pid").read_text())
             process = os.pidfd_open(pid)
@@ -301,7 +295,6 @@ def _listens(pid: int, port: int) -> bool:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Replace a file atomically, readable by its owner only."""
     temporary = path.with_suffix(path.suffix + ".new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -311,7 +304,6 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def missing_fixes(version_line: str) -> str:
-    """Return what a program with this ``--version`` output lacks, as half a sentence. Empty if nothing is known."""
     parsed = _VERSION.match(version_line)
     if parsed is None:
         return ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""Errors of reading an answer of unexpected form. OverflowError: a number or time out of range. RecursionError: arrays
-nested thousands deep.
+"""Errors of reading an answer of unexpected form: also a number or time out of range (OverflowError) and arrays nested
+thousands deep (RecursionError).
 """
 
 

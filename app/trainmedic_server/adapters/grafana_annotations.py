@@ -28,7 +28,6 @@ log = telemetry.logger(__name__)
 class GrafanaAnnotations:
     name = "grafana"
     kinds = UNDO_OVER | names(StepStarted, StepResumed, Closed)
-    """Events that may begin or end an annotation."""
     at_once = 100
 
     def __init__(self, endpoint: JsonEndpoint, store: RunStore, external_url: str) -> None:

@@ -1,10 +1,7 @@
 """Archive of deleted runs: gzipped NDJSON files. Implements `ports.archive.RunArchive`.
 
-A file gets its name after it was synced and read back, so named files are complete. A start removes ``.part`` files of
-a kill after a day.
-
-An empty directory gets a file without runs, numbered 0. So a directory without the newest known file is not the
-archive: its volume is missing or was recreated.
+A file gets its name after it was synced and read back. An empty directory gets a file without runs, numbered 0. So a
+directory without the newest known file is not the archive: its volume is missing or was recreated.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ _NAME = re.compile(r"runs-([0-9]{8,18})(-\d{4}-\d{2}-\d{2})?\.ndjson\.gz")
 _FIRST = "runs-00000000.ndjson.gz"
 _LEVEL = 6
 _LEFT_AFTER = 86400.0
-"""Age in seconds at which a ``.part`` file belongs to a killed writer."""
 _FAULTS = (OSError, EOFError, zlib.error, *UNREADABLE)
 """Errors of writing and reading. The last ones mean a damaged file."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -40,12 +36,9 @@ _MISTAKES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
     *(errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
 }
-"""Errors that waiting does not fix."""
 
 
 class GzipArchive:
-    """Numbered files of runs. The day in a name is that of its oldest run."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
 
@@ -73,7 +66,7 @@ class GzipArchive:
             raise unusable(self._directory, error) from error
 
     def last(self, at_least: int) -> tuple[int, list[ArchivedRun]]:
-        """Return the newest file's number and runs. A kill may have left some of these in the store. Raises
+        """Return the newest file's number and runs, some of which may still be in the store. Raises
         ArchiveUnavailable.
         """
         try:
@@ -116,7 +109,6 @@ class GzipArchive:
 
 
 def _write(path: Path, content: Sequence[str]) -> None:
-    """Raises FileExistsError if another server has just written that file."""
     part = path.parent / f"{uuid.uuid4().hex}.part"
     try:
         with open(part, "xb", opener=_for_its_owner) as file:
@@ -133,7 +125,6 @@ def _write(path: Path, content: Sequence[str]) -> None:
 
 
 def _name(part: Path, path: Path) -> None:
-    """Give a file its name, without replacing another."""
     try:
         os.link(part, path)
     except OSError as error:

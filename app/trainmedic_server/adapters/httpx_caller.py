@@ -115,7 +115,6 @@ def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes
 
 
 async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
-    """Return what arrived in time, up to `limit` bytes."""
     content = bytearray()
     try:
         async with asyncio.timeout_at(until):

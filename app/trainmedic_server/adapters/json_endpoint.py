@@ -15,7 +15,6 @@ from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 
 _TIMEOUT = timedelta(seconds=10)
 _TAKEN_FOR_WRONG = frozenset({400, 413, 422})
-"""Statuses that reject the content, so that a repetition fails too."""
 
 
 class JsonEndpoint:

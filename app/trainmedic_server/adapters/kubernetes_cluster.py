@@ -35,7 +35,7 @@ from trainmedic_server.ports.fence import Fence, no_fence
 
 FIELD_MANAGER: Final = "trainmedic"
 TIMEOUT: Final = timedelta(seconds=15)
-"""One call. The caller retries until the step's timeout."""
+"""The caller retries until the step's timeout."""
 PAGE: Final = 500
 _NOTHING_DONE: Final = (401, 403, 429)
 """Statuses answered before anything is done."""

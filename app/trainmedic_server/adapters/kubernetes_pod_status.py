@@ -24,7 +24,6 @@ _OPERATORS: Final = (
 """Labels that only training operators set."""
 _ACCELERATOR: Final = re.compile(r"[\w.-]+/\S*(?:gpu|gaudi|tpu|ascend|neuron|mlu|npu|mig-)", re.IGNORECASE)
 _MAIN: Final = frozenset({"pytorch", "tensorflow", "mpi", "jax", "xgboost", "paddle", "node", "trainer"})
-"""Names that operators give to the container that trains."""
 _MOST_FAULTS: Final = 8
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
@@ -74,8 +73,6 @@ _PROBE: Final = re.compile(r"failed (?:liveness|startup) probe")
 
 
 class PodOutline(Struct, frozen=True):
-    """The parts of a pod that reading its faults needs."""
-
     uid: str
     namespace: str
     name: str
@@ -90,7 +87,6 @@ class PodOutline(Struct, frozen=True):
 
 
 def outline_of(pod: Object, job: str | None) -> PodOutline | None:
-    """Return None if the labels name no job, or if the server itself made the Job."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a node's health check, not training
         return None
@@ -118,7 +114,6 @@ def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
-    """Return the newest fault of each kind in a pod's events since `since`."""
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
         fault = _of_event(event, outline)
@@ -130,7 +125,6 @@ def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datet
 
 
 def not_ready(node: Object) -> NodeNotReady | None:
-    """Return None while the node is ready."""
     for condition in _mappings((node.get("status") or {}).get("conditions")):
         if condition.get("type") != "Ready" or condition.get("status") == "True":
             continue
@@ -146,7 +140,6 @@ def not_ready(node: Object) -> NodeNotReady | None:
 
 
 def _of_pod(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
-    """The status has its reason, and since Kubernetes 1.26 also a condition."""
     reason, message = _text(status.get("reason")), _message(status.get("message"))
     disruption = next((each for each in _conditions(status, "DisruptionTarget") if each.get("status") == "True"), {})
     at = _time(disruption.get("lastTransitionTime")) or _ended_at(status) or outline.placed_at
@@ -244,7 +237,6 @@ def _with_accelerator(spec: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _asked_to_end(metadata: Mapping[str, Any]) -> datetime | None:
-    """The API states the end of the grace period."""
     over = _time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")
     seconds = grace if isinstance(grace, int) and 0 <= grace < 1_000_000 else 0
@@ -333,7 +325,6 @@ def _fault(
 
 
 def _message(value: Any) -> str:
-    """Mask and cut the message, because the kubelet copies output of containers and registries."""
     return masked(" ".join(value[: 2 * LONGEST_MESSAGE].split()))[:LONGEST_MESSAGE] if isinstance(value, str) else ""
 
 

@@ -1,7 +1,7 @@
 """Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop.
 
-Statuses come from the watch of ``kubernetes_topology``. Events are read only for verdicts and for pods that do not
-start, within a number of requests a minute. All data is bounded; after a start it is read again.
+Events are read only for verdicts and for pods that do not start, within a number of requests a minute. All data is
+bounded; after a start it is read again.
 """
 
 from __future__ import annotations
@@ -35,15 +35,12 @@ MOST_READ: Final = 8
 MOST_EVENTS: Final = 200
 """Limit for one pod. Kubernetes merges repeated events, and keeps them for an hour."""
 MOST_REQUESTS: Final = 60
-"""Within `_WINDOW`."""
 _WINDOW: Final = timedelta(minutes=1)
 _FRESH: Final = timedelta(seconds=15)
 _FRESH_FAILURE: Final = timedelta(seconds=30)
 _PATIENCE_SECONDS: Final = 5.0
-"""Time limit for all events of a job."""
 _EVENTS_FROM: Final = timedelta(minutes=15)
 _SLOW_START: Final = timedelta(minutes=2)
-"""Time without containers after which the events of a placed pod are read."""
 _SLOW_AGAIN: Final = timedelta(minutes=1)
 _SLOW_AT_ONCE: Final = 4
 _SLOW_EVERY_SECONDS: Final = 10.0
@@ -68,12 +65,9 @@ class _EventsRead(Struct, frozen=True):
     at: datetime
     faults: tuple[PodFault, ...] = ()
     unread: str = ""
-    """Why the events are incomplete."""
 
 
 class KubernetesPods(JobPods):
-    """Pass it every change of pods and nodes, and run `watch` in the background."""
-
     def __init__(self, cluster: EventLister, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -99,7 +93,6 @@ class KubernetesPods(JobPods):
             self._keep(absent.outline, (), is_deleted=True)  # deleted while the watch was down
 
     def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None:
-        """A deleted pod has its last state."""
         try:
             outline = pod_status.outline_of(pod, job)
         except (AttributeError, KeyError, TypeError):
@@ -187,7 +180,6 @@ class KubernetesPods(JobPods):
     # --- events
 
     async def _read_together(self, outlines: Sequence[PodOutline]) -> list[_EventsRead]:
-        """Late events count as unread."""
         tasks = [asyncio.create_task(self._events_of(outline)) for outline in outlines]
         try:
             await asyncio.wait(tasks, timeout=_PATIENCE_SECONDS)
@@ -241,7 +233,6 @@ class KubernetesPods(JobPods):
             await asyncio.sleep(_SLOW_EVERY_SECONDS)
 
     async def look_at_slow_starts(self) -> None:
-        """Read the events of one waiting pod for each of some jobs."""
         now = self._clock.now()
         chosen: dict[str, PodOutline] = {}
         for outline in self._present.values():

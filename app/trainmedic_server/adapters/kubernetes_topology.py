@@ -41,8 +41,6 @@ class Watched(Protocol):
 
 
 class ObjectListener(Protocol):
-    """Listener that needs more than the topology stores."""
-
     answers: bool
 
     def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None: ...
@@ -54,7 +52,6 @@ class KubernetesTopology:
     """Run `watch` in the background. The other methods are safe in any thread."""
 
     def __init__(self, cluster: Watched, metrics: telemetry.Metrics, pods: ObjectListener | None = None) -> None:
-        """`pods` receives every pod and node as the API writes it."""
         self._cluster = cluster
         self._listener = pods
         self._metrics = metrics
@@ -62,7 +59,6 @@ class KubernetesTopology:
         self._pods: dict[str, Pod] = {}
         self._topology: ClusterTopology | None = None
         self._names: NodeNames | None = None
-        """Stored separately, because nodes change more rarely than pods."""
         self._unanswered = {NODES, PODS}
         self._lock = threading.Lock()
         """The run store's thread reads these too."""
@@ -147,7 +143,6 @@ class KubernetesTopology:
             self._listener.node_changed(changed, is_deleted=is_deleted)
 
     def _changed(self, resource: Resource) -> None:
-        """The caller holds the lock."""
         self._topology = None
         if resource == NODES:
             self._names = None
@@ -170,7 +165,6 @@ def _node(node: Object) -> ClusterNode:
 
 
 def _pod(pod: Object) -> Pod | None:
-    """Return None if it has no node or has ended."""
     node = (pod.get("spec") or {}).get("nodeName")
     status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):

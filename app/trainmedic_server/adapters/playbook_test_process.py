@@ -28,7 +28,6 @@ _PRINTED_BYTES = 4 << 20
 _KEPT_NAMES = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR")
 _NICE = 10
 _FIRST_TO_GO = "1000"
-"""OOM score: the kernel kills this process first."""
 
 
 class PlaybookTestProcess:

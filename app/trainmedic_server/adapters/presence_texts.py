@@ -34,7 +34,6 @@ class PresenceTexts:
         self._lock = threading.Lock()
 
     def details(self, key: str, raw: bytes) -> Mapping[str, Any]:
-        """Return the text's object, empty if it is none or too large. Unchanged parts are the same Python objects."""
         with self._lock:
             before = self._said.get(key)
         body, at = _without_time(raw)
@@ -58,7 +57,6 @@ class PresenceTexts:
 
 
 def read(raw: bytes) -> dict[str, Any]:
-    """Return an empty object if the text has none or is too large."""
     if len(raw) > LARGEST_PRESENCE:
         return {}
     try:
@@ -72,10 +70,6 @@ def digest(raw: bytes) -> bytes:
 
 
 def _without_time(raw: bytes) -> tuple[bytes, str | None]:
-    """Return the text before its time, and the time. None if it does not end with one.
-
-    Texts that agree up to there differ only in the time, because it contains no quotation mark.
-    """
     begins_at = raw.rfind(_TIME_BEGINS)
     at = raw[begins_at + len(_TIME_BEGINS) : -len(_TIME_ENDS)]
     if begins_at < 0 or not raw.endswith(_TIME_ENDS) or len(at) > _LONGEST_TIME or b'"' in at or b"\\" in at:
@@ -84,5 +78,4 @@ def _without_time(raw: bytes) -> tuple[bytes, str | None]:
 
 
 def _same(before: Any, value: Any) -> Any:
-    """Reuse `before` to save memory."""
     return before if isinstance(value, list | dict) and before == value else value

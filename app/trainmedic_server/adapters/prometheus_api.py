@@ -88,7 +88,6 @@ class PrometheusApi(MetricsAndRules):
 
 
 def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
-    """Raises MetricsUnavailable."""
     try:
         answer = json.loads(reply.body)
         if reply.status == 200 and answer["status"] == "success":

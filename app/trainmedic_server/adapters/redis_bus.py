@@ -39,11 +39,10 @@ UNHEARD_AFTER = timedelta(seconds=10)
 
 
 class RedisBus:
-    """`start` it before use, `close` it after.
+    """``consumer`` is the name in the consumer group. It must stay the same over restarts and for each leader of
+    several servers, because Redis delivers unacknowledged replies to the same name again.
 
-    ``consumer`` is the name in the consumer group. It must stay the same over restarts and for each leader of several
-    servers, because Redis delivers unacknowledged replies to the same name again. ``on_late_reply`` receives final
-    replies that no request waits for. ``fence`` is called before any read or write.
+    ``on_late_reply`` receives final replies that no request waits for. ``fence`` is called before any read or write.
     """
 
     def __init__(
@@ -126,15 +125,12 @@ class RedisBus:
         self._router.acknowledge(command_id)
 
     async def agents(self) -> list[Presence]:
-        """Raises BusUnavailable."""
         return await self._presences.all_under(envelope.agent_presence(""))
 
     async def jobs(self) -> list[Presence]:
-        """Raises BusUnavailable."""
         return await self._presences.all_under(envelope.job_presence(""))
 
     async def launchers(self) -> list[Presence]:
-        """Raises BusUnavailable."""
         presences = await self._presences.all_under(notice.launcher_presence(""))
         return [replace(presence, name=notice.job_of_launcher(presence.name)) for presence in presences]
 
@@ -232,7 +228,6 @@ class CommandAddress(Struct, frozen=True):
     stream: str
     presence: str
     identity: str
-    """Identity whose key signs its messages."""
 
 
 def _address_of(command: Command) -> CommandAddress:

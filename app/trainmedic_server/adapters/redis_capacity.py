@@ -1,7 +1,5 @@
-"""Monitoring of Redis's capacity for clients and data.
-
-A full Redis rejects agents and jobs, or takes no commands. So `RedisCapacity` warns before that: in the log, at
-``/ready`` and by a metric.
+"""Monitoring of Redis's capacity, because a full Redis rejects agents and jobs, or takes no commands. It warns in the
+log, at ``/ready`` and by a metric.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ log = telemetry.logger(__name__)
 
 
 async def check_is_no_cluster(url: str) -> None:
-    """Raise ConfigurationError for a Redis Cluster."""
     client = open_client(url)
     try:
         async with asyncio.timeout(_ASK_SECONDS):
@@ -44,8 +41,6 @@ async def check_is_no_cluster(url: str) -> None:
 
 
 class RedisCapacity:
-    """``caveat`` is a further warning about this Redis."""
-
     def __init__(self, url: str, metrics: telemetry.Metrics, caveat: str = "") -> None:
         self._client: Redis = open_client(url)
         self._share = metrics.redis_used_share
@@ -56,7 +51,6 @@ class RedisCapacity:
         return "; ".join(filter(None, (self._caveat, *self._warnings.values())))
 
     async def watch(self) -> None:
-        """Outages are logged by other clients of Redis."""
         try:
             while True:
                 try:
@@ -68,7 +62,6 @@ class RedisCapacity:
             await self._client.aclose()
 
     async def look(self) -> None:
-        """Raises the errors of redis-py."""
         try:
             info = dict(await self._client.info("clients")) | dict(await self._client.info("memory"))
         except ResponseError:  # The user lacks the permission.

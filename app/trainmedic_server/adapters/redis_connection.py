@@ -32,10 +32,8 @@ from trainmedic_server import errors, telemetry
 log = telemetry.logger(__name__)
 
 FAULTS = (RedisError, OSError, asyncio.TimeoutError)
-"""Redis is unreachable or refuses a command. redis-py passes some socket errors through."""
 _LAST_WORDS_SECONDS = 1.0
 _CLOSED_TRANSPORT = "unable to perform operation on <"
-"""Beginning of uvloop's RuntimeError for a connection closed in the meantime."""
 
 
 def open_client(url: str, answer_seconds: float = ANSWER_SECONDS) -> Redis:
@@ -73,7 +71,7 @@ def _client(url: str, options: Mapping[str, Any]) -> Redis:
 
 
 class _PackedAtOnce:
-    """Packs pipelines three times as fast as redis-py, which took a quarter of a storm's function calls."""
+    """Packs pipelines three times as fast as redis-py."""
 
     def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[bytes]:
         """A name of several words, such as ``XGROUP CREATE``, is several arguments."""
@@ -108,7 +106,6 @@ class _HearsTheEnd:
 
 
 async def _last_words(reader: asyncio.StreamReader | None) -> str:
-    """Return an unread error of Redis. Empty if there is none."""
     if reader is None:
         return ""
     # The stored exception hides data received before. It was reported already, and nothing else reads here.
@@ -142,15 +139,12 @@ class _BriefSentinels(Sentinel):
 
 
 def without_password(url: str) -> str:
-    """Return scheme, host and database for logs."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 class RedisOutage:
-    """Logged when it begins, when it ends, and for each further known reason."""
-
     def __init__(self, activity: str, url: str, faults: Counter) -> None:
         self._activity = activity
         self._whole_url = url
@@ -159,7 +153,6 @@ class RedisOutage:
         self._backoff = new_backoff()
         self.is_on = False
         self.reason: errors.BusExplained | None = None
-        """Known reason: Redis's own error, or that of TLS."""
         self.refusal: errors.BusExplained | None = None
         """Why Redis refuses a needed command although it answers."""
         self._told: set[str] = set()
@@ -176,11 +169,9 @@ class RedisOutage:
         return self._backoff.next()
 
     def count(self) -> None:
-        """Count a refusal without an outage."""
         self._faults.inc()
 
     def refuse(self, error: BaseException) -> str:
-        """Return the reason, safe for logs."""
         self.count()
         told = unavailable(error, self._whole_url)
         self.refusal = told if isinstance(told, errors.BusExplained) else None
@@ -201,7 +192,6 @@ def new_backoff() -> Backoff:
 
 
 def unavailable(error: BaseException, url: str | None = None) -> errors.BusUnavailable:
-    """Translate an error of redis-py."""
     if takes_no_clients(error):
         return _full()
     if explanation := explained(error, url) or unreachable(error):

@@ -27,7 +27,6 @@ from trainmedic_server.ports.findings import TakeUpdates
 log = telemetry.logger(__name__)
 
 _ENTRIES_PER_READ = 64
-"""Few: each may contain an excerpt of 256 KiB."""
 
 
 class RedisFindings:

@@ -22,16 +22,12 @@ log = telemetry.logger(__name__)
 
 LARGEST_REPLY = 256 * 1024
 MOST_NOTICES = 1000
-"""The engine takes them every few seconds."""
 _ENTRIES_PER_READ = 100
-"""Few: each can be as large as Redis permits."""
 
 LateReply = Callable[[envelope.Reply], Awaitable[None]]
 
 
 class ReplyInbox:
-    """Passes genuine replies to the router. ``signer`` is None without a key."""
-
     def __init__(
         self,
         client: Redis,
@@ -57,7 +53,6 @@ class ReplyInbox:
         )  # fmt: skip
         self._log_limit = LogLimit()
         self.notices: dict[bytes, Notice] = {}
-        """Genuine notices by entry. The consumer removes them."""
 
     async def run(self) -> None:
         await self._reader.run()

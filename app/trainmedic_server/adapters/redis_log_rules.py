@@ -1,7 +1,6 @@
 """Distribution of log rules to the agents: the rules under one key, and a signed notice for each node.
 
-Both are written on changes and again periodically, because Redis may lose data. An agent that reads none keeps its
-rules.
+Both are written on changes and periodically, because Redis may lose data. An agent that reads none keeps its rules.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ _NODES_PER_PIPELINE = 500
 
 
 class RedisLogRules:
-    """``rules`` returns the loaded rules, ``nodes`` the nodes of connected agents."""
-
     def __init__(
         self,
         url: str,
@@ -73,7 +70,6 @@ class RedisLogRules:
         await self._client.aclose()
 
     async def hand_out(self) -> None:
-        """Write changes, and periodically everything. Raises the errors of redis-py."""
         self._fence()
         rule_set, now = self._rules(), asyncio.get_running_loop().time()
         if rule_set is not self._rule_set:

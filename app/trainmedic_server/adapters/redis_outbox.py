@@ -26,27 +26,19 @@ GROUP = "trainmedic"
 STREAM_ENTRIES = 1000
 """Approximate. Receivers delete answered commands."""
 STREAM_SECONDS = 24 * 3600
-"""Until a stream is deleted after its last command has expired."""
 _COMMANDS_PER_PIPELINE = 256
-"""Limits the round trips and the blocking of the event loop."""
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
 
 class QueuedCommand(Struct):
     stream: str
     presence: str
-    """Key of the receiver's presence."""
     raw: bytes
-    """Signed envelope."""
     signatures: Mapping[bytes, str]
-    """Fields of the entry. Empty without a signing key."""
     expires_at: datetime
     on_sent: Callable[[bytes | None], None]
-    """Called with the receiver's presence at that time."""
     is_wanted: Callable[[], bool]
-    """True while a request waits."""
     backoff: Backoff | None = None
-    """None until the stream has refused it."""
     is_queued: bool = False
 
 
@@ -139,7 +131,6 @@ class CommandOutbox:
                 command.on_sent(value if isinstance(value, bytes) else None)
 
     def _send_later(self, command: QueuedCommand, error: Exception) -> None:
-        """Retry a command that its stream refuses (wrong type, out of memory) without delaying the others."""
         reason = self._outage.refuse(error)
         if command.backoff is None:
             command.backoff = new_backoff()

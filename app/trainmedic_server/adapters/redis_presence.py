@@ -1,7 +1,5 @@
-"""Presences: expiring keys that connected agents, jobs and launchers write.
-
-They state which ranks must answer, where a job runs, and what to show to people. Sending a command never depends on
-them.
+"""Presences: expiring keys of connected agents, jobs and launchers. They state which ranks must answer, where a job
+runs, and what to show to people. Sending a command never depends on them.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ log = telemetry.logger(__name__)
 
 MOST_LISTED = 50_000
 MOST_CLAIMS = 1000
-"""Untrusted presences with shown content."""
 _LONGEST_NAME = 4 * 253
 """A name has up to 253 characters."""
 _KEYS_PER_SCAN = 1000
@@ -33,12 +30,9 @@ _KEYS_PER_CALL = 128
 """Few, so that no turn of the event loop takes long."""
 _BYTES_PER_CALL = 4 * 1024 * 1024
 _USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL
-"""Read first; few presences are larger."""
 
 
 class PresenceReader:
-    """Reading within limits, safe with any content of Redis."""
-
     def __init__(self, client: Redis, judge: PresenceJudge) -> None:
         self._client = client
         self._judge = judge
@@ -47,14 +41,10 @@ class PresenceReader:
 
     @property
     def refusal(self) -> BusExplained | None:
-        """Why Redis refused the last listing. None if it did not."""
         return next(iter(self._refusals.values()), None)
 
     async def all_under(self, prefix: str) -> list[Presence]:
-        """Return all agents or jobs. Raises BusUnavailable.
-
-        Concurrent calls share one listing: in a storm on a dead cluster, all commands list at the same moment.
-        """
+        """Return all agents or jobs. Concurrent calls share one listing. Raises BusUnavailable."""
         task = self._listings.get(prefix)
         if task is None:
             task = self._listings[prefix] = asyncio.create_task(self._list(prefix))
@@ -62,7 +52,6 @@ class PresenceReader:
         return await asyncio.shield(task)
 
     async def read(self, key: str) -> Presence | None:
-        """Raises BusUnavailable."""
         value = await self.value(key)
         return self._judge.presence_of(key, value) if value else None
 
@@ -120,7 +109,6 @@ class PresenceReader:
         return sorted(keys)
 
     async def _each(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
-        """Send commands in one round trip. Errors are among the results."""
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
@@ -128,14 +116,12 @@ class PresenceReader:
 
 
 def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
-    """Keep untrusted content only in the first `MOST_CLAIMS`."""
     doubtful = [presence for presence in presences if presence.claims]
     too_many = {id(presence) for presence in doubtful[MOST_CLAIMS:]}
     return [replace(presence, claims={}) if id(presence) in too_many else presence for presence in presences]
 
 
 def presence_reading(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
-    """Read up to `most` bytes and one more."""
     return "GETRANGE", key, 0, most
 
 
@@ -144,7 +130,6 @@ def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:
 
 
 def _batches(keys: Sequence[bytes], sizes: Sequence[Any]) -> Iterator[list[bytes]]:
-    """Values that are not strings have no size and are skipped."""
     batch: list[bytes] = []
     total = 0
     for key, size in zip(keys, sizes, strict=True):

@@ -43,8 +43,6 @@ _KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {
 
 
 class _Believed(NamedTuple):
-    """Last trusted presence under a key."""
-
     written_at: datetime
     ranks: frozenset[int] | None
     digest: bytes
@@ -102,7 +100,6 @@ class PresenceJudge:
         return last.ranks if last is not None else None
 
     def _checked_time(self, written_at: datetime | None, now: datetime) -> datetime:
-        """Raises BadSignature if the time is not recent."""
         if written_at is None:
             raise BadSignature("does not say when it was written")
         if abs(now - written_at) > OLDEST:
@@ -135,7 +132,6 @@ class PresenceJudge:
         return Presence(name, last.written_at, last.details, doubt, claims)
 
     def _note(self, key: str, doubt: str) -> None:
-        """Count an untrusted presence. Log it once."""
         self._metrics.refused_messages.labels(reason="presence").inc()
         with self._lock:
             is_new = key not in self._doubted
@@ -147,7 +143,6 @@ class PresenceJudge:
 
 
 def ranks_in(details: Mapping[str, Any]) -> frozenset[int] | None:
-    """Return None if the presence lists no ranks."""
     ranks = details.get("ranks")
     if not isinstance(ranks, list) or not ranks:
         return None

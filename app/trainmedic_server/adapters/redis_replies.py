@@ -1,6 +1,5 @@
-"""Matching of replies to waiting requests, with the stream entries that are not acknowledged yet.
-
-An entry is acknowledged only when the outcome in it is durable, so that a killed server receives it again.
+"""Matching of replies to waiting requests. A stream entry is acknowledged only when the outcome in it is durable, so
+that a killed server receives it again.
 """
 
 from __future__ import annotations
@@ -15,18 +14,13 @@ from trainmedic.wire.envelope import EXPIRED, Reply
 GRACE = timedelta(minutes=5)
 """Unclaimed replies are stored for this time: recovery requests them again."""
 EARLY_LIMIT = 10_000
-"""Commands with early replies, and entries of one command."""
 RECENT_LIMIT = 20_000
 
 
 class ReplyWaiter:
-    """State shared by all requests for one command."""
-
     def __init__(self, expires_at: datetime, identity: str) -> None:
         self.expires_at = expires_at
-        """Latest expiry sent."""
         self.identity = identity
-        """Receiver, which alone may answer."""
         self.send_again: Callable[[], None] | None = None
         self.ranks: frozenset[int] | None = None
         """None while unknown."""
@@ -36,7 +30,6 @@ class ReplyWaiter:
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()
         self.heard = asyncio.Event()
-        """Set with the first reply, final or not."""
         self.users = 0
 
     @property
@@ -51,7 +44,6 @@ class ReplyWaiter:
 
     @property
     def knows_who_answers(self) -> bool:
-        """The presence or a final reply states which replies make it complete."""
         told = any(rank is None or reply.ranks is not None for rank, reply in self.finals.items())
         return told or self.ranks is not None
 
@@ -60,7 +52,6 @@ class ReplyWaiter:
         self.changed.set()
 
     def mark_sent(self, ranks: frozenset[int] | None) -> None:
-        """`ranks` come from the receiver's presence."""
         self.sent.set()
         self.expect(ranks)
 
@@ -99,7 +90,6 @@ class ReplyRouter:
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
         """Replies by entry within `GRACE` after the start, without a waiting request."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
-        """Ranks that answered a completed request."""
         self._unclaimed: list[tuple[bytes, Reply]] = []
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
@@ -123,7 +113,6 @@ class ReplyRouter:
             self._recent.popitem(last=False)
 
     def send_again(self) -> None:
-        """Send again all commands with incomplete replies."""
         for waiter in self._waiters.values():
             if waiter.send_again is not None and not waiter.is_complete:
                 waiter.send_again()
@@ -135,11 +124,9 @@ class ReplyRouter:
             self._acknowledge(list(entries))
 
     def discard(self, entry: bytes) -> None:
-        """Acknowledge an entry that nothing needs."""
         self._acknowledge([entry])
 
     def take(self, entry: bytes, reply: Reply, now: datetime) -> bool:
-        """Return False if the reply answers another command than the one sent."""
         if self._is_signed and not reply.is_to_genuine:
             # The author of the refused message can have chosen the ID of the command sent.
             self.discard(entry)
@@ -161,7 +148,6 @@ class ReplyRouter:
         return True
 
     def take_unclaimed(self, now: datetime) -> list[tuple[bytes, Reply]]:
-        """Remove and return entries without a waiting request."""
         if now >= self._early_until and self._early:
             for entries in self._early.values():
                 self._unclaimed.extend(entries.items())

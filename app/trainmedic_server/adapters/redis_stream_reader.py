@@ -26,9 +26,7 @@ name.
 """
 IDS_SECONDS = 3.0
 _AHEAD_MS = 3600 * 1000
-"""More than a clock is usually set back."""
 _AGAIN_SECONDS = 1.0
-"""Wait after a failure."""
 
 Entry = tuple[bytes, dict[bytes, bytes] | None]
 """None: deleted in the meantime."""
@@ -37,11 +35,10 @@ log = telemetry.logger(__name__)
 
 
 class StreamReader:
-    """Passes up to `most` entries at a time to `take`, sometimes none. `take` deletes them itself; if it raises, they
-    stay.
+    """Passes up to `most` entries at a time to `take`, sometimes none.
 
-    ``consumer`` must stay the same over restarts and for each of several servers. ``fence`` is called before any read,
-    ``on_back`` when Redis answers again. ``loop`` is the name in metrics.
+    `take` deletes them itself; if it raises, they stay. ``consumer`` and ``fence`` are those of `RedisBus`. ``on_back``
+    is called when Redis answers again. ``loop`` is the name in metrics.
     """
 
     def __init__(

@@ -1,10 +1,7 @@
-"""Listener that sends each closed run as a trace to an OpenTelemetry collector.
+"""Listener that sends each closed run as a trace to an OpenTelemetry collector, as OTLP over HTTP in JSON.
 
-The run is the root span, with steps, attempts and ranks below it. An undo's span follows when it is done. IDs derive
-from the run's, so repetitions are the same spans.
-
-OTLP over HTTP in JSON (OpenTelemetry Protocol 1.x, ``/v1/traces``). Spans contain no parameters and no labels except
-the alert's name.
+The run is the root span, with steps, attempts and ranks below it. IDs derive from the run's, so repetitions are the
+same spans. Spans contain no parameters and no labels except the alert's name.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from trainmedic_server.ports.store import RunRecord
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_TEXT = 1_000
 _MOST_EVENTS = 128
-"""Default of OpenTelemetry's SDKs."""
 _SPAN_KIND_INTERNAL = 1
 _OK, _ERROR = 1, 2
 _WENT_WRONG = frozenset({Status.FAILED})
@@ -41,8 +37,6 @@ class RunReader(Protocol):
 
 
 class RunTraces:
-    """``instance`` distinguishes servers of several clusters. `on_left_out` receives the number of rejected spans."""
-
     name = "traces_to"
     kinds = UNDO_OVER | names(Closed)
     at_once = 50
@@ -205,7 +199,6 @@ def _span(
     attributes: Mapping[str, Any],
     parent: str | None = None,
 ) -> dict[str, Any]:
-    """``path`` is the span's place in the run, ``parent`` that of its parent, None for the root."""
     above = {} if parent is None else {"parentSpanId": _span_id(run, parent)}
     return {
         "traceId": _trace_id(run),

@@ -16,8 +16,6 @@ _KEPT_STEPS = 100
 
 
 class SystemClock:
-    """`SteadyTime` handles changes of the machine's clock."""
-
     def __init__(self, time: SteadyTime = steady_time.OF_PROCESS) -> None:
         self._time = time
         self._steps: deque[ClockStep] = deque(maxlen=_KEPT_STEPS)
@@ -44,7 +42,6 @@ class SystemClock:
             await asyncio.sleep(min(left, _LONGEST_SLEEP_SECONDS))
 
     def _left(self, when: datetime, left: float) -> float:
-        """`left` allows for the drift between the two clocks."""
         by_time = (when - self.now()).total_seconds()
         return by_time if by_time < left + _RUNNING_APART_SECONDS else left
 

@@ -35,7 +35,6 @@ class Rename(Struct, frozen=True):
     """None if the alert keeps its name."""
     matchers: tuple[Matcher, ...] = ()
     labels: tuple[tuple[str, LabelValue], ...] = ()
-    """Set if the alert lacks them."""
     drop: frozenset[str] = frozenset()
 
     @property
@@ -68,7 +67,6 @@ class Accept(Struct, frozen=True):
     matcher: Matcher
 
     def refusal(self, labels: Mapping[str, str]) -> str:
-        """Return an empty text if it accepts the alert."""
         try:
             if self.matcher.matches(labels):
                 return ""
@@ -82,7 +80,6 @@ class CompiledAlertMap(Struct, frozen=True):
 
     accept: tuple[Accept, ...] = ()
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
-    """By alertname, in the order of files and entries."""
     unusable: str = ""
     """Reason to accept no alert: a file that was never loaded may have conditions."""
 
@@ -121,7 +118,6 @@ class CompiledAlertMap(Struct, frozen=True):
 
 
 def _text(value: LabelValue, scope: Mapping[str, Any]) -> str:
-    """Return empty if the template names a missing label."""
     if isinstance(value, str):
         return value
     try:

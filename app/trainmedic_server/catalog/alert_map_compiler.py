@@ -148,7 +148,6 @@ class _Compilation:
 
 
 def _forbidden(label: str) -> str:
-    """Return why a map may not set this label, in any spelling. Empty if it may."""
     plain = _NOT_A_LETTER.sub("", unicodedata.normalize("NFKC", label).casefold())
     if plain == _NOT_A_LETTER.sub("", SHIPPED_RULE_LABEL):
         return "is the proof of a shipped rule, which playbooks that can do harm require; a map cannot set it"

@@ -31,12 +31,10 @@ class LoadedMap(Struct, frozen=True):
     path: Path
     digest: str = ""
     content: CompiledFile | None = None
-    """None if there never was any."""
     problems: tuple[FileProblem, ...] = ()
 
 
 def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
-    """An invalid file keeps the content of `before`."""
     kept = before.content if before is not None else None
     text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
@@ -102,7 +100,6 @@ class AlertMapLibrary:
         return True
 
     def _kept_below(self, path: Path) -> dict[Path, LoadedMap]:
-        """Return the last known content."""
         known = {old: file for old, file in self._files.items() if old == path or path in old.parents}
         return {old: replace(file, problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
 

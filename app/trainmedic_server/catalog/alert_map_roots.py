@@ -8,7 +8,6 @@ from pathlib import Path
 
 SETTING = "TRAINMEDIC_ALERT_MAP"
 SHIPPED = "shipped"
-"""All shipped maps."""
 _FOLDER = "alert-maps"
 _INSTALLED = Path("/etc/trainmedic") / _FOLDER
 _CHECKOUT = Path(__file__).parents[3] / _FOLDER

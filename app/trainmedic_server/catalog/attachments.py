@@ -1,7 +1,5 @@
-"""Files that playbook steps name by ``template:``, read from the playbook's folder and embedded in the document.
-
-They become part of its version under ``files``. So a run keeps the manifest it started with, and the store needs only
-the text.
+"""Files that playbook steps name by ``template:``, embedded in the playbook's document. They become part of its version
+under ``files``, so a run keeps the manifest it started with.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ def paths(document: YamlDocument) -> list[Path]:
 
 
 def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
-    """Embed the named files, or return the errors."""
     if isinstance(document.value, dict) and "files" in document.value:
         return document  # It contains its files already.
     added: dict[str, str] = {}
@@ -70,14 +67,12 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
 
 
 def length(document: YamlDocument, name: str) -> int:
-    """Return 0 if the file is missing."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     return len(text) if isinstance(text, str) else 0
 
 
 def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:
-    """Return the mapping in the attached file, or its errors."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     if not isinstance(text, str):

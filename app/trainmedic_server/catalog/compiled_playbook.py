@@ -33,8 +33,6 @@ class UncheckedParams(BaseModel):
 
 
 class CompiledStep(Struct, frozen=True):
-    """Parts of a step that depend on the scope."""
-
     name: str
     when: Expression | None = None
     params: ValueTemplate | None = None

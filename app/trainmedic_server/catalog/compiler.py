@@ -44,7 +44,6 @@ def compile_document(
     identity: IdentityLabels = IdentityLabels(),
     allowance: Allowance | None = None,
 ) -> YamlPlaybook | list[FileProblem]:
-    """Return all errors in file order, if any."""
     compilation = _Compilation(document, actions, identity, allowance or Allowance())
     try:
         return compilation.run()
@@ -60,9 +59,7 @@ class _Compilation:
     allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
     place: DocumentPath = ()
-    """Path of the current template."""
     manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)
-    """By file name."""
 
     def run(self) -> YamlPlaybook | list[FileProblem]:
         definition = model_errors.validate(Playbook, self.document, PHASES)
@@ -206,7 +203,6 @@ class _Compilation:
     def _with_manifest(
         self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath
     ) -> Mapping[str, Any]:
-        """Replace ``template`` by the file's content."""
         name = raw.get(attachments.PARAMETER)
         if not isinstance(name, str) or action is None or attachments.MANIFEST not in action.Params.model_fields:
             return raw
@@ -229,7 +225,6 @@ class _Compilation:
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
-        """Return None if there are templates, of which only the names and constants are checked."""
         place = (*path, "with")
         templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)
@@ -270,7 +265,6 @@ class _Compilation:
     def _template(
         self, raw: Mapping[str, Any], path: DocumentPath, names: VisibleNames, name: str
     ) -> ValueTemplate | None:
-        """Return None if a template is wrong."""
         compiled: dict[str, Expression | TextTemplate] = {}
         are_fine = True
         for inner, text in _texts(raw, path):
@@ -290,7 +284,6 @@ class _Compilation:
         name: str,
         parse: Callable[[str], SyntaxTree] = template_syntax.parse_template,
     ) -> Expression | TextTemplate | None:
-        """Return None if syntax or names are wrong."""
         self.place = path
         try:
             tree = parse(text)
@@ -342,7 +335,6 @@ def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | i
 
 
 def _output_keys(entry: Any, actions: Actions, kind: TargetKind | None) -> Collection[str]:
-    """Return empty if the action does not declare them for this target."""
     name = entry.get("action") if isinstance(entry, dict) else None
     action = actions.action_class(name) if isinstance(name, str) else None
     keys: Collection[str] = getattr(action, "outputs", ())
@@ -356,7 +348,6 @@ def _with_misplaced(
     document: YamlDocument,
     path: DocumentPath,
 ) -> list[FileProblem]:
-    """Give a better message for parameters next to ``action`` that belong below ``with``."""
     for key in entry:
         if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
             misplaced = document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)
@@ -365,6 +356,5 @@ def _with_misplaced(
 
 
 def _is_of_key(problem: FileProblem, at: FileProblem, key: str) -> bool:
-    """Return whether the problem says only that this key is unknown."""
     is_there = (problem.line, problem.column) == (at.line, at.column)
     return is_there and problem.message.startswith(f"unknown key {key!r}")

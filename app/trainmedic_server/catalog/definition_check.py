@@ -12,7 +12,6 @@ _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
 
 
 def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
-    """Yield each error with its path."""
     yield from _durations(definition)
     yield from _question(("approval",), ("approval",), definition.approval)
     for phase in PHASES:
@@ -48,7 +47,6 @@ def _times(place: DocumentPath, asking: Question | Approval) -> list[tuple[Docum
 def _question(
     place: DocumentPath, step_place: DocumentPath, asking: Question | Approval, step: ApproveStep | None = None
 ) -> Iterator[tuple[DocumentPath, str]]:
-    """`step_place` is the path of its timeout."""
     if isinstance(asking, Approval):
         timeout, on_timeout, written = asking.timeout, asking.on_timeout, asking.model_fields_set
     else:

@@ -1,7 +1,6 @@
 """Playbooks of some directories, kept up to date; implements `ports.playbooks.Catalog`.
 
-`reload` replaces one immutable snapshot, so readers need no lock. An invalid file keeps its last valid playbooks. A
-deleted file removes its playbooks.
+An invalid file keeps its last valid playbooks. A deleted file removes its playbooks.
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ class _ReloadLimits:
         self._characters = 0
 
     def reason_against(self) -> str | None:
-        """Return None if a further file may be read."""
         if self._files >= yaml_files.MOST_FILES:
             return f"there are over {yaml_files.MOST_FILES} files of playbooks"
         if self._characters > _MOST_CHARACTERS:
@@ -122,11 +120,9 @@ class StaticCatalog:
         self._versions: dict[str, YamlPlaybook] = {}
 
     def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
-        """Sort by name."""
         return self._snapshot.by_alert.get(alertname, _NO_PLAYBOOKS).playbooks
 
     def shortlist(self, alert: Alert) -> Shortlist:
-        """Separate the playbooks that the alert's labels exclude."""
         return self._snapshot.by_alert.get(alert.name, _NO_PLAYBOOKS).shortlist(alert.labels)
 
     def get(self, name: str) -> YamlPlaybook | None:
@@ -136,7 +132,6 @@ class StaticCatalog:
         return tuple(self._snapshot.playbooks.values())
 
     def compile(self, text: str, source: str) -> YamlPlaybook:
-        """Compile an earlier version. Raises PlaybookError."""
         playbook = self._versions.get(text)
         if playbook is None:
             playbook = loader.load_one(text, source, self._actions, self._identity)
@@ -233,7 +228,6 @@ class Library(StaticCatalog):
                 return
 
     def _load_within(self, limits: _ReloadLimits, path: Path) -> LoadedFile:
-        """Return the previous file if the limits are reached."""
         before = self._files.get(path, LoadedFile(path, ""))
         reason = limits.reason_against()
         if reason is not None:
@@ -244,7 +238,6 @@ class Library(StaticCatalog):
         return now
 
     def _load(self, path: Path) -> LoadedFile:
-        """An invalid file keeps its previous playbooks."""
         before = self._files.get(path)
         now = loader.load_file(path, self._actions, self._identity, before)
         if before is None or now is before or not now.problems:

@@ -94,7 +94,6 @@ def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels 
 def load_file(
     path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels(), before: LoadedFile | None = None
 ) -> LoadedFile:
-    """Return `before` itself if nothing has changed."""
     raw = yaml_files.read(path)
     if isinstance(raw, FileProblem):
         return LoadedFile(path, "", (), (raw,))

@@ -1,7 +1,5 @@
-"""Detection of playbooks that would both act on one alert.
-
-Compares alertnames and written matcher values of playbooks that change something. Conditions in ``on.when`` are unknown
-before an alert arrives; the warning mentions them.
+"""Detection of playbooks that would both act on one alert, by alertnames and written matcher values. Conditions in
+``on.when`` are unknown before an alert arrives; the warning mentions them.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
 
 
 def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
-    """Return whether some labels can satisfy both, as far as values are written out."""
     labels = {matcher.label for matcher in first} & {matcher.label for matcher in second}
     for label in labels:
         of_label = [matcher for matcher in (*first, *second) if matcher.label == label]
@@ -58,7 +55,6 @@ def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
 
 
 def _values(matcher: Matcher) -> list[str]:
-    """Return the allowed values, if they are written out."""
     if matcher.operator == "=":
         return [matcher.value]
     return matcher.value.split("|") if matcher.operator == "=~" and _WORDS.fullmatch(matcher.value) else []

@@ -1,6 +1,5 @@
-"""JSON Schema of playbooks for editors, including each action's parameters.
-
-It is generated from the validating models. It lacks checks of template names, matchers and later steps.
+"""JSON Schema of playbooks for editors, generated from the validating models. It lacks checks of template names,
+matchers and later steps.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ _CONSTRAINTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 
 
 def json_schema(actions: Actions) -> dict[str, Any]:
-    """Include the installed actions."""
     classes = {
         name: action_class for name in actions.names() if (action_class := actions.action_class(name)) is not None
     }

@@ -38,12 +38,10 @@ class VisibleNames(Struct, frozen=True):
     kind: TargetKind | None = None
     steps: Collection[str] = ()
     outputs: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Known keys by step."""
     later: Collection[str] = ()
 
 
 def kind_of(target: Any) -> TargetKind | None:
-    """Return None if the document names no valid kind."""
     if isinstance(target, str):
         return TargetKind(target) if target in list(TargetKind) else None
     if isinstance(target, dict):
@@ -80,7 +78,6 @@ def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
 
 
 def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
-    """Chains that lead to the last member are checked separately."""
     owner, member = parts[:-1], parts[-1]
     match owner:
         case ("vars",):
@@ -116,7 +113,6 @@ def _missing(prefix: str, member: str, members: Collection[str] | None) -> str |
 
 
 def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
-    """Return None if the names are unknown."""
     for part in path:
         if not isinstance(value, Mapping) or part not in value:
             return None
@@ -136,7 +132,6 @@ def _unknown_step(member: str, scope: VisibleNames) -> str | None:
 
 
 def _unknown_statuses(tree: SyntaxTree) -> Iterator[str]:
-    """Yield comparisons of a step's status with a text that is no status."""
     for compare in tree.all_of(nodes.Compare):
         parts = names.chain(compare.expr)
         if parts is None or len(parts) != 3 or parts[0] != "steps" or parts[2] != "status":

@@ -14,13 +14,10 @@ from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
 
 MOST = 100
-"""The rest is only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Condition of one kind of anomaly."""
-
     kind: str
     query: str
     """PromQL with ``$job`` for the matcher and ``$every`` for the interval."""
@@ -141,7 +138,6 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
 
 def _limit(bound: Bound, points: Points) -> float | None:
-    """Return None if there are too few points for a relative limit."""
     if not bound.relative:
         return bound.limit
     values = figures.finite(points)

@@ -16,9 +16,7 @@ from trainmedic_logs.domain.known_finding import KnownFinding
 
 _VERY_LARGE = 0.5
 _FULL = 0.92
-"""As in the alert TrainingMemoryPressure."""
 _SLOW = 0.7
-"""Share of the usual throughput."""
 
 _ADVICE = {
     "data": (
@@ -54,7 +52,6 @@ class Straggler:
     rank: str
     node: str
     ratio: float
-    """Its own time divided by the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +90,7 @@ class LogHints:
     """Hints in a job's log about its pace."""
 
     timeouts: int = 0
-    """Findings about collective timeouts."""
     waits_for_data: bool = False
-    """The trainer itself states it."""
 
 
 def log_hints(findings: Sequence[KnownFinding]) -> LogHints:
@@ -151,7 +146,6 @@ def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | Non
 
 
 def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:
-    """Memory is a bottleneck if the cache was emptied for it, or if it is full and the job is slow."""
     reasons = []
     if memory.retries > 0:
         reasons.append(f"CUDA memory was allocated only after emptying the cache, {memory.retries:.0f} times")

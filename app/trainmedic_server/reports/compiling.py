@@ -41,9 +41,7 @@ MOST_RUNS = 20_000
 MOST_EVENTS = 20_000
 """The newest, about 10 MB."""
 MOST_FINDINGS = 2000
-"""The newest, of one job."""
 MOST_EVALUATIONS = 5000
-"""The newest, of one job."""
 LONGEST = timedelta(days=366)
 COUNTED = timedelta(days=30)
 _PATIENCE = timedelta(seconds=25)
@@ -145,7 +143,6 @@ class ReportCompiler:
     async def _runs(
         self, matching: HistoryFilter, left_out: dict[str, str], part: str = "repairs"
     ) -> AsyncIterator[Run]:
-        """Yield the newest `MOST_RUNS` runs. If there are more, note it for `part` of the report."""
         count = 0
         async for run in self.history.stream(matching):
             if count == MOST_RUNS:
@@ -155,7 +152,6 @@ class ReportCompiler:
             yield run
 
     async def _figures(self, job: str, since: datetime, until: datetime) -> tuple[JobFigures, str | None]:
-        """Return the figures, and why they are missing."""
         if self._metrics is None:
             return JobFigures(), NO_PROMETHEUS
         try:

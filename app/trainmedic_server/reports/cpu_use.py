@@ -35,9 +35,7 @@ class CpuUse:
 
     median_cores: float
     highest: tuple[RankCpu, ...]
-    """Ranks with a series, in descending order."""
     lowest: tuple[RankCpu, ...]
-    """Other ranks with a series, in ascending order."""
 
 
 def cpu_use(median: Points, ranks: Sequence[MetricSeries]) -> CpuUse | None:

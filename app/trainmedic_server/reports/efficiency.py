@@ -20,7 +20,6 @@ from trainmedic_server.ports.metric_history import Points
 STABLE_SECONDS = 3600.0
 """Stable throughput for this time is the baseline."""
 FIRST_POINTS = 50
-"""The baseline if throughput was never stable."""
 FEWEST_POINTS = 10
 _STABLE_SPREAD = 0.2
 """Maximum spread of the middle 80 % of the points, as a share of their median."""
@@ -37,7 +36,6 @@ class Baseline:
     """Throughput to compare a job with."""
 
     value: float
-    """Target or median, in the throughput's unit."""
     of: str
     """``target`` if declared; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
     begin: float
@@ -55,7 +53,6 @@ class Efficiency:
     throughput's percentage of the baseline.
     """
     throughput_share: float
-    """Throughput divided by the baseline."""
     limited_by: str | None = None
     """``throughput`` if the score alone would give a better rating, otherwise None."""
 

@@ -19,7 +19,6 @@ NETWORK = frozenset({CauseClass.NETWORK})
 MOST_LISTED = 50
 """The newest."""
 MOST_RANKS = 64
-"""The lowest."""
 NOTHING_READ = (
     "no agent has reported a finding of this job in that time: nothing was found in its log, or its log is not read"
 )
@@ -42,7 +41,6 @@ class ErrorEvent:
     """The lowest `MOST_RANKS`. Empty if the lines name none."""
     rank_count: int
     nodes: tuple[str, ...]
-    """Nodes on which the lines were read."""
     rules: tuple[str, ...]
     """Empty if only a verdict reports the event."""
     lines: int

@@ -29,13 +29,11 @@ class EvaluationRecord:
     """The newest. None if it is not a finite number, as ``problem`` states."""
     problem: str | None
     step: int | None
-    """None if the job did not state it."""
     at: datetime
     reports: int
     """Recorded values, at most one a minute."""
     lowest: float | None
     highest: float | None
-    """Extremes of the finite values."""
 
 
 def evaluation_records(events: Sequence[Event]) -> tuple[EvaluationRecord, ...]:

@@ -16,7 +16,6 @@ from trainmedic_server.reports.points import Stretch
 FAILED, GONE, ENDED, RESTARTED = map(name_of, (kinds.JobFailed, kinds.JobGone, kinds.JobEnded, kinds.JobRestarted))
 JOB_EVENTS = names(kinds.LifeEvent)
 DIAGNOSED = "diagnosed"
-"""Only a verdict reports it."""
 _SHOWS_BEFORE = 1800.0
 _FOUND_AFTER = 120.0
 """Seconds by which the first sign of a failure may precede or follow its report."""
@@ -30,7 +29,6 @@ class FailureRecord:
     kind: str
     """``job_failed``, ``job_gone`` or ``diagnosed``."""
     reason: str
-    """Reported by its last process or launcher."""
     down_seconds: float | None
     """None if it has not started again, or that was not reported."""
     verdict: VerdictRecord | None
@@ -85,7 +83,6 @@ def _told(events: Sequence[Event]) -> list[FailureRecord]:
 
 
 def _is_down_since(failure: FailureRecord, events: Sequence[Event]) -> bool:
-    """Return whether the job was silent between this failure and the end of `events`."""
     return not any(event.at > failure.at and event.kind not in (FAILED, GONE) for event in events)
 
 

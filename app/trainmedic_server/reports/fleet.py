@@ -24,7 +24,6 @@ from trainmedic_server.reports.repair_outcomes import CauseRepairs, GpuHoursKept
 MOST_NODES = 50
 CAME_BACK_WITHIN = timedelta(days=1)
 UNKNOWN = "unknown"
-"""No verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,8 @@ class FleetReport:
     """With two or more alerts and verdicts, the worst first."""
     repairs: tuple[RepairTotal, ...]
     repaired: tuple[CauseRepairs, ...]
-    """Most runs first."""
     gpu_hours_kept: GpuHoursKept
     unknown: Mapping[str, str]
-    """Why a part is empty or incomplete."""
 
 
 @dataclass(slots=True)
@@ -85,7 +82,6 @@ class _Node:
     touched: int = 0
     came_back: int = 0
     begun_next: datetime | None = None
-    """Creation of the next run. Runs are read newest first."""
 
 
 class RunTally:
@@ -113,7 +109,6 @@ class RunTally:
             of_node.begun_next = run.created_at
 
     def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:
-        """Return nodes with two or more alerts and verdicts, the worst first."""
         jobs: dict[str, list[str]] = defaultdict(list)
         for verdict in verdicts:
             if verdict.node is not None:
@@ -149,7 +144,6 @@ def fleet_report(
     verdicts: Sequence[VerdictRecord],
     left_out: Mapping[str, str],
 ) -> FleetReport:
-    """`left_out` has the incomplete parts, and why."""
     failures = list(_all_failures(events, verdicts))
     unknown = dict(left_out)
     if failures and not verdicts:

@@ -35,7 +35,6 @@ class LostTime:
     stalls: float = 0.0
     """No completed step beyond the job's own limit."""
     other: float = 0.0
-    """Windows with other names."""
 
     @property
     def total(self) -> float:
@@ -76,7 +75,6 @@ class ProgressPoints:
     """Longest of each interval, in seconds."""
     stall_limit: Points = ()
     windows: Mapping[str, Points] = field(default_factory=dict)
-    """Seconds by window since the process began."""
     measured: Sequence[Stretch] = ()
 
 
@@ -114,7 +112,6 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
 
 
 def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stretch]:
-    """Return the gaps after a regular end."""
     return [gap for gap in figures.gaps(present) if _last_word(gap, moments)[0] == "ended"]
 
 
@@ -138,7 +135,6 @@ def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: fl
 
 
 def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: float) -> list[Stretch]:
-    """Return reported downtimes that left no gap."""
     short = [told for told in moments.restarted if told.seconds < 2 * every]
     return [told for told in short if any(there.begin <= told.begin and told.end <= there.end for there in present)]
 
@@ -198,12 +194,10 @@ def _seconds_in(points: Points, begin: float, every: float) -> float:
 
 
 def _is_new(points: Points, begin: float, every: float) -> bool:
-    """Return whether the process began within the period."""
     return bool(points) and points[0][0] > begin + 1.5 * every
 
 
 def _starting(steps: Points, every: float) -> list[Stretch]:
-    """Return the periods before a process's first completed step."""
     return figures.stretches([(at, value) for at, value in steps if value == 0], every)
 
 

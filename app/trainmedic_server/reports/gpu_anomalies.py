@@ -31,11 +31,8 @@ _WHILE_TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class GpuBound:
-    """Condition of one kind of anomaly."""
-
     kind: str
     limit: float
-    """Percent."""
     lasting: float
     """Shortest period of a GPU's mean, in seconds."""
     is_over: bool
@@ -99,7 +96,6 @@ def anomalies(
 
 
 def _together(counts: Points, most_apart: float) -> Iterator[list[tuple[float, float]]]:
-    """Yield runs of points above 0, ended by a 0 or a longer gap."""
     run: list[tuple[float, float]] = []
     for at, count in counts:
         if run and (not count > 0 or at - run[-1][0] > most_apart):

@@ -20,9 +20,7 @@ class JobFigures:
     every: float = 0.0
     progress: ProgressPoints | None = None
     gpus: int | None = None
-    """Maximum at one time."""
     no_gpus: str | None = None
-    """Why Prometheus could not answer the queries about its GPUs."""
     utilisation: Spread | None = None
     memory: Spread | None = None
     throughput: Spread | None = None

@@ -73,7 +73,6 @@ class JobQuestions:
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def figures(self) -> JobFigures:
-        """`progress` is None if Prometheus has no figures."""
         begin, end = self._begin, self._end
         scrapes, looked = await self._narrow()
         if looked > _SCRAPES:
@@ -98,7 +97,6 @@ class JobQuestions:
         return replace(figures, **gpus, **throughput, **steps)
 
     async def _narrow(self) -> tuple[Points, timedelta]:
-        """Narrow the period to the job's presence. Return its scrapes in each part, and a part's length."""
         part = max(_interval(self._end - self._begin, timedelta(0)), _SCRAPES)
         # Whole parts, so that the beginning of the period is covered.
         begin = self._end - -(-(self._end - self._begin) // part) * part
@@ -188,7 +186,6 @@ class JobQuestions:
         return {}
 
     async def _baseline(self, amount: str) -> Baseline | None:
-        """Read the declared target, or else compute the baseline of the beginning."""
         declared = await self._point(f"max(last_over_time(training_target_{amount}_per_second{{$job}}[$every]))")
         target = efficiency.target(declared[-1][1] if declared else None, declared)
         if target is not None:
@@ -204,7 +201,6 @@ class JobQuestions:
         return cpu_use.cpu_use(median, ranks)
 
     async def _first_hours(self, query: str) -> Points:
-        """They may precede the period."""
         begin = min(self._begin, self._end - _LOOKS_BACK)
         coarse = _interval(self._end - begin, timedelta(0))
         there = await self._point(_THERE, coarse, begin)

@@ -26,7 +26,6 @@ from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread
 
 MOST_LISTED = 200
-"""The newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,7 @@ class AnomalyRecord:
     limit: float | None
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
-    """The worst, for an anomaly of single GPUs."""
     gpu_count: int | None = None
-    """Maximum at one time. None for other anomalies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +112,6 @@ class JobRecords:
     repair_count: int = 0
     verdicts: Sequence[VerdictRecord] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Incomplete parts, and why."""
     findings: Sequence[KnownFinding] = ()
     evaluated: Sequence[Event] = ()
 

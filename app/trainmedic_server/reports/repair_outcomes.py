@@ -13,7 +13,6 @@ from trainmedic_server.domain.run import Run, Status
 from trainmedic_server.ports.tallies import PlaybookTally
 
 PERSON_AFTER = timedelta(minutes=30)
-"""Assumed time to a manual repair."""
 FORMULA = "sum over the runs that helped of GPUs × max(time to a person − time to repair, 0)"
 _BAD_ENDS = (Status.FAILED, Status.CANCELLED, Status.REJECTED)
 
@@ -72,7 +71,6 @@ class GpuHoursKept:
     """Successful, but one of these is unknown."""
     person_after_seconds: float
     median_person_seconds: float | None
-    """For comparison: people's answers to questions."""
     formula: str
     assumptions: tuple[str, ...]
 
@@ -140,7 +138,6 @@ class RepairTally:
 
 
 def median_of(seconds: Counter[float]) -> float | None:
-    """Return the median of a histogram. None if it is empty."""
     places = {(seconds.total() - 1) // 2, seconds.total() // 2}
     middle, passed = [], 0
     for length, count in sorted(seconds.items()):

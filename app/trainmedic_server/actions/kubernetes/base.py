@@ -28,13 +28,9 @@ from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 REPORT_EVERY = timedelta(seconds=15)
-"""Interval of history events that state the reason for waiting."""
 LONGEST_ASKED_FOR = 60.0
-"""Seconds that the API server, or a proxy in front of it, can ask for."""
 REFUSAL_GRACE = timedelta(seconds=10)
-"""Retry refusals: an API server that has just started refuses everybody until it has read its roles and accounts (0.1 s
-in a trial).
-"""
+"""An API server that has just started refuses everybody until it has read its roles and accounts."""
 GONE = "it was deleted: nothing to revert"
 
 Result = TypeVar("Result")
@@ -58,7 +54,6 @@ class PermissionGrace(Struct):
     since: datetime | None = None
 
     def is_final(self, error: ActionFailure, now: datetime) -> bool:
-        """Any other failure is not final, and restarts the grace period."""
         if not isinstance(error, ClusterRefused):
             self.since = None
             return False
@@ -126,8 +121,6 @@ class ClusterAction(BasicAction):
     async def set_field(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
     ) -> tuple[Object, Any, bool]:
-        """Set and record a field. Return the object, the previous value, and whether a change of this run is active."""
-
         async def attempt() -> tuple[Object, Any, bool]:
             present = await self.cluster.get(ref)
             recorded = field_changes.changes_by_run(present, field).get(call.run_id)
@@ -142,8 +135,6 @@ class ClusterAction(BasicAction):
     async def take_back(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
-        """Undo `set_field`. Return the object, the result in words, and whether the value was restored."""
-
         async def attempt() -> tuple[Object, str, bool]:
             present = await self.cluster.get(ref)
             if of_all_runs:
@@ -159,7 +150,6 @@ class ClusterAction(BasicAction):
     async def assign(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Set a field and leave an Event. Return the step's output."""
         present, before, is_set_by_run = await self.set_field(call, ref, field, value)
         if is_set_by_run:
             await self.cluster.record(present, event, because(call, message or event))
@@ -168,7 +158,6 @@ class ClusterAction(BasicAction):
     async def restore(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Undo `assign`. Return the step's output."""
         try:
             present, why, is_back = await self.take_back(call, ref, field)
         except ObjectMissing:
@@ -194,7 +183,6 @@ class RestorableAction(ClusterAction):
 
 
 def _unwanted(error: ActionFailure, may_be_done: bool) -> NoLongerWanted:
-    """If the change may have been made, the undo reverts it."""
     failure = NoLongerWanted(f"{RESOLVED}{', and it may have been made' if may_be_done else ''}; last: {error}")
     failure.is_begun = may_be_done
     return failure

@@ -48,7 +48,6 @@ ROUND = 1.0
 """Seconds. Doubles while no pod ends."""
 _LONGEST_ROUND = 10.0
 _AT_ONCE = 20
-"""Evictions in flight: enough for a node, without load on the API server."""
 _SHOWN = 20
 _MIRROR = "kubernetes.io/config.mirror"
 
@@ -69,8 +68,6 @@ class DrainParams(ActionParams):
 
 
 class PodSelection(Struct, frozen=True):
-    """Outcome for each pod of a node."""
-
     ending: tuple[Object, ...]
     """To evict, or to wait for."""
     skipped: Mapping[str, int]
@@ -79,16 +76,12 @@ class PodSelection(Struct, frozen=True):
 
 
 class _Progress(Struct):
-    """Pods are stored by UID, because another pod may reuse the name."""
-
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     why: dict[str, str] = field(default_factory=dict)
-    """Why a pod still exists."""
     seen: set[str] = field(default_factory=set)
     skipped: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
-    """Error of the last request to the API server."""
     is_paused: bool = False
     reported_at: datetime | None = None
 
@@ -188,7 +181,6 @@ class DrainNode(ClusterAction):
             await self._clock.sleep_until(again_at)
 
     async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
-        """Raises PermanentFailure if a pod forbids the drain."""
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={(await node_ref(self, call)).name}")
         selection = sort(pods, params)
         if forbidding := selection.forbidding:
@@ -254,7 +246,6 @@ class DrainNode(ClusterAction):
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
-    """Select the pods to end, to skip, and those that forbid the drain."""
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}

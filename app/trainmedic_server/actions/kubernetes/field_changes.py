@@ -22,7 +22,6 @@ PUT_BACK: Final = "put back"
 _LEFT: Final = "changed by another party since: left unchanged"
 
 Change = dict[str, Any]
-"""JSON merge patch."""
 
 
 class RevertibleField(Struct, frozen=True):
@@ -51,7 +50,6 @@ class Reversal(Struct, frozen=True):
 
 
 def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChange]:
-    """Return changes by run ID. Unreadable records are ignored."""
     kept: dict[str, RunChange] = {}
     for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
@@ -117,7 +115,6 @@ def _has(tree: Any, field: RevertibleField) -> bool:
 def _with_annotation(
     present: Object, field: RevertibleField, patch: Change, run_id: str, note: Mapping[str, Any] | None
 ) -> Change:
-    """Add the run's annotation with `note` (without it if None). The patch applies only to this version."""
     name = PREFIX + run_id
     members = _read((present["metadata"].get("annotations") or {}).get(name, "{}"))
     members.pop(field.name, None)

@@ -26,7 +26,6 @@ class WorkloadKind(Struct, frozen=True):
     replicas: str | None = None
     suspend: str | None = None
     template: str | None = None
-    """A change of it starts a rollout."""
 
 
 _KUBEFLOW = ("PyTorchJob", "MPIJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
@@ -50,8 +49,6 @@ KNOWN: Mapping[str, WorkloadKind] = {
 
 
 class CustomKind(ActionParams):
-    """Names in the kind's API, and paths of its fields."""
-
     api_version: str = Field(
         pattern=r"^([a-z0-9.-]+/)?v[0-9][a-z0-9]*$", description="Its API version, `example.com/v1`."
     )

@@ -36,7 +36,6 @@ class _WorkloadAction(RestorableAction):
     restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
     silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # Its pods end and send no more metrics.
     needs: ClassVar[str]
-    """Path of `WorkloadKind`."""
 
     def _path(self, params: WorkloadParams) -> str:
         path = getattr(params.workload, self.needs)

@@ -27,14 +27,12 @@ _CATCHES_UP = timedelta(seconds=90)
 """Older lines may arrive for this time after an outage: agents push again within a minute."""
 _MOST_KNOWN = 100_000
 _MEMBERS = ("rank", "local_rank", "node_rank", "attempt")
-"""Attributes that a line may lack. A store does not report how many do."""
 NANOSECONDS = 1_000_000_000
 
 
 class StoredLine(NamedTuple):
     at: int
     key: str
-    """Distinguishes lines of the same moment."""
     line: FoundLine
 
 

@@ -31,7 +31,6 @@ class StoreHttp:
         token_file: Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """``transport`` is for tests. Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError("the URL of the log store is invalid; write http://host:3100")
@@ -56,7 +55,6 @@ class StoreHttp:
         return await self._call("GET", path, params=params)
 
     async def _call(self, method: str, path: str, **content: Any) -> bytes:
-        """Raises LogsUnavailable, LogQueryRefused."""
         raw = bytearray()
         try:
             async with (
@@ -93,7 +91,6 @@ class StoreHttp:
 
 
 def read_json(raw: bytes) -> Any:
-    """Raises LogsUnavailable."""
     try:
         return json.loads(raw)
     except UNREADABLE as error:

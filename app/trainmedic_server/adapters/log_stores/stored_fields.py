@@ -54,13 +54,11 @@ def _number(text: str | None) -> int | None:
 
 
 def rfc3339(at: int) -> str:
-    """Write nanoseconds since 1970 as a UTC time with nine digits."""
     seconds, rest = divmod(at, NANOSECONDS)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
 
 
 def nanoseconds_of(text: str) -> int:
-    """Raises ValueError if it is not an RFC 3339 time."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is not a time")

@@ -67,5 +67,4 @@ def _line(fields: Mapping[str, object]) -> StoredLine:
 
 
 def _quoted(text: str) -> str:
-    """LogsQL strings are Go's."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -38,8 +38,6 @@ class Orders(Protocol):
 
 
 class SlackButtonClicks:
-    """``settings`` reads the file of people who may decide."""
-
     def __init__(
         self,
         api: SlackApi,
@@ -55,7 +53,6 @@ class SlackButtonClicks:
         self._count = count
 
     async def handle(self, payload: Payload) -> None:
-        """Perform the click, or notify the user why not."""
         match payload.get("type"):
             case "block_actions":
                 for action in _members(payload.get("actions"))[:1]:
@@ -130,7 +127,6 @@ class SlackButtonClicks:
         await self._show(run_id, question, at)
 
     async def _show(self, run_id: str, question: AskedQuestion, at: tuple[str, str]) -> None:
-        """Show the decision now if Slack answers. Otherwise its event does so later."""
         try:
             await self._questions.show([run_id])
             await self._questions.settle(run_id, question.step, *at)

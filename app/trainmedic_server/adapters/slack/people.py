@@ -49,8 +49,6 @@ class Person(_Part):
 
 
 class SlackFile(_Part):
-    """Content of the file."""
-
     channel: Channel
     channels: Mapping[str, Channel] = Field({}, description="By the `to` of a playbook's question.")
     people: Mapping[Annotated[str, Field(pattern=r"^[UW][A-Z0-9]{2,20}$")], Person]

@@ -23,7 +23,6 @@ from trainmedic_server.presentation.runs import title_of
 
 APPROVE, REJECT, REASON = "approve", "reject", "reason"
 METADATA = "trainmedic_question"
-"""Hidden metadata by which a message is found again."""
 LONGEST_REASON = 1_000
 _LONGEST_NAME = 200
 _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
@@ -33,15 +32,11 @@ Block = dict[str, Any]
 
 
 class Answered(Struct, frozen=True):
-    """State of a question."""
-
     approved_by: tuple[str, ...]
     how: str
-    """Empty while the question waits."""
 
 
 def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answered:
-    """Include orders that the run has not followed yet."""
     answers = approval.answers(step, orders)
     names = tuple(dict.fromkeys(order.actor for order in answers if order.kind is OrderKind.APPROVE))
     rejection = next((order for order in answers if order.kind is OrderKind.REJECT), None)
@@ -89,13 +84,11 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 
 def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
-    """Return Slack markup with the question's text escaped."""
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
     return escaped(cut(_line(text), _TEXT // 2))
 
 
 def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
-    """``value`` comes back with the form."""
     field = {"type": "plain_text_input", "action_id": REASON, "multiline": True, "min_length": 1,
              "max_length": LONGEST_REASON, "focus_on_load": True}  # fmt: skip
     return {
@@ -113,12 +106,10 @@ def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
 
 
 def value_of(run_id: str, question: AskedQuestion) -> str:
-    """Identify the button's question."""
     return json.dumps([run_id, question.step, question.asked])
 
 
 def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
-    """Return None if it is malformed."""
     try:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
@@ -133,12 +124,10 @@ def _is_name(value: Any) -> bool:
 
 
 def with_place(value: str, at: tuple[str, str]) -> str:
-    """Add the channel and message of the click."""
     return json.dumps([value, *at])
 
 
 def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
-    """Return None if it is malformed."""
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):
@@ -154,7 +143,6 @@ def digest(document: dict[str, Any]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape Slack markup, mentions and links."""
     return visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -215,5 +203,4 @@ def _line(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Mark quoted lines, so that none looks like Trainmedic's."""
     return "\n".join(f"│ {line}" for line in visible(text, keep="\n").splitlines()) or "│"

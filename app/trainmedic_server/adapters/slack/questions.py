@@ -1,7 +1,5 @@
-"""Messages in Slack, one for each question, edited after any decision.
-
-A message follows from the run and its orders in the run store. So events, restarts and clicks have the same effect:
-compare with the shown message, post or edit.
+"""Messages in Slack, one for each question, edited after any decision. A message follows from the run and its orders in
+the run store, so events, restarts and clicks have the same effect.
 """
 
 from __future__ import annotations
@@ -43,8 +41,6 @@ Asked = tuple[Run, StepState, Sequence[OperatorOrder], ShownQuestion | None]
 
 
 class SlackQuestions:
-    """``settings`` reads the file with the channels."""
-
     name = "slack"
     kinds = names(QuestionEvent, RunApproved, RunRejected, ApprovalEnded, CancelOrdered, Closed)
     at_once = 20
@@ -80,12 +76,10 @@ class SlackQuestions:
                 self._reminded = event.seq or self._reminded
 
     async def show_waiting(self) -> None:
-        """Include questions asked before Slack was set. Raises as `take`."""
         runs, _ = await self._history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), _MOST, None)
         await self.show({run.id for run in runs})
 
     async def show(self, run_ids: Collection[str]) -> None:
-        """Raises as `take`."""
         async with self._turn:  # Otherwise a click and an event could both post a new question.
             for asked in await self._asked(run_ids):
                 try:
@@ -95,7 +89,6 @@ class SlackQuestions:
                     log.error("cannot show question in Slack", run_id=asked[0].id, error=str(error))
 
     async def question_of(self, run_id: str, step_id: str) -> tuple[Run, StepState] | None:
-        """Raises StoreUnavailable."""
         run = await self._store.transact(lambda tx: tx.run(run_id))
         step = next((step for step in run.steps if _is(step, step_id)), None) if run else None
         return (run, step) if run is not None and step is not None else None
@@ -165,7 +158,6 @@ class SlackQuestions:
         return replace(begun, message=str(answer.get("ts", "")), shown=question_blocks.digest(document))
 
     async def _found(self, begun: ShownQuestion, run: Run) -> str | None:
-        """Return the message of an earlier attempt with unknown outcome."""
         query = {"channel": begun.channel, "oldest": str(int(run.created_at.timestamp()) - 60), "limit": 200}
         try:
             answer = await self._call("conversations.history", {**query, "include_all_metadata": True})

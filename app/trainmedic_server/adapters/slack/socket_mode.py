@@ -37,7 +37,6 @@ class SocketMode:
     def __init__(
         self, address: Callable[[], Awaitable[str]], handle: Handle, on_connected: Callable[[bool], None]
     ) -> None:
-        """``address`` returns the URL of the next connection. ``on_connected`` receives each change of the state."""
         self._address = address
         self._handle = handle
         self._on_connected = on_connected

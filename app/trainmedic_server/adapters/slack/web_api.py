@@ -14,12 +14,10 @@ from trainmedic_server.errors import ChatRefused, OutcomeUnknown, TemporaryFailu
 
 _TIMEOUT = timedelta(seconds=10)
 _MOST_PATIENCE = 30.0
-"""Seconds to wait when Slack limits the rate of calls."""
 _PASSES = frozenset(
     {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout",
      "team_added_to_org", "accesslimited"}
 )  # fmt: skip
-"""Temporary errors."""
 _OF_THE_APP = frozenset(
     {"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired",
      "not_allowed_token_type", "org_login_required", "ekm_access_denied", "app_uninstalled"}
@@ -36,7 +34,6 @@ class SlackApi:
         self._http = HttpxCaller()
 
     async def open_socket(self) -> str:
-        """The URL contains a ticket. Raises as `call`."""
         answer = await self.call("apps.connections.open", {}, self._app_token)
         address = str(answer.get("url", ""))
         # Unencrypted only if the API is too, which settings allow only on the loopback interface.

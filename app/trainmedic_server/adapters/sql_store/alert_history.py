@@ -35,7 +35,6 @@ class SqlAlertHistory(SqlHistory, HeardAlerts):
 def alerts_select(
     matching: HeardAlertFilter, limit: int, before: tuple[datetime, Identity] | None = None
 ) -> sa.Select[Any]:
-    """Sort newest first. `before` is the end of the previous page."""
     if matching.alertname is None:
         return _page(matching, limit, before)
     # By either name, each with its own index.

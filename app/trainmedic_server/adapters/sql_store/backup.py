@@ -71,7 +71,6 @@ def _read_back(copied: Path) -> None:
 
 
 def _keep(partial: Path, target: Path) -> None:
-    """Sync the copy and rename it without replacing a file. Raises ConfigurationError."""
     _sync(partial)
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL, 0o600))

@@ -1,8 +1,4 @@
-"""Bulk insert of many rows per statement.
-
-`executemany` releases the GIL for each row; `insert().values([...])` is compiled for each row count. A few fixed counts
-let drivers reuse prepared statements.
-"""
+"""Bulk insert of many rows per statement. A few fixed row counts let drivers reuse prepared statements."""
 
 from __future__ import annotations
 

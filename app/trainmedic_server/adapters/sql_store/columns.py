@@ -17,7 +17,6 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of,
 
 
 def encode_json(value: Any) -> str:
-    """Structs are written as their members. Raises TypeError."""
     if value == {}:
         return "{}"
     try:
@@ -77,16 +76,12 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
 
 
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return the function that writes a non-null value, None if it is unchanged.
-
-    Our own types are looked up directly: SQLAlchemy's decorators cost two more calls.
-    """
+    """Return the function that writes a non-null value, None if it is unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[0] if of_ours else kind.bind_processor(dialect)
 
 
 def decoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """Return the function that reads a non-null value, None if it is unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[1] if of_ours else kind.result_processor(dialect, None)
 
@@ -105,7 +100,5 @@ metadata = sa.MetaData(
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> None:
-    """The migrations define the same for PostgreSQL. Defining it here would load SQLAlchemy's PostgreSQL parts, a
-    thirtieth of each start on SQLite.
-    """
+    """The migrations define the same for PostgreSQL."""
     sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where))

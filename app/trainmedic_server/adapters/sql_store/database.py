@@ -20,7 +20,6 @@ READERS = 4
 
 _REFUSED = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
 _REFUSING_STATES = ("22", "23", "54")
-"""SQLSTATE classes of invalid values."""
 
 
 def is_outage(error: BaseException) -> bool:
@@ -42,7 +41,6 @@ def translated(failure: str) -> Iterator[None]:
 
 
 def unavailable(failure: str, error: BaseException) -> errors.StoreUnavailable:
-    """The message lacks the statement and its values."""
     cause = getattr(error, "orig", None) or error
     return errors.StoreUnavailable(f"{failure}: {' '.join(str(cause).split())}")
 

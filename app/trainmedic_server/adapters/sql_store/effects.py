@@ -28,7 +28,6 @@ effects = sa.Table(
     sa.Column("verdict", Text, nullable=False),
     sa.Column("plain", JsonColumn, nullable=False),
 )
-"""``plain`` has the members without a column."""
 
 event_positions = sa.Table(
     "event_positions",

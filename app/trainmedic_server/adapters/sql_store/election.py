@@ -77,13 +77,11 @@ class Election:
 
 
 def _require_not_older(session: postgresql.LockSession) -> None:
-    """Raises ConfigurationError, StoreUnavailable."""
     with database.translated("PostgreSQL does not answer"), session.engine.begin() as connection:
         revision.require_not_older(connection)
 
 
 def _what_is_left(session: postgresql.LockSession) -> str:
-    """Return the new leader's remaining work. Raises StoreUnavailable."""
     with database.translated("PostgreSQL does not answer"), session.engine.begin() as connection:
         postgresql.take_time(connection)
         runs = revision.runs_to_migrate(connection)

@@ -81,7 +81,6 @@ kept_jobs = sa.Table(
     sa.Column("at", TimeColumn, nullable=False),
     sa.Column("note", Text, nullable=False),
 )
-"""``attempt`` 0 means all attempts."""
 
 job_places = sa.Table(
     "job_places",

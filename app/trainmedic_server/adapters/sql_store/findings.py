@@ -1,6 +1,5 @@
-"""`ports.findings.FindingRecords`: findings in a unit of work.
-
-Statements are sent at once: findings are rare compared with alerts, and no other read uses their tables.
+"""`ports.findings.FindingRecords`: findings in a unit of work. Statements are sent at once, because no other read uses
+their tables.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ KEPT_JOBS = sa.select(kept_jobs).order_by(kept_jobs.c.job, kept_jobs.c.attempt)
 
 
 _INSERTS: dict[tuple[str, str], BulkInsert] = {}
-"""By dialect and table, compiled on first use."""
 
 
 class SqlFindings(FindingRecords):

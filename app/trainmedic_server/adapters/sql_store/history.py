@@ -1,6 +1,5 @@
-"""`ports.store.History` on read-only connections in a few threads.
-
-No read waits for the writer or lasts longer than one page, so none blocks checkpoints of the write-ahead log.
+"""`ports.store.History` on read-only connections in a few threads. No read waits for the writer or lasts longer than
+one page.
 """
 
 from __future__ import annotations
@@ -150,7 +149,6 @@ class SqlHistory(History, TallySource):
 def _events_of_no_run(
     connection: sa.Connection, since: datetime, until: datetime, before: tuple[datetime, int] | None
 ) -> list[Event]:
-    """Return the newest first. `before` is the end of the previous page."""
     statement = (
         sa.select(events)
         .where(sa.text("run_id IS NULL"), events.c.at >= since, events.c.at < until)

@@ -1,8 +1,7 @@
 """Select of one page of the history, for each filter.
 
-For several values of a filter, a page combines one short list for each: an index has the page order only for a single
-value. The tables of touched nodes and operator commands lack the run's creation time, so its ID, which begins with it,
-is compared.
+For several values of a filter, a page combines one short list for each, because an index has the page order only for a
+single value.
 """
 
 from __future__ import annotations
@@ -31,17 +30,12 @@ _MOST_LISTS = 32
 _COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")}
 
 _APART = 86_400_000
-"""Milliseconds between a run's ID and its creation time: admission may wait for the store."""
 
 Condition = sa.ColumnElement[bool]
 Span = tuple[datetime, datetime]
-"""The end is excluded."""
 
 
 def mapped_names(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
-    """Return the alertnames that an alert map has renamed in some run. Usually there is none, and one index
-    suffices.
-    """
     asked = values_of(matching.alertname)
     if not asked:
         return ()
@@ -100,7 +94,6 @@ def _of_gpu(text: str) -> Condition:
 
 
 def _of_target(key: str) -> Condition:
-    """Compare the parts too, because the indexes are on them."""
     kind, _, name = key.partition(":")
     same = runs.c.target_key == key
     match kind:
@@ -129,7 +122,6 @@ def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.T
 
 
 def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
-    """Yield the conditions without alternatives."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:
@@ -147,7 +139,6 @@ def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) ->
 
 
 def after_place(before: tuple[datetime, str] | None) -> Iterator[Condition]:
-    """Yield the condition for runs after this place."""
     if before is not None:
         created_at, run_id = before
         last = sa.tuple_(sa.literal(created_at, TimeColumn), sa.literal(run_id))

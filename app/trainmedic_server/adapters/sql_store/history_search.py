@@ -18,22 +18,19 @@ from trainmedic_server.adapters.sql_store.schema import runs
 from trainmedic_server.ports.store import HistoryFilter, values_of
 
 Place = tuple[datetime, str]
-"""All further runs are smaller by creation and ID."""
 
 SECONDS = 1.0
 """Limit of one page. The window in progress is completed."""
 _FIRST_WINDOW = timedelta(hours=1)
 _SHORT = 0.05
-"""Seconds. Growing windows keep their number small; the last takes about as long as all before."""
+"""Seconds. The last window takes about as long as all before."""
 _BEFORE_ALL = "!"
 _KEYS = {"sqlite": sa.literal_column("runs.rowid", sa.BigInteger)}
-"""Indexes contain it anyway. On PostgreSQL it is the included ID."""
 _OLDEST = sa.select(sa.func.min(runs.c.created_at))
 _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
 
 def is_needed(matching: HistoryFilter) -> bool:
-    """Return whether several filters or a node are set. Open runs and pending undos are few."""
     if matching.is_open or matching.owes_undo:
         return False
     return bool(values_of(matching.node)) or len(list(alternatives(matching))) > 1
@@ -72,7 +69,6 @@ def search(
 
 
 def _next_window(window: timedelta, took: float, left: float) -> timedelta:
-    """Return a window for the remaining seconds, judged by the last one."""
     if took < _SHORT:
         return window * 4
     return max(_FIRST_WINDOW, window * min(2, left / took))

@@ -1,7 +1,5 @@
-"""Run store in memory (SQLite without a file) for the simulation and for unit tests in virtual time.
-
-It keeps every promise of the server's store except durability. Units run immediately in the caller, so that virtual
-time never waits.
+"""Run store in memory (SQLite without a file) for the simulation and for unit tests in virtual time. It lacks only
+durability. Units run immediately in the caller, so that virtual time never waits.
 """
 
 from __future__ import annotations
@@ -56,8 +54,6 @@ class _NoLock:
 
 
 class InMemoryStore(SqlStore):
-    """A store that lives as long as the object."""
-
     def __init__(self) -> None:
         engine = database.memory_engine()
         _load(engine, _empty_database())
@@ -73,13 +69,11 @@ class InMemoryStore(SqlStore):
 
 @cache
 def _flusher() -> Flusher:
-    """Compiling takes longer than most tests."""
     return Flusher(database.memory_engine().dialect)
 
 
 @cache
 def _empty_database() -> bytes:
-    """Loading a serialized database is much faster than creating tables."""
     engine = database.memory_engine()
     schema.metadata.create_all(engine)
     with engine.connect() as connection:

@@ -1,9 +1,7 @@
 """Permission to act, if several servers share a database: only while the session is confirmed to hold the lock.
 
 PostgreSQL ends a session that was silent for the takeover time. So the server counts the time since it sent the last
-answered query and stops well before. By default it then restarts in one step, as a standby.
-
-The clock also runs while the process is stopped and while the machine sleeps.
+answered query and stops well before. The clock also runs while the process is stopped and while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from datetime import timedelta
 from trainmedic_server import errors, telemetry
 
 EXIT_CODE = 3
-""""cannot serve now" """
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _ENDED_BY_PEER = getattr(select, "POLLRDHUP", 0)  # Without this event, a session's end is detected by its silence.
@@ -53,8 +50,6 @@ def begin_anew(reason: str) -> None:
 
 
 class Leadership:
-    """`fileno` is the session's socket, watched until `end`."""
-
     def __init__(
         self, fileno: int, takeover: timedelta, confirmed: float, on_lost: Callable[[str], object] = begin_anew
     ) -> None:
@@ -62,7 +57,6 @@ class Leadership:
         # can have the lock.
         self._limit = takeover.total_seconds() * 2 / 3
         self.heartbeat = takeover.total_seconds() / 10
-        """Seconds until the session is confirmed again."""
         self._confirmed = confirmed
         self._on_lost = on_lost
         self._lost: str | None = None
@@ -76,11 +70,9 @@ class Leadership:
 
     @property
     def is_due(self) -> bool:
-        """True if the session must be confirmed again."""
         return now() - self._confirmed >= self.heartbeat
 
     def confirm(self, asked_at: float) -> None:
-        """`asked_at` is when the answered query was sent."""
         self._confirmed = max(self._confirmed, asked_at)
 
     def require(self) -> None:
@@ -99,7 +91,6 @@ class Leadership:
         self._on_lost(reason)
 
     def end(self) -> None:
-        """The session may be closed afterwards."""
         with self._lock:
             self._ended = True
         os.write(self._waker, b"x")

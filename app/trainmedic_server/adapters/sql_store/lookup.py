@@ -1,7 +1,5 @@
-"""Lookup of rows by a list of keys, at little more than the driver's cost.
-
-SQLAlchemy's own lists cost several times SQLite's work. Here a select is compiled once with a few list lengths, so that
-drivers reuse prepared statements.
+"""Lookup of rows by a list of keys, at little more than the driver's cost: a select is compiled once with a few list
+lengths, so that drivers reuse prepared statements.
 """
 
 from __future__ import annotations
@@ -25,11 +23,9 @@ WANTED = sa.values(sa.column("key", Text), name="wanted").data([(sa.bindparam(KE
 _LIST = re.compile(r"(.* IN \(|.*\(VALUES )(\(?(?:\?|%s)[^,()]*\)?)(\).*)", re.DOTALL)
 
 _LENGTHS = (1, 4, 16, 64, 256)
-"""A list is padded by repeating its last key."""
 
 Row = tuple[Any, ...]
 Converters = Sequence[tuple[int, Callable[[Any], Any]]]
-"""By position in the row."""
 
 
 class Lookup:
@@ -40,7 +36,6 @@ class Lookup:
         self._prepared: dict[str, _Prepared] = {}
 
     def rows(self, connection: sa.Connection, keys: Collection[str], **others: Any) -> list[Row]:
-        """Keys are deduplicated. `others` are the select's further parameters."""
         dialect = connection.dialect
         prepared = self._prepared.get(dialect.name)
         if prepared is None:

@@ -1,7 +1,4 @@
-"""Conversion between domain values and rows, which are tuples in column order. Column types convert times and JSON.
-
-Rows are unpacked by position, not by name: a storm unpacks many.
-"""
+"""Conversion between domain values and rows, which are tuples in column order. Column types convert times and JSON."""
 
 from __future__ import annotations
 
@@ -216,7 +213,6 @@ def _undo_of(columns: Row) -> Undo | None:
 
 
 def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """Order and ``in_part`` are omitted if unset."""
     return [
         {
             "number": attempt.number,
@@ -251,7 +247,6 @@ def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
 
 
 def order_row(order: OperatorOrder) -> tuple[Any, ...]:
-    """Without ``seq``, which the database assigns."""
     return (order.id, order.run_id, str(order.kind), order.actor, order.at, order.note, order.step, order.asked)
 
 
@@ -261,7 +256,6 @@ def order_of(row: Row) -> OperatorOrder:
 
 
 def event_row(event: Event) -> tuple[Any, ...]:
-    """Without ``seq``, which the database assigns."""
     return (event.run_id, event.kind, event.at, event.actor, dict(event.data))
 
 
@@ -271,7 +265,6 @@ def event_of(row: Row) -> Event:
 
 
 def time_gap_row(gap: TimeGap) -> tuple[Any, ...]:
-    """Without ``seq``, which the database assigns."""
     return (gap.ended_at, gap.length // timedelta(microseconds=1), gap.is_downtime)
 
 

@@ -2,9 +2,6 @@
 
 A file is written before the first of its runs is deleted, and the next one after the last is deleted. So a kill leaves
 only runs of the newest file in both.
-
-The store remembers the newest file's number, so that after a restart it recognises the archive, as when the volume is
-unavailable.
 """
 
 from __future__ import annotations
@@ -37,7 +34,6 @@ _OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
 _LAST_EVENTS = sa.select(events.c.run_id, sa.func.max(events.c.seq)).group_by(events.c.run_id)
 
 Delete: TypeAlias = Callable[[Callable[[SqlTransaction], int]], Awaitable[int]]
-"""Runs a unit of work, then leaves the writer to others."""
 Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
 
 
@@ -64,7 +60,6 @@ def _newest_known(connection: sa.Connection, name: str) -> int:
 
 
 def _remember(transaction: SqlTransaction, name: str, number: int) -> int:
-    """Store the newest file's number among the listeners' positions."""
     transaction.event_positions.save_position(_listener(name), number)
     return 0
 
@@ -106,7 +101,6 @@ async def _delete(delete: Delete, archived: Sequence[ArchivedRun]) -> int:
 
 
 def _unchanged(transaction: SqlTransaction, archived: Sequence[ArchivedRun]) -> int:
-    """Delete the unchanged runs. The others are archived again."""
     connection = transaction.flushed_connection()
     ids = [run.id for run in archived]
     finished = sa.select(runs.c.id).where(runs.c.id.in_(ids), sa.not_(runs.c.unfinished))

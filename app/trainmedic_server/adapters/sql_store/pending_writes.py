@@ -20,12 +20,10 @@ from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, St
 from trainmedic_server.domain.time_gaps import TimeGap
 
 _CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished")
-"""Columns that change. The others are in most indexes."""
 _OF_REPORTS = (
     "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
     "resolved_because", "reactions", "reacted",
 )  # fmt: skip
-"""Columns that a further report changes."""
 
 
 class PendingWrites:
@@ -49,7 +47,6 @@ class PendingWrites:
         self.time_gaps: list[TimeGap] = []
         self.controls: Controls | None = None
         self.fingerprints: set[str] = set()
-        """Also of the alerts in links."""
         self.targets: set[tuple[str, str]] = set()
 
     def __bool__(self) -> bool:
@@ -115,8 +112,6 @@ class PendingWrites:
 
 
 class Flusher:
-    """One instance for each dialect, with compiled statements."""
-
     def __init__(self, dialect: sa.Dialect) -> None:
         self._alerts = BulkInsert(dialect, schema.alerts, "update", _OF_REPORTS)
         self._added = BulkInsert(dialect, schema.runs)

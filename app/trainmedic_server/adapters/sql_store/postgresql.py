@@ -31,7 +31,6 @@ OLDEST = 14
 
 _CONNECT_SECONDS = 5
 _NAME_BYTES = 63
-"""PostgreSQL cuts longer names (NAMEDATALEN - 1)."""
 _NAME_PREFIX = "trainmedic@"
 _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
 # A login or database that is missing or forbidden: retrying is useless.
@@ -45,7 +44,6 @@ _UNKNOWN_TABLES = """
     SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname = ANY(%s)
     AND reltuples < 0 AND pg_relation_size(oid) > 0
 """
-"""Tables with rows that were never analysed."""
 _HOLDER = """
     SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND database = (
@@ -124,11 +122,9 @@ class LockSession:
             raise
 
     def take_lock(self) -> bool:
-        """Return whether the session has the lock."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
-        """Return the leader's address. Empty if unknown."""
         name = str(self._ask(_HOLDER, self._key) or "")
         return name.removeprefix(_NAME_PREFIX) if name.startswith(_NAME_PREFIX) else ""
 
@@ -154,8 +150,6 @@ class LockSession:
 
 
 def reader_engine(url: str) -> sa.Engine:
-    """A transaction sees one moment's state and neither blocks writers nor waits for them."""
-
     def connect() -> Any:
         limits = {"statement_timeout": reading.SECONDS, "idle_in_transaction_session_timeout": reading.SECONDS}
         connection = _connect(url, limits, application_name="trainmedic history")

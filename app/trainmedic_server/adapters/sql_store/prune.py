@@ -1,8 +1,4 @@
-"""Deletion of old data in batches.
-
-Each function deletes one batch as a unit of work and returns its number of rows. The writer serves others between
-batches.
-"""
+"""Deletion of old data in batches. Each function deletes one batch as a unit of work and returns its number of rows."""
 
 from __future__ import annotations
 
@@ -99,7 +95,6 @@ _DELETE_EVENTS = sa.delete(events).where(
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
 _AFTERWARDS = 3600 * 1_000_000
-"""Microseconds for which findings on a node still concern a job that left it."""
 _IS_OF_KEPT_JOB = sa.exists().where(
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
@@ -170,12 +165,10 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def count_surplus_alerts(connection: sa.Connection) -> int:
-    """Return the number of alerts without a run over `MOST_ALERTS`."""
     return int(connection.execute(_COUNT_OF_NOTHING).scalar_one()) - MOST_ALERTS
 
 
 def surplus_alerts(transaction: SqlTransaction, most: int) -> int:
-    """Delete those first received longest ago."""
     connection = transaction.flushed_connection()
     identities = connection.execute(_OLDEST_OF_NOTHING, {"limit": min(most, BATCH)}).all()
     if identities:
@@ -204,7 +197,6 @@ def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete places of jobs, time gaps and tallies too. All at once, uncounted."""
     connection = transaction.flushed_connection(deletes_nodes=True)
     connection.execute(_DELETE_NODES, {"before": before})
     connection.execute(_DELETE_TIME_GAPS, {"before": before})

@@ -24,7 +24,6 @@ SAME_ALERT = sa.and_(
     schema.run_alerts.c.fingerprint == schema.alerts.c.fingerprint,
     schema.run_alerts.c.starts_at == schema.alerts.c.starts_at,
 )
-"""Join of a tie and its alert."""
 _ALERTS = Lookup(
     sa.select(schema.run_alerts.c.run_id, schema.alerts)
     .join(schema.alerts, SAME_ALERT)
@@ -34,7 +33,6 @@ _ALERTS = Lookup(
 
 
 def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
-    """Condition required by `of_alerts`."""
     return starts_at.between(
         sa.bindparam("first", type_=schema.TimeColumn), sa.bindparam("last", type_=schema.TimeColumn)
     )
@@ -45,8 +43,7 @@ def of_alerts(
 ) -> Iterator[tuple[Identity, Row]]:
     """Yield each row with its alert's identity.
 
-    `lookup` must return fingerprint and start first and have the condition `within`, which an index serves. For a list
-    of pairs, SQLite would read the whole table.
+    `lookup` must return fingerprint and start first and have the condition `within`.
     """
     if not identities:
         return
@@ -67,13 +64,11 @@ def with_steps(connection: sa.Connection, rows: Sequence[Sequence[Any]]) -> list
 
 
 def runs(connection: sa.Connection, run_ids: Collection[str]) -> list[Run]:
-    """Sort oldest first."""
     runs_of_rows = with_steps(connection, _RUNS.rows(connection, run_ids))
     return sorted(runs_of_rows, key=lambda run: (run.created_at, run.id))
 
 
 def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-    """Sort by the order of tying."""
     alerts: dict[str, list[AlertRecord]] = {}
     for row in _ALERTS.rows(connection, run_ids):
         alerts.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
@@ -81,7 +76,6 @@ def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, 
 
 
 def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run]:
-    """The target's node counts from the first action on."""
     nodes: dict[str, set[str]] = {run.id: set() for run in runs_read}
     for run in runs_read:
         if run.acted_at is not None and run.target is not None and run.target.node is not None:
@@ -92,7 +86,6 @@ def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> l
 
 
 def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-    """Sort by the order of giving."""
     orders: dict[str, list[OperatorOrder]] = {}
     for row in _ORDERS.rows(connection, run_ids):
         order = mapping.order_of(row)

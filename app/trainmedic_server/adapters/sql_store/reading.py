@@ -26,7 +26,6 @@ SECONDS = 30.0
 _CANCEL_SECONDS = 5.0
 """Limits a cancel request if the database's machine is down."""
 _STEPS = 20_000
-"""Steps of SQLite's virtual machine between two checks: about 1 ms."""
 _CANCELLED = "57014"
 """SQLSTATE query_canceled: by time limit or cancel request."""
 

@@ -20,9 +20,7 @@ log = telemetry.logger(__name__)
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 FIRST = "0018"
-"""After the first migration. Earlier stores are rejected."""
 EARLIER_RELEASE = "trainmedic-server 0.1.0 of commit 005226a75fe5"
-"""It migrates earlier stores to `FIRST`."""
 _VERSION = sa.text("SELECT version_num FROM alembic_version")
 _TELL_EVERY = 10.0
 
@@ -71,7 +69,6 @@ def bring_to_head(connection: sa.Connection) -> None:
 
 @contextlib.contextmanager
 def _told(at: str | None, runs: int | None) -> Iterator[None]:
-    """A million runs take about a minute."""
     began, is_over = time.monotonic(), threading.Event()
 
     def seconds() -> float:

@@ -1,7 +1,5 @@
-"""Facts about runs for the tallies of their playbooks.
-
-They are counted by day in the transaction that writes the run, so that a month's tally reads a few thousand rows
-whatever the number of runs.
+"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run. So a
+month's tally reads few rows.
 """
 
 from __future__ import annotations
@@ -15,12 +13,10 @@ from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Run, Status, StepStatus
 
 STATUS, EFFECT, REPAIR_SECONDS, PERSON_SECONDS = "status", "effect", "repair_seconds", "person_seconds"
-"""Prefixes of facts with a value, such as ``status:succeeded``."""
 TIMED_OUT, REPEATED = "timed_out", "repeated"
 REPEATED_WITHIN = timedelta(hours=1)
 
 Key = tuple[int, str, str]
-"""Day, playbook and fact."""
 Counts = Counter[Key]
 
 MICROSECONDS_OF_A_DAY = 86_400_000_000
@@ -28,7 +24,6 @@ _ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
 
 
 def day_of(moment: datetime) -> int:
-    """Return UTC days since 1970."""
     return microseconds_of(moment) // MICROSECONDS_OF_A_DAY
 
 
@@ -38,7 +33,6 @@ def rounded(seconds: float) -> float:
 
 
 def count_change(counts: Counts, run: Run, before: Run | None) -> None:
-    """Facts change only with the status."""
     if before is not None and before.status is run.status:
         return
     day = day_of(run.created_at)
@@ -49,7 +43,6 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
-    """Return whether a previous run on the same target within the hour makes this one repeated."""
     return run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
 
 

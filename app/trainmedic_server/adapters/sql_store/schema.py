@@ -1,8 +1,5 @@
 """Tables of the run store. Others are in ``finding_tables``, ``verdicts``, ``effects``, ``messages``, ``sessions`` and
-``shown_questions``.
-
-``migrations`` creates the tables; a test compares both. Each index states its query, because an unused one costs each
-webhook a write.
+``shown_questions``. ``migrations`` creates the tables. Each index states its query.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
 HEAD = "0018"
-"""Revision that this code reads and writes."""
 READABLE_FROM = "0016"
 """Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that
 code uses.
@@ -95,7 +91,6 @@ run_alerts = sa.Table(
     sa.ForeignKeyConstraint(["fingerprint", "starts_at"], ["alerts.fingerprint", "alerts.starts_at"]),
     sa.UniqueConstraint("run_id", "fingerprint", "starts_at"),
 )
-"""``seq`` is the order of tying."""
 
 steps = sa.Table(
     "steps",
@@ -197,7 +192,6 @@ time_gaps = sa.Table(
     sa.Column("microseconds", sa.BigInteger, nullable=False),
     sa.Column("is_downtime", sa.Boolean, nullable=False),
 )
-"""``seq`` is the order of detection."""
 
 job_lives = sa.Table(
     "job_lives",

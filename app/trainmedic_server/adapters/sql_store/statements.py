@@ -52,14 +52,12 @@ def _of_each(answer: sa.Select[Any]) -> Lookup:
 
 
 def _last_end(*conditions: sa.ColumnElement[bool]) -> Lookup:
-    """Null if no run has ended."""
     of_target = runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key == WANTED.c.key, schema.was_started
     return _of_each(sa.select(sa.func.max(runs.c.ended_at)).where(*of_target, *conditions))
 
 
 LAST_ENDED = _last_end()
 LAST_REAL_END = _last_end(runs.c.status != Status.OBSERVED.value)
-"""Without runs in mode observe."""
 COUNT_STARTED = (
     sa.select(sa.func.count())
     .select_from(runs)

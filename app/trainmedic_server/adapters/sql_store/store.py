@@ -71,10 +71,9 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
     ) -> SqlStore:
         """Return the store with its schema up to date. Blocks.
 
-        To wait for another server on PostgreSQL, see ``election`` and `of_session`. `on_error` is called on the event
-        loop after each failure of the database. `busy_timeout` is the maximum wait for another program that locks the
-        file. Raises ConfigurationError for an unusable URL, directory or schema or if another server owns the file,
-        otherwise StoreUnavailable.
+        `on_error` is called on the event loop after each failure of the database. `busy_timeout` is the maximum wait
+        for another program that locks the file. Raises ConfigurationError for an unusable URL, directory or schema or
+        if another server owns the file, otherwise StoreUnavailable.
         """
         if postgresql.names_postgresql(url):
             return cls._at_once(url, on_error)
@@ -132,7 +131,6 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return await self._transact(work)
 
     async def check(self) -> None:
-        """After a failed transaction write, because a full disk can still be read."""
         await self._transact(_rewrite_controls if self._writer.failing else _read_controls)
 
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
@@ -156,7 +154,6 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return pruned
 
     async def _delete(self, work: Callable[[SqlTransaction], int]) -> int:
-        """Delete some rows, then pause for `prune.REST` times the duration."""
         began = time.monotonic()
         deleted = await self._transact(work)
         await asyncio.sleep((time.monotonic() - began) * prune.REST if deleted else 0)

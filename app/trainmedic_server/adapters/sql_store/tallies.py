@@ -1,7 +1,5 @@
-"""Outcomes of each playbook's runs in a period.
-
-Whole days are summed from ``playbook_days``. Partial days at both ends, and days before those were counted, are counted
-run by run.
+"""Outcomes of each playbook's runs in a period. Whole days are summed from ``playbook_days``; others are counted run by
+run.
 """
 
 from __future__ import annotations
@@ -128,7 +126,6 @@ def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[s
 
 
 def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> tuple[int, int]:
-    """Return start and exclusive end. The newest run's day counts if that run is in the period."""
     day = run_facts.MICROSECONDS_OF_A_DAY
     begin, end = microseconds_of(since), microseconds_of(until)
     newest = connection.execute(_NEWEST).scalar()

@@ -61,7 +61,6 @@ class SqlTransaction(Transaction):
 
     @property
     def has_written(self) -> bool:
-        """True also before anything was sent."""
         return bool(self._own) or self._savepoint is not None
 
     @property
@@ -70,7 +69,6 @@ class SqlTransaction(Transaction):
         return self._savepoint is not None
 
     def finish(self, *, flush: bool = False) -> None:
-        """Combine the unit's writes with those of others, or flush them now."""
         if flush and self._own:
             self._send_own()
         self._shared.absorb(self._own)
@@ -78,7 +76,6 @@ class SqlTransaction(Transaction):
             self._savepoint.commit()
 
     def roll_back(self) -> None:
-        """Discard the changes of a failed unit."""
         if self._savepoint is not None:
             self._savepoint.rollback()
         own = self._own
@@ -96,7 +93,6 @@ class SqlTransaction(Transaction):
         return self._connection
 
     def _guarded_connection(self) -> sa.Connection:
-        """For tables without pending writes and cached data."""
         if self._savepoint is None:
             self._savepoint = self._connection.begin_nested()
         return self._connection
@@ -375,7 +371,6 @@ class SqlTransaction(Transaction):
 
 
 def send_shared(connection: sa.Connection, flush: Flusher, shared: PendingWrites) -> None:
-    """Raises SharedWritesRefused if the database refuses the writes."""
     if not shared:
         return
     try:

@@ -45,7 +45,6 @@ def of_job(job: str, limit: int) -> sa.Select[Any]:
 
 
 def of_node(node: str, since: datetime) -> sa.Select[Any]:
-    """Sort newest first."""
     statement = sa.select(verdicts).where(verdicts.c.node == node, verdicts.c.began_at >= since)
     return statement.order_by(verdicts.c.began_at.desc()).limit(_MOST_OF_NODE)
 

@@ -30,12 +30,9 @@ from trainmedic_server.ports.fence import Fence, no_fence
 log = telemetry.logger(__name__)
 
 _TOGETHER = 500
-"""Limits the wait of the first unit."""
 
 
 class UnitOfWork(Struct, eq=False):
-    """A unit of work with its outcome."""
-
     work: Callable[[SqlTransaction], Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
@@ -64,7 +61,6 @@ class Committer:
         self._cache = WriterCache()
         self._connection: sa.Connection | None = None
         self.failing = False
-        """The last writing transaction could not be committed."""
 
     def commit(self, units: list[UnitOfWork]) -> None:
         """Afterwards each unit has its durable result or its error."""
@@ -134,7 +130,6 @@ class Committer:
         return wrote
 
     def _reset_connection(self) -> None:
-        """Drop the connection. If it must keep the lock, check that it has it."""
         if self._leadership is None:
             self.disconnect()
             return
@@ -152,8 +147,6 @@ class Committer:
 
 
 class StoreWriter:
-    """Passes all waiting units to the committer."""
-
     def __init__(self, committer: Committer, leadership: Leadership | None = None) -> None:
         self._committer = committer
         self._leadership = leadership

@@ -1,6 +1,5 @@
-"""Writer's cache of open runs, recently changed nodes and known nodes, which grow with a storm of alerts.
-
-Nothing else writes, so the cache is updated with each write. It is cleared whenever a write may have been rolled back.
+"""Writer's cache of open runs, recently changed nodes and known nodes. It is updated with each write, and cleared
+whenever a write may have been rolled back.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from datetime import datetime, timedelta
 from trainmedic_server.domain.run import Decision, Run
 
 _SEEN_AGAIN = timedelta(hours=1)
-"""Minimum interval of writing a node's ``seen_at``."""
 
 
 class WriterCache:
@@ -62,7 +60,6 @@ class WriterCache:
         self._acted_first = at if self._acted_first is None else min(self._acted_first, at)
 
     def should_write_node(self, node: str, at: datetime) -> bool:
-        """If True, the cache counts the time as written."""
         if self.nodes is None:
             return True
         last = self.nodes.get(node)

@@ -252,7 +252,6 @@ _WORDS = {
         "not_reacted": "NOT reacted",
     },
 }
-"""Differences between the two databases."""
 
 
 def upgrade() -> None:
