@@ -25,6 +25,7 @@ from trainmedic_server.adapters import apprise_notifier
 from trainmedic_server.adapters.alertmanager_api import AlertmanagerApi
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
+from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.adapters.log_stores import store_http
 from trainmedic_server.adapters.log_stores.loki import Loki
 from trainmedic_server.adapters.log_stores.opensearch import OpenSearch
@@ -34,7 +35,6 @@ from trainmedic_server.adapters.log_stores.victorialogs import VictoriaLogs
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.slack.web_api import SlackApi
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.domain.alert import Identity
 
 NOW = datetime.now(UTC)
@@ -130,7 +130,7 @@ async def calls(foreign: Foreign) -> AsyncIterator[Calls]:
     """One call for each way to read an answer, by what it asks."""
     url = f"http://{foreign.place}"
     prometheus, alertmanager = PrometheusApi(url), AlertmanagerApi(url, SystemClock())
-    door, slack, http = WebDoor(url, None, "it"), SlackApi(url, "bot", "app"), StoreHttp(url, {})
+    door, slack, http = JsonEndpoint(url, None, "it"), SlackApi(url, "bot", "app"), StoreHttp(url, {})
     identity = Identity("x", NOW)
 
     async def lines(store: Loki | OpenSearch | VictoriaLogs) -> None:
@@ -226,7 +226,7 @@ async def test_a_receiver_of_messages_that_never_ends_holds_up_no_others(
     foreign.drips = True
     notifier = AppriseNotifier({"slow": [f"json://{foreign.place}/"]})
     for _ in range(apprise_notifier._AT_ONCE):
-        with pytest.raises(errors.PermanentFailure, match="no answer of slow within 1 s, which may have it"):
+        with pytest.raises(errors.PermanentFailure, match="no answer of slow within 1 s, which may have received it"):
             await asyncio.wait_for(notifier.notify("t", "m", "slow"), 60)
     for _ in range(2):
         with pytest.raises(errors.TemporaryFailure, match="could not be sent to slow"):

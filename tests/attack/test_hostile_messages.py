@@ -22,8 +22,8 @@ from tests.contract.run_store_values import heard, run, step
 from trainmedic.wire.envelope import new_id
 from trainmedic_server.adapters.apprise_notifier import AppriseNotifier
 from trainmedic_server.adapters.slack import question_blocks
+from trainmedic_server.adapters.slack.button_clicks import SlackButtonClicks
 from trainmedic_server.adapters.slack.people import SlackFile
-from trainmedic_server.adapters.slack.presses import SlackPresses
 from trainmedic_server.adapters.slack.questions import SlackQuestions
 from trainmedic_server.adapters.slack.web_api import SlackApi
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
@@ -162,7 +162,7 @@ async def test_what_slack_sends_decides_only_for_people_who_are_named() -> None:
     outcomes: list[str] = []
     api = cast("SlackApi", Called())
     questions = SlackQuestions(api, store, store, lambda: SETTINGS, "https://medic.example", lambda: None)
-    presses = SlackPresses(api, taken, questions, lambda: SETTINGS, outcomes.append)
+    presses = SlackButtonClicks(api, taken, questions, lambda: SETTINGS, outcomes.append)
     real = payloads(waiting.id)
     half = json.loads(json.dumps(real[2]).replace('"no"', '"no \\ud800 \\u0000"'))
     await presses.handle(half)

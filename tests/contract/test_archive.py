@@ -207,7 +207,7 @@ def test_servers_that_share_an_archive_may_begin_it_at_once(tmp_path: Path) -> N
 def test_a_place_that_can_be_no_archive_is_refused(tmp_path: Path, place: str) -> None:
     """By the name of the setting, with the place and what to do."""
     (tmp_path / "file").touch()
-    with pytest.raises(errors.ConfigurationError, match=r"^--archive: '.*(file|kept|byte)': .*; name a directory"):
+    with pytest.raises(errors.ConfigurationError, match=r"^--archive: '.*(file|kept|byte)': .*; use a directory"):
         GzipArchive(tmp_path / place).prepare()
 
 

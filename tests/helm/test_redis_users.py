@@ -121,7 +121,7 @@ def test_an_agent_works_under_the_agents_user(chart_redis: ChartRedis, tmp_path:
 
 
 def test_the_documented_users_are_the_charts(chart_redis: ChartRedis) -> None:
-    """docs/how-to/secure-redis.md shows the chart's rules, with the server as `server`; but a node's agent is confined
+    """docs/how-to/redis.md shows the chart's rules, with the server as `server`; but a node's agent is confined
     to this node there."""
     charts_own = dict(line.split(" ", 1) for line in (chart_redis.directory / "etc" / "users").read_text().splitlines())
     documented = {}
@@ -135,7 +135,7 @@ def test_the_documented_users_are_the_charts(chart_redis: ChartRedis) -> None:
 
 
 def documented_users() -> str:
-    page = (charts.ROOT / "docs" / "how-to" / "secure-redis.md").read_text()
+    page = (charts.ROOT / "docs" / "how-to" / "redis.md").read_text()
     (block,) = [block for block in doc_pages.blocks(page) if block.option("file") == "users.acl"]
     return block.body
 

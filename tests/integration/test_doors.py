@@ -18,8 +18,8 @@ from tests.contract.run_store_values import at, attempt, closed, event, gpu, hea
 from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.cloud_events import CloudEvents
 from trainmedic_server.adapters.grafana_annotations import GrafanaAnnotations
+from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.domain.run import Run, UndoStatus
 from trainmedic_server.engine.event_dispatch import EventDispatcher, EventListener
 
@@ -99,7 +99,7 @@ async def told(store: InMemoryStore, listener: EventListener) -> None:
 
 def posting(stand_in: StandIn, *kinds: str, token: Path | None = None) -> tuple[CloudEvents, list[None]]:
     left_out: list[None] = []
-    door = WebDoor(f"{stand_in.url}/in?a=b", token, "the receiver of events")
+    door = JsonEndpoint(f"{stand_in.url}/in?a=b", token, "the receiver of events")
     return CloudEvents(door, "urn:trainmedic:x", kinds, lambda: left_out.append(None)), left_out
 
 
@@ -188,7 +188,9 @@ async def act(store: InMemoryStore, changed: Run, before: Run | None, kind: str)
 async def test_a_run_is_a_region_from_its_first_act_until_it_has_given_back(stand_in: StandIn) -> None:
     """Begun at the act, ended when what it owes is given back, once, however often the events are taken."""
     store = InMemoryStore()
-    listener = GrafanaAnnotations(WebDoor(f"{stand_in.url}/grafana/", None, "Grafana"), store, "https://t.example.org")
+    listener = GrafanaAnnotations(
+        JsonEndpoint(f"{stand_in.url}/grafana/", None, "Grafana"), store, "https://t.example.org"
+    )
     await store.transact(lambda tx: tx.save_alerts([heard()]))
     await told(store, listener)
     owing = step(undo=undo(UndoStatus.ARMED))
@@ -220,7 +222,7 @@ async def test_a_run_is_a_region_from_its_first_act_until_it_has_given_back(stan
 async def test_a_run_that_changes_nothing_is_no_annotation(stand_in: StandIn) -> None:
     """Nor is a decision not to start one."""
     store = InMemoryStore()
-    listener = GrafanaAnnotations(WebDoor(stand_in.url, None, "Grafana"), store, "")
+    listener = GrafanaAnnotations(JsonEndpoint(stand_in.url, None, "Grafana"), store, "")
     await store.transact(lambda tx: tx.save_alerts([heard()]))
     await told(store, listener)
     await act(store, closed(0), None, "closed")

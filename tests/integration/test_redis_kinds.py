@@ -12,8 +12,8 @@ import pytest
 
 import trainmedic
 from tests.support.programs import eventually, free_port
+from trainmedic_server.adapters.redis_capacity import check_is_no_cluster
 from trainmedic_server.adapters.redis_connection import open_client
-from trainmedic_server.adapters.redis_room import check_is_no_cluster
 from trainmedic_server.errors import ConfigurationError
 
 

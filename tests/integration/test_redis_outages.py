@@ -86,7 +86,7 @@ def test_a_command_that_expires_meanwhile_fails_its_run_and_what_it_may_have_don
         assert server.ask("/webhook", fired).status == 200
         run = server.closed_run()
         assert run["status"] == "failed"
-        assert "Redis is away" in run["message"]
+        assert "Redis is unavailable" in run["message"]
         assert run["steps"][0]["status"] == "unknown"
         assert server.ask("/webhook", resolved(fired)).status == 200
         time.sleep(1)

@@ -312,7 +312,7 @@ async def test_what_is_not_known_is_none_and_says_why(metrics, store) -> None:
     nothing = (report.gpus, report.gpu_utilization, report.efficiency, report.baseline, report.bottleneck)
     assert nothing == (None,) * 5
     assert "trainmedic_job_gpu" in report.unknown["gpu_utilization"]
-    assert report.unknown["efficiency"].startswith("it is worked out from gpu_utilization, throughput, baseline")
+    assert report.unknown["efficiency"].startswith("it is computed from gpu_utilization, throughput, baseline")
     assert report.goodput is not None
     assert report.goodput.ratio == 1
 
@@ -398,8 +398,7 @@ def test_the_command_prints_what_a_server_with_prometheus_knows(prometheus: str,
         assert json.loads(run("llm-1", *times, "--output", "json").stdout)["efficiency"]["rating"] == "good"
         cpu_only = run("cpu-only", *times).stdout
         assert (
-            "efficiency:      - (it is worked out from gpu_utilization, throughput, baseline, not known either)"
-            in cpu_only
+            "efficiency:      - (it is computed from gpu_utilization, throughput, baseline, also unknown)" in cpu_only
         )
         assert "failures: 0" in run("--fleet").stdout
         assert run("nobody", *times).returncode == 5

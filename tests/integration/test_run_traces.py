@@ -17,9 +17,9 @@ from tests.contract.run_store_values import at, attempt, closed, event, gpu, hea
 from tests.integration.test_doors import StandIn, act, told
 from trainmedic.wire.envelope import write_time
 from trainmedic_server import errors
+from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.adapters.run_traces import RunTraces
 from trainmedic_server.adapters.sql_store.in_memory import InMemoryStore
-from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.domain.run import Run, StepStatus, UndoStatus
 from trainmedic_server.domain.run import Status as RunStatus
 
@@ -59,7 +59,7 @@ def collector() -> Iterator[Collector]:
 
 def tracing(collector: Collector, store: InMemoryStore) -> tuple[RunTraces, list[int]]:
     left_out: list[int] = []
-    door = WebDoor(f"{collector.url}/otlp/", None, "the collector of traces")
+    door = JsonEndpoint(f"{collector.url}/otlp/", None, "the collector of traces")
     return RunTraces(door, store, "cluster-7", "https://t.example.org", left_out.append), left_out
 
 

@@ -87,7 +87,7 @@ async def test_a_pod_with_two_budgets_is_named_and_holds_up_no_other(world: Worl
     for name in ("one", "two"):
         await world.budget("a", 0, name)
     async with Kubelet(world, node) as kubelet:
-        with pytest.raises(TemporaryFailure, match="1 pods are still there") as caught:
+        with pytest.raises(TemporaryFailure, match="1 pods remain") as caught:
             await world.act(DrainNode, node, RUN, timeout=4)
     assert "more than one PodDisruptionBudget" in caught.value.output["left"][0]["why"]
     assert kubelet.ended == ["free"]
@@ -105,13 +105,13 @@ async def test_a_drain_that_does_not_finish_says_what_is_left_and_why(world: Wor
         told.append(what)
 
     async with Kubelet(world, node, stubborn=frozenset({"slow"})):
-        with pytest.raises(TemporaryFailure, match="2 pods are still there") as caught:
+        with pytest.raises(TemporaryFailure, match="2 pods remain") as caught:
             await world.act(DrainNode, node, RUN, timeout=4, tell=tell)
     why = {one["pod"].partition("/")[2]: one["why"] for one in caught.value.output["left"]}
     assert "disruption budget guard needs 1 healthy pods" in why["guarded"]
     assert why["slow"] == "ends"
     assert caught.value.output["before"] == {"cordoned": False}
-    assert any("still there" in one for one in told)
+    assert any("remain" in one for one in told)
     events = await world.events(node)
     assert {(one["reason"], one["type"]) for one in events} == {("Cordoned", "Normal"), ("DrainFailed", "Warning")}
 
@@ -304,7 +304,7 @@ async def test_a_drain_after_a_cordon_of_the_same_run_shares_its_undo(world: Wor
     await world.act(DrainNode, node, RUN, timeout=5)
     first = await world.act(UncordonNode, node, RUN, restore=True)
     second = await world.act(UncordonNode, node, RUN, restore=True)
-    assert (first["note"], second["note"]) == ("put back", "nothing of this run's to take back")
+    assert (first["note"], second["note"]) == ("put back", "this run has nothing to revert")
 
 
 async def test_what_befalls_one_pod_holds_up_no_other(world: World, stand_in: ApiServer) -> None:
@@ -322,7 +322,7 @@ async def test_what_befalls_one_pod_holds_up_no_other(world: World, stand_in: Ap
     leaving = Fault(403, times=10**6, resource="pods/eviction", name="leaving", message="forbidden", causes=(cause,))
     stand_in.faults += [guarded, leaving]
     async with Kubelet(world, node) as kubelet:
-        with pytest.raises(TemporaryFailure, match="2 pods are still there") as caught:
+        with pytest.raises(TemporaryFailure, match="2 pods remain") as caught:
             await world.act(DrainNode, node, RUN, timeout=3)
         assert kubelet.ended == ["free"]
         why = {one["pod"].partition("/")[2]: one["why"] for one in caught.value.output["left"]}
@@ -353,7 +353,7 @@ async def test_a_paused_drain_evicts_no_more_and_a_cancelled_one_ends(world: Wor
     async def word() -> Clearance:
         return words.pop(0) if words else "stop"
 
-    with pytest.raises(TemporaryFailure, match="the run was cancelled: no more is evicted") as caught:
+    with pytest.raises(TemporaryFailure, match="the run was cancelled: evictions are paused") as caught:
         await world.perform(DrainNode, replace(world.call(DrainNode, node, RUN, timeout=30), clearance=word))
     assert caught.value.is_begun
     assert caught.value.output["before"] == {"cordoned": False}

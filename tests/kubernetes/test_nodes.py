@@ -45,7 +45,7 @@ async def test_a_node_is_found_by_the_host_name_that_its_agent_has(world: World)
     output = await world.act(CordonNode, Ref(NODES, "agent-name"), RUN)
     assert (output["node"], await is_cordoned(world, node)) == (node.name, True)
     world.topology = ClusterTopology(answers=False)
-    with pytest.raises(TemporaryFailure, match="before the nodes are listed"):
+    with pytest.raises(TemporaryFailure, match="until the nodes are listed"):
         await world.act(UncordonNode, Ref(NODES, "agent-name"), RUN, restore=True, timeout=0.3)
     world.topology = ClusterTopology((ClusterNode(node.name, ("agent-name",)),))
     await world.act(UncordonNode, Ref(NODES, "agent-name"), RUN, restore=True)
@@ -115,7 +115,7 @@ async def test_an_explicit_uncordon_lets_go_of_all_our_cordons(world: World) -> 
     await world.act(UncordonNode, node, OTHER)
     assert not await is_cordoned(world, node)
     later = await world.act(UncordonNode, node, RUN, restore=True)
-    assert later["note"] == "nothing of this run's to take back"
+    assert later["note"] == "this run has nothing to revert"
 
 
 async def test_an_undo_of_what_never_happened_changes_nothing(world: World) -> None:
@@ -174,7 +174,7 @@ async def test_a_node_that_kubernetes_sees_alive_is_not_cordoned_for_being_down(
     node = await world.node()
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
     await world.cluster.patch(node, {"status": {"conditions": [ready]}}, "status")
-    with pytest.raises(TemporaryFailure, match="its kubelet reports it Ready to Kubernetes"):
+    with pytest.raises(TemporaryFailure, match="Kubernetes reports it as Ready"):
         await world.act(CordonNode, node, RUN, unless_ready=True)
     assert not (await world.cluster.get(node))["spec"].get("unschedulable")
     await world.cluster.patch(node, {"status": {"conditions": [{**ready, "status": "Unknown"}]}}, "status")

@@ -54,7 +54,7 @@ def works(server: Server) -> bool:
 def begun_anew(server: Server) -> int:
     """How often it has lost its place, and begun anew in the same process, since it was last started."""
     assert server.program is not None
-    return server.program.log.read_text(errors="replace").count("this server works no more and begins anew")
+    return server.program.log.read_text(errors="replace").count("this server is no longer the leader and restarts")
 
 
 class Linked(Server):

@@ -43,7 +43,7 @@ async def test_a_node_that_does_not_answer_is_named_and_the_others_are_shown(nod
     """Whoever reads the lines must know that some are missing."""
     (batch,) = await asked(BusOfNodes(names([node])), "gpu-01", "gpu-02")
     assert [line.node for line in batch.lines] == ["gpu-01"]
-    assert batch.notes == ["no lines of 1 node are here: gpu-02: did not answer"]
+    assert batch.notes == ["lines of 1 node are missing: gpu-02: did not answer"]
 
 
 async def test_a_node_that_reads_no_logs_says_so(node: LogNode, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ async def test_where_no_node_can_be_asked_that_is_an_error() -> None:
     known."""
     with pytest.raises(LogsUnavailable, match="gpu-09: did not"):
         await asked(BusOfNodes({}), "gpu-09")
-    with pytest.raises(NotFound, match="not known on which nodes llm-1 runs"):
+    with pytest.raises(NotFound, match="the nodes of llm-1 are unknown"):
         await asked(BusOfNodes({}))
 
 
@@ -130,12 +130,12 @@ async def test_who_follows_is_told_once_who_stops_answering_and_once_who_answers
 
     assert await read(1) == (["a line"], [])
     del bus.nodes["gpu-01"]
-    assert await read(12) == ([], ["no lines of 1 node are here: gpu-01: did not answer"])
+    assert await read(12) == ([], ["lines of 1 node are missing: gpu-01: did not answer"])
     node.write("llm-1", 1, NOW, "printed while its agent was dead")
     bus.nodes["gpu-01"] = node
-    assert await read(12) == (["printed while its agent was dead"], ["the lines of 1 node come again: gpu-01"])
+    assert await read(12) == (["printed while its agent was dead"], ["lines of 1 node are available again: gpu-01"])
     del bus.nodes["gpu-01"], bus.nodes["gpu-02"]
-    assert await read(12) == ([], ["no lines of 2 nodes are here: gpu-01: did not answer; gpu-02: did not answer"])
+    assert await read(12) == ([], ["lines of 2 nodes are missing: gpu-01: did not answer; gpu-02: did not answer"])
     await batches.aclose()
 
 
@@ -202,7 +202,7 @@ async def test_of_a_job_that_nobody_knows_all_are_asked_and_those_with_its_files
         ("gpu-01", "launcher"),
     ]
     assert sorted(line.node for line in batch.lines if line.source == "kernel") == ["gpu-01", "gpu-03"]
-    assert batch.notes == ["no lines of 1 node are here: gpu-04: did not answer"]
+    assert batch.notes == ["lines of 1 node are missing: gpu-04: did not answer"]
 
 
 async def test_a_job_of_which_no_node_has_files_is_not_found(node: LogNode, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ async def test_the_beginning_of_a_url_names_the_store(url: str, kind: type) -> N
         ("elastic+http://x", "'elastic' is no store"),
         ("loki+http://x?tenat=a", "tenat is not known"),
         ("victorialogs+http://x?tenant=team", "number of an account"),
-        ("loki+ftp://x", "is not one"),
+        ("loki+ftp://x", "is invalid"),
     ],
 )
 def test_a_url_that_is_none_is_refused(url: str, reason: str) -> None:
@@ -107,7 +107,7 @@ async def test_what_a_store_refuses_says_whose_fault_it_is(answer: Any, error: t
 
 async def test_without_its_token_a_store_is_not_asked(tmp_path: Path) -> None:
     """And the reason names no file."""
-    with pytest.raises(LogsUnavailable, match="token for the store of logs cannot be read"):
+    with pytest.raises(LogsUnavailable, match="token for the log store cannot be read"):
         await asked(200, tmp_path / "none")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmedic_server.adapters.redis_versions import missing_fixes
+from trainmedic_server.adapters.embedded_redis import missing_fixes
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Store:
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
         self.answers -= 1
         if self.answers < 0:
-            raise LogsUnavailable("the store of logs does not answer (ConnectError)")
+            raise LogsUnavailable("the log store does not answer (ConnectError)")
         return sorted(line for line in self.lines if begin <= line.at < end)[:most]
 
 
@@ -56,8 +56,8 @@ async def test_who_follows_is_told_of_an_outage_and_misses_nothing_that_comes_af
             break
     assert texts == ["before", "meanwhile"]
     assert notes == [
-        "the store of logs does not answer (ConnectError); it is asked again",
-        "the store of logs answers again",
+        "the log store does not answer (ConnectError); trying again",
+        "the log store answers again",
     ]
 
 
@@ -70,7 +70,7 @@ async def test_who_searches_is_told_where_the_answer_breaks_off() -> None:
     logs = StoredLogs(store, clock, page=4)
     batches = [batch async for batch in logs.search(QUERY, (), 100)]
     assert [line.text for batch in batches for line in batch.lines] == ["line 0", "line 1", "line 2", "line 3"]
-    assert batches[-1].notes == ("the store of logs does not answer (ConnectError): lines after these are missing",)
+    assert batches[-1].notes == ("the log store does not answer (ConnectError): lines after these are missing",)
     for answer in (logs.search(QUERY, (), 100), logs.follow(QUERY, ())):
         with pytest.raises(LogsUnavailable):
             await anext(answer)

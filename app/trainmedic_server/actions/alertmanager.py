@@ -1,7 +1,7 @@
-"""Silencing an alert: ``alertmanager.silence``, and ``alertmanager.expire_silence`` which ends it.
+"""Actions ``alertmanager.silence`` and ``alertmanager.expire_silence``.
 
-A silence carries the id of the command that made it in its comment. That is how an interrupted
-attempt finds the silence that it had made already, and how an undo finds one whose id was lost.
+The silence's comment contains the ID of its command. By it a resumed attempt, or an undo without the silence's ID,
+finds the silence.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.outside import AlertSource
 
 COMMENT_LIMIT = 1000
-"""Characters. What is longer is cut: it may hold text from the alert."""
+"""Characters. A longer comment is cut: it may contain text from the alert."""
 
 
 class SilenceParams(ActionParams):
-    """How long, and which of the alert's labels."""
-
-    duration: Duration = Field(description="How long the silence lasts, from when the step runs.", gt=timedelta(0))
+    duration: Duration = Field(description="Duration of the silence, from the start of the step.", gt=timedelta(0))
     comment: str = Field(
         "Silenced by Trainmedic", description="The silence's comment; the id of the command is added to it."
     )
@@ -37,12 +35,8 @@ class SilenceParams(ActionParams):
 
 
 class ExpireParams(ActionParams):
-    """Which silence: by its id, or as an undo by the comment that it was made with."""
-
     silence_id: str | None = Field(None, pattern=r"^[0-9A-Za-z-]{1,64}$", description="The silence's id.")
-    comment: str | None = Field(
-        None, description="Where the id is not known, in an undo: the comment it was made with."
-    )
+    comment: str | None = Field(None, description="Used by an undo without the silence's id: its comment.")
 
     @model_validator(mode="after")
     def _names_one(self) -> ExpireParams:
@@ -62,8 +56,6 @@ class _AlertmanagerAction(BasicAction):
 
 
 class SilenceAlert(_AlertmanagerAction):
-    """Makes a silence for the run's alert."""
-
     name: ClassVar[str] = "alertmanager.silence"
     summary: ClassVar[str] = "Silence this alert in the Alertmanager for a while; undo ends the silence."
     Params: ClassVar[type[BaseModel]] = SilenceParams
@@ -73,15 +65,15 @@ class SilenceAlert(_AlertmanagerAction):
         params = cast(SilenceParams, call.params)
         alertmanager = self.alertmanager
         matchers = _matchers(call.alert.sent_labels, params.labels)
-        # From when the attempt was first made, so that a resumed one does not lengthen the silence.
+        # Count from the first attempt, so that resuming does not extend the silence.
         ends_at = call.issued_at + params.duration
         if ends_at <= self.services.clock.now():
             raise PermanentFailure("the silence would have ended already")
         try:
             silence_id = await alertmanager.silence(matchers, ends_at, _comment(params.comment, call.command_id))
         except TemporaryFailure as failure:
-            if call.resumed:  # what it says is of this attempt alone
-                raise OutcomeUnknown(f"it may have been made before; now: {failure}", failure.output) from failure
+            if call.resumed:  # The failure covers only this attempt.
+                raise OutcomeUnknown(f"it may have been created before; now: {failure}", failure.output) from failure
             raise
         return {"silence_id": silence_id, "ends_at": ends_at.isoformat(), "matchers": matchers}
 
@@ -93,7 +85,7 @@ class SilenceAlert(_AlertmanagerAction):
 
 
 class ExpireSilence(Irreversible, _AlertmanagerAction):
-    """Ends a silence; one that has ended already is left as it is. It has no undo."""
+    """Ends a silence. One that has ended already is a success."""
 
     name: ClassVar[str] = "alertmanager.expire_silence"
     summary: ClassVar[str] = "End a silence in the Alertmanager."
@@ -124,7 +116,7 @@ def _matchers(labels: Mapping[str, str], chosen: tuple[str, ...] | None) -> dict
         return dict(labels)
     missing = [name for name in chosen if not labels.get(name)]
     if missing:
-        # Left out, the silence would cover more than was meant.
+        # Without it the silence would cover more alerts than intended.
         raise PermanentFailure(f"the alert has no label {', '.join(missing)}")
     return {name: labels[name] for name in chosen}
 

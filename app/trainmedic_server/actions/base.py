@@ -1,7 +1,5 @@
-"""What actions are built from: defaults for the members of `ports.actions.Action`, and for their parameters.
-
-Every action here derives from `BasicAction`, as those of other packages may (``trainmedic_server.extending``). An
-action need not: the registry asks only for the members.
+"""Base classes of actions and their parameters. Other packages may derive from them
+(``trainmedic_server.extending``).
 """
 
 from __future__ import annotations
@@ -18,16 +16,14 @@ from trainmedic_server.ports.actions import Call, Clearance, Inverse, Services
 
 
 class ActionParams(BaseModel):
-    """Base of an action's parameters: a name that the model does not know is refused when the playbook is loaded."""
+    """Unknown names are rejected when the playbook is loaded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class BasicAction:
-    """An action that works on every kind of target, changes something, and keeps nothing between its attempts.
-
-    A subclass gives ``name``, ``summary``, ``Params`` and ``perform``, and overrides what is different for it. It
-    reaches external systems through ``self.services``.
+    """Defaults: every kind of target, harmful, no state between attempts. A subclass defines ``name``, ``summary``,
+    ``Params`` and ``perform``.
     """
 
     name: ClassVar[str]
@@ -35,22 +31,22 @@ class BasicAction:
     targets: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)
     harmful: ClassVar[bool] = True
     changes_disks_only: ClassVar[bool] = False
-    """True for an action that changes files on the disks of the target's node and nothing else
-    (`ports.actions.DiskAction`)."""
+    """It changes only files on the disks of the target's node (`ports.actions.DiskAction`)."""
     gives_back: ClassVar[bool] = False
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     is_hold: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]]
     outputs: ClassVar[frozenset[str]] = frozenset()
-    """The keys that its output can have on a target other than a job, so that a playbook which reads another one is
-    refused when it is loaded. Empty where that is not known."""
+    """Keys of the output on a target other than a job. A playbook that reads another key is rejected. Empty:
+    unknown.
+    """
 
     def __init__(self, services: Services) -> None:
         self.services = services
 
     def outcome_saved(self, command_id: str) -> None:
-        """Do nothing: a basic action keeps nothing for an attempt."""
+        """Do nothing: there is no state to release."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -58,7 +54,6 @@ class BasicAction:
 
     @classmethod
     def touches(cls, params: BaseModel, target: Target) -> Collection[str]:
-        """Return the nodes, besides the target's, on which an attempt changes something: none."""
         return ()
 
 
@@ -67,16 +62,11 @@ RESOLVED = "stopped, because the alert resolved"
 
 
 async def clearance_of(call: Call) -> Clearance:
-    """Return whether the attempt may make further changes, by what has happened since it began."""
     return await call.clearance() if call.clearance is not None else "go_on"
 
 
 def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any] | None = None) -> None:
-    """Return if the attempt may make further changes; otherwise raise. The failure says why, and names what it is
-    `about`.
-
-    Raises TemporaryFailure after a person has ended the run, NoLongerWanted after its alert has resolved.
-    """
+    """Raise TemporaryFailure after a person has ended the run, NoLongerWanted after its alert has resolved."""
     detail = f": {about}" if about else ""
     if clearance == "stop":
         raise TemporaryFailure(f"{STOPPED}{detail}", output)
@@ -85,7 +75,7 @@ def check_wanted(clearance: Clearance, about: str = "", output: Mapping[str, Any
 
 
 class Irreversible:
-    """Mixed into an action that nothing takes back; a playbook that asks for its undo is refused when it is loaded."""
+    """A playbook that requests the undo is rejected when it is loaded."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:

@@ -1,8 +1,4 @@
-"""Actions that a training job or a node agent carries out: sending the command, judging the answers.
-
-``jobs`` and ``nodes`` derive the single actions from `CommandAction`. Not here: how a command
-travels (`ports.outside.CommandBus`), or what a receiver does with it.
-"""
+"""Actions that a training job or a node agent performs: sending the command and judging the replies."""
 
 from __future__ import annotations
 
@@ -13,9 +9,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from trainmedic.wire import envelope
+from trainmedic.wire import envelope, undoing
 from trainmedic_core.target import Target
-from trainmedic_server.actions import undone
 from trainmedic_server.actions.base import ActionParams, BasicAction
 from trainmedic_server.errors import (
     ActionFailure,
@@ -29,12 +24,11 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 WAITED_OUT = timedelta(seconds=1)
-"""The bus waits this long beyond the deadline for replies; if it returns only then, some are missing."""
+"""The bus waits this long beyond the deadline. If it returns only then, replies are missing."""
 
 _REFUSED = (envelope.REJECTED, envelope.UNSUPPORTED)
 COMPARED = "verified"
-"""The member of an output that says what came of a command that was carried out. In an answer ``failed`` it means that
-something else came of it than was asked for."""
+"""Result of checking the effect. In a reply ``failed``: the effect was wrong."""
 
 
 class NoParams(ActionParams):
@@ -42,19 +36,19 @@ class NoParams(ActionParams):
 
 
 class CommandAction(BasicAction):
-    """Sends one command and waits for every rank that must answer it.
+    """Sends one command and waits for every rank that must reply.
 
-    It succeeds if all have applied it; the output is that of the first rank, with ``ranks`` (how many) and,
-    for more than one, ``by_rank``. If all refuse, it raises `PermanentFailure`; if all fail or it expires,
-    `TemporaryFailure`, and if one has carried it out and something else came of it, `EffectDisproved`. If a rank is
-    silent, or only some applied it, the outcome is unknown: its undo stays
-    owed, and a retry uses the same command id, so that no rank carries it out twice. An undo of which a receiver
-    says that there is nothing to take back succeeds only where that is certain (``undone``).
+    - All applied it: success. The output is the first rank's, with ``ranks`` (their number) and, for several,
+      ``by_rank``.
+    - All refused it: `PermanentFailure`. All failed or it expired: `TemporaryFailure`. A wrong effect:
+      `EffectDisproved`.
+    - Otherwise the outcome is unknown. The undo stays pending, and a retry uses the same command ID, so that no rank
+      applies it twice.
     """
 
     Params: ClassVar[type[BaseModel]] = NoParams
     waits_for_receiver: ClassVar[bool] = True
-    """Whether to wait for a receiver that is not connected: a restarting job connects again."""
+    """A restarting job connects again."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -69,14 +63,14 @@ class CommandAction(BasicAction):
 
         replies = await self._bus.request(self._command(call), unheard)
         presence = None
-        missing = "" if any(reply.is_final for reply in replies) else "nobody answered"
+        missing = "" if any(reply.is_final for reply in replies) else "no one answered"
         if missing or self._clock.now() >= call.deadline:
             try:
                 presence = await self._presence(call.target)
                 missing = self._missing(call, replies, presence)
             except BusUnavailable:
-                missing = missing or "nobody knows whether every rank answered"
-                raise OutcomeUnknown(f"{missing}, and Redis is away", _outputs(replies)) from None
+                missing = missing or "it is unknown whether every rank answered"
+                raise OutcomeUnknown(f"{missing}, and Redis is unavailable", _outputs(replies)) from None
         receiver = _receiver(call.target)
         output = judge(receiver, replies, missing)
         if call.undo_of is not None:
@@ -87,7 +81,6 @@ class CommandAction(BasicAction):
         self._bus.acknowledge(command_id)
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters as they are sent."""
         return call.params.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def _command(self, call: Call) -> envelope.Command:
@@ -114,10 +107,10 @@ class CommandAction(BasicAction):
         return next((presence for presence in present if presence.name == name), None)
 
     def _missing(self, call: Call, replies: Sequence[envelope.Reply], presence: Presence | None) -> str:
-        """Return who has not answered, as a sentence without its full stop; empty if all have.
+        """Return which receivers have not replied. Empty if all have.
 
-        If the presence does not list the ranks, one final reply counts for all, unless the bus waited until the
-        deadline: then it knew of a missing rank.
+        Without listed ranks, one final reply counts for all, unless the bus waited until the deadline: then it knew of
+        a missing rank.
         """
         finals = {reply.rank for reply in replies if reply.is_final}
         counts = [reply.ranks for reply in replies if reply.is_final and reply.ranks is not None]
@@ -136,18 +129,17 @@ class CommandAction(BasicAction):
         elif finals:
             missing = f"not every rank of {_receiver(call.target)} answered in time"
         if begun:
-            missing += f", but {'has' if len(begun) == 1 else 'have'} taken the command up"
+            missing += f", but {'has' if len(begun) == 1 else 'have'} accepted the command"
         return missing if presence is not None else f"{missing}; {_nobody_connected(call.target)}"
 
 
 def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Mapping[str, Any]:
-    """Return the output if every reply is ``applied`` and none is missing; else raise the failure."""
     finals = sorted((reply for reply in replies if reply.is_final), key=lambda reply: reply.rank or 0)
     bad = [reply for reply in finals if reply.status != envelope.APPLIED]
     outputs = _outputs(finals)
     reason = "; ".join([*(_refusal(receiver, reply) for reply in bad[:4]), *([missing] if missing else [])])
     if len(bad) > 4:
-        reason += f"; and {len(bad) - 4} more ranks alike"
+        reason += f"; and {len(bad) - 4} more ranks"
     applied = [reply.rank for reply in finals if reply.status == envelope.APPLIED and reply.rank is not None]
     if applied and bad:
         reason = f"{_numbered(applied)} applied it, but {reason}"
@@ -166,10 +158,11 @@ def judge(receiver: str, replies: Sequence[envelope.Reply], missing: str) -> Map
 def check_undone(
     receiver: str, replies: Sequence[envelope.Reply], output: Mapping[str, Any], was_applied: bool
 ) -> None:
-    """Raises TemporaryFailure where it is not certain that nothing is left to take back. The next attempt has a new id,
-    because by the same one receivers would only repeat themselves."""
+    """Raise TemporaryFailure if something may be left to revert. The retry needs a new ID, because receivers repeat
+    replies.
+    """
     for reply in replies:
-        if reply.is_final and (reason := undone.doubt(reply.output, was_applied)) is not None:
+        if reply.is_final and (reason := undo_doubt(reply.output, was_applied)) is not None:
             raise TemporaryFailure(f"{_sender(receiver, reply)} {reason}", output)
 
 
@@ -215,9 +208,8 @@ def _receiver(target: Target) -> str:
 
 
 def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
-    """Why nobody was heard; `presence` is one that is not believed."""
     if presence is not None:
-        return f"{_receiver(target)} was not heard, and its presence is not believed: {presence.doubt}"
+        return f"{_receiver(target)} did not answer, and its presence is not trusted: {presence.doubt}"
     if target.job is not None:
         return f"no job named {target.job!r} is connected"
     command = f"trainmedic agent --node {shlex.quote(target.node or '')}"
@@ -227,3 +219,22 @@ def _nobody_connected(target: Target, presence: Presence | None = None) -> str:
 def _numbered(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def undo_doubt(output: Mapping[str, Any], was_applied: bool) -> str | None:
+    """Return why an undo answered ``applied`` is uncertain. None if it is certain.
+
+    A receiver that lost its memory finds nothing to revert either. So ``nothing_to_undo`` needs a reason:
+    ``not_in_force``, or ``never_applied`` unless the server recorded the command as applied.
+    """
+    if not output.get(undoing.NOTHING):
+        return None
+    match output.get(undoing.KNOWN):
+        case undoing.NOT_IN_FORCE:
+            return None
+        case undoing.NEVER_APPLIED if was_applied:
+            return "states that it never applied the command, which it had reported as applied"
+        case undoing.NEVER_APPLIED:
+            return None
+        case _:
+            return "states that there is nothing to undo, but not how it knows: it may have forgotten the command"

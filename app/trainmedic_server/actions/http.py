@@ -1,8 +1,6 @@
-"""One HTTP call: the action ``http.request``.
+"""Action ``http.request``: one HTTP call.
 
-Values that come from alerts may fill a path segment or a query value, nothing more: where the
-call goes is fixed by the playbook's text (`HttpRequest.check_template`). Secrets are named by a
-playbook, never written in it; the `ports.outside.HttpCaller` looks them up, and they pass through no
+Values from alerts may only fill a path segment or a query value (`HttpRequest.check_template`). Secrets are in no
 parameter and no output.
 """
 
@@ -26,7 +24,7 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.outside import HttpReply
 
 KEPT_HEADERS = ("content-length", "content-type", "date", "etag", "retry-after", "x-request-id")
-"""Reply headers that go into the output; others may carry cookies or signed addresses."""
+"""Other headers may contain cookies or signed URLs."""
 
 _SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 _OWN_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "idempotency-key"})
@@ -34,11 +32,11 @@ _TOKEN = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")  # RFC 9110, section 5.6.2
 _STATUSES = re.compile(r"^(?:([1-5])xx|([1-5]\d\d)(?:-([1-5]\d\d))?)$")
 _MAY_PASS = frozenset({408, 425, 429})
 _GATEWAY = frozenset({502, 504})
-"""What a gateway answers when it cannot tell whether the server behind it has acted (RFC 9110, 15.6.3 and 15.6.5)."""
+"""Statuses of a gateway that does not know whether its server has acted (RFC 9110, 15.6.3 and 15.6.5)."""
 
 
 def _url(text: str) -> str:
-    """Refuse a URL that may go elsewhere than it says. The message does not repeat it: it may hold a password."""
+    """Reject a URL that could lead elsewhere than it appears to. Errors do not repeat it: it may contain a password."""
     if re.search(r"[\x00-\x20\x7f\\]", text):
         raise ValueError("a URL has no spaces, control characters or backslashes")
     parts = urlsplit(text)
@@ -87,27 +85,25 @@ def _statuses(statuses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class HttpParams(BaseModel):
-    """The call, and which answers count as done."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(description="The HTTP method.")
     url: Annotated[str, Field(max_length=8192), AfterValidator(_url)] = Field(
-        description="Where it goes. Scheme and host are written out; an expression may only follow the host's '/', "
+        description="URL. Scheme and host are literal; an expression may only follow the host's '/', "
         "and ends in `| urlencode`. No user name or password."
     )
     query: dict[str, str] = Field(default_factory=dict, description="Query parameters; they are encoded.")
     headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
         default_factory=dict, description="Request headers. Not for secrets: those of a playbook are in the history."
     )
-    json_: JsonValue = Field(None, alias="json", description="A body that is sent as JSON.")
-    body: str | None = Field(None, description="A body that is sent as it is, in UTF-8.")
+    json_: JsonValue = Field(None, alias="json", description="Body, sent as JSON.")
+    body: str | None = Field(None, description="Body, sent unchanged in UTF-8.")
     expect: Annotated[
         tuple[str, ...],
         Field(min_length=1),
         BeforeValidator(_as_list, json_schema_input_type=int | str | list[int | str]),
         AfterValidator(_statuses),
-    ] = Field(("2xx",), description="The statuses that count as done: `204`, `2xx`, `200-204`, or a list of such.")
+    ] = Field(("2xx",), description="Statuses that count as success: `204`, `2xx`, `200-204`, or a list of them.")
     idempotent: bool | None = Field(
         None,
         description="Whether the call may be repeated when its outcome is not known, because a repeat changes nothing "
@@ -115,8 +111,8 @@ class HttpParams(BaseModel):
     )
     bearer_from_env: Annotated[str, Field(pattern=r"^TRAINMEDIC_HTTP_[A-Z0-9_]+$")] | None = Field(
         None,
-        description="The server's environment variable whose value is sent as a bearer token. The same name with "
-        "`_FILE` names a file that holds it.",
+        description="Environment variable of the server with the bearer token. The same name with "
+        "`_FILE` is the path of a file with the token.",
     )
 
     @model_validator(mode="after")
@@ -147,8 +143,6 @@ class HttpParams(BaseModel):
 
 
 class HttpRequest(Irreversible, BasicAction):
-    """Makes one call, and repeats it after a crash only where that is harmless."""
-
     name: ClassVar[str] = "http.request"
     summary: ClassVar[str] = "Make one HTTP call."
     default_timeout: ClassVar[timedelta] = timedelta(seconds=10)
@@ -158,7 +152,7 @@ class HttpRequest(Irreversible, BasicAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(HttpParams, call.params)
         if call.resumed and not params.may_repeat:
-            raise OutcomeUnknown("the call may or may not have been made before, and is not said to be idempotent")
+            raise OutcomeUnknown("the call may have been made before, and is not declared idempotent")
         left = call.deadline - self.services.clock.now()
         if left <= timedelta(0):
             raise TemporaryFailure("no time was left to make the call")
@@ -174,7 +168,7 @@ class HttpRequest(Irreversible, BasicAction):
 
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
-        """Raise ValueError where a value from an alert could change where the call or a secret goes."""
+        """Raise ValueError if an alert could change the destination of the call or of a secret."""
         for name in ("bearer_from_env", "method"):
             if "{{" in str(raw.get(name, "")) or "{%" in str(raw.get(name, "")):
                 raise ValueError(f"{name} cannot be a template")
@@ -189,7 +183,7 @@ def _check_url_template(text: str) -> None:
     try:
         parts = jinja2.Environment(autoescape=True).parse(text).body
     except jinja2.TemplateSyntaxError:
-        return  # reported, with its line, where templates are compiled
+        return  # The compiler of templates reports it, with its line.
     pieces: list[nodes.Node] = []
     for part in parts:
         if not isinstance(part, nodes.Output):
@@ -211,7 +205,6 @@ def _check_url_template(text: str) -> None:
 
 
 def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
-    """Return the output, where the status is an expected one; else raises the failure that it means."""
     output: dict[str, Any] = {
         "status": reply.status,
         "headers": {name: reply.headers[name] for name in KEPT_HEADERS if name in reply.headers},
@@ -220,7 +213,7 @@ def _judged(params: HttpParams, reply: HttpReply) -> Mapping[str, Any]:
     if "json" in reply.headers.get("content-type", ""):
         try:
             output["json"] = read_json(reply.body.encode("utf-8", "replace"))
-        except ValueError:  # cut, or not what its header says
+        except ValueError:  # Truncated, or not JSON despite the header.
             output["json"] = None
     if params.expects(reply.status):
         return output

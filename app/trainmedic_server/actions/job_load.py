@@ -1,8 +1,4 @@
-"""GPU utilisation and throughput of a job, from Prometheus: ``job.load``.
-
-A playbook that changes a job's number of nodes reads both before and after, and reverts the change if the job became
-slower. Not here: the report of a job (``reports``), which is for people and covers a longer time.
-"""
+"""Action ``job.load``: throughput and GPU utilisation of a job, from Prometheus."""
 
 from __future__ import annotations
 
@@ -26,8 +22,6 @@ from trainmedic_server.ports.metric_history import MetricHistory
 
 _LOOK_EVERY = timedelta(seconds=30)
 _NEARLY_ALL = 0.9
-"""Share of the samples in which a job must have trained to count as training without a break: a scrape may be
-missing."""
 _AMOUNTS = ("samples", "tokens")
 
 
@@ -82,7 +76,6 @@ class JobLoad(BasicAction):
 
 
 def _check(output: Mapping[str, Any], least: float) -> None:
-    """Raise PermanentFailure if the throughput is below the limit, or unknown."""
     throughput = output["throughput"]
     if throughput is None:
         raise PermanentFailure(f"the throughput is unknown, and must be at least {least:.4g}", output)
@@ -91,13 +84,12 @@ def _check(output: Mapping[str, Any], least: float) -> None:
 
 
 async def _has_trained(metrics: MetricHistory, job: str, over: timedelta, now: datetime) -> bool:
-    """Return whether one process of the job has been past its first step for all of this time."""
     query = f"min(training_steps_total{_matcher(job)})"
     series = await metrics.read(query, now - over, now, _LOOK_EVERY)
     values = [value for _, value in series[0].points] if series else []
     if len(values) < _NEARLY_ALL * (over / _LOOK_EVERY):
         return False
-    # A counter that goes back means that the process has restarted.
+    # A decreasing counter means that the process has restarted.
     return values[0] > 0 and all(after >= before for before, after in itertools.pairwise(values))
 
 

@@ -1,13 +1,7 @@
-"""The commands to a running training job: ``job.*``.
+"""Commands to a running training job: ``job.*``.
 
-Each class is the name, the parameters and the inverse of one command; `CommandAction` does the
-rest. What a job can carry out, and whether live or by a restart of its loop, is the job's to say.
-
-The SDK has the same parameters once more, as dataclasses (``trainmedic.job.parameters``). They are not derived from
-each other, because they say different things: a model here has the bounds and descriptions of the playbook
-language, a dataclass there has what a loop works with, and takes what other versions of the server send. Of nine
-fields three have another type and five other bounds, and generated models would lose their static types; that came
-to more code than the models below. Tests hold the names, defaults and wire forms of both together.
+The SDK has the same parameters as dataclasses (``trainmedic.job.parameters``), which accept input from other versions
+of the server. Tests compare names, defaults and wire forms.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ from trainmedic_server.actions.base import ActionParams, Irreversible
 from trainmedic_server.actions.commands import CommandAction
 from trainmedic_server.ports.actions import ON_RECORD, Action, Call, Inverse
 
-_SLOW = timedelta(minutes=10)  # reading or writing a checkpoint of a large model takes minutes
+_SLOW = timedelta(minutes=10)  # Reading or writing the checkpoint of a large model takes minutes.
 
 
 class _JobAction(CommandAction):
@@ -40,13 +34,13 @@ class JobCheckpoint(Irreversible, _JobAction):
 
 
 class RollbackParams(ActionParams):
-    """Where to go back to: at most one of the first three. Without any, to before the alert began."""
+    """At most one of ``before``, ``step`` and ``steps_back``. By default: before the alert began."""
 
     before: AwareDatetime | None = Field(None, description="The newest complete checkpoint from before this time.")
     step: int | None = Field(None, ge=0, description="The newest complete checkpoint at or before this step.")
     steps_back: int | None = Field(None, ge=1, description="The newest one at least this many steps back.")
     skip_batches: int = Field(
-        0, ge=0, le=1_000_000, description="Batches of data to leave out after the rollback; at most a million."
+        0, ge=0, le=1_000_000, description="Batches of data to skip after the rollback; at most a million."
     )
 
     @model_validator(mode="after")
@@ -77,15 +71,15 @@ class JobRollback(Irreversible, _JobAction):
 def _factor(least: float, most: float) -> Any:
     return Field(
         gt=0,
-        description="What the present value is multiplied by.",
+        description="Factor for the current value.",
         json_schema_extra={"minimum": least, "maximum": most},
     )
 
 
 class FactorParams(ActionParams):
-    """A factor; the undo uses its reciprocal.
+    """The undo uses the reciprocal.
 
-    The bounds are a playbook's. What a run has on record is taken: the reciprocal of a small factor is a large one.
+    The bounds apply to playbooks, not to stored factors: the reciprocal of a small one is large.
     """
 
     least: ClassVar[float] = 0.001
@@ -101,7 +95,7 @@ class FactorParams(ActionParams):
 
 
 class ScaleLrParams(FactorParams):
-    """A repair lowers the rate. Ten times as much is a slip of the pen, and would end most trainings."""
+    """Repairs lower the rate. A factor above 10 is probably a typo and would ruin most trainings."""
 
     most: ClassVar[float] = 10
     factor: int | float = _factor(FactorParams.least, most)
@@ -122,9 +116,9 @@ class JobScaleLr(_Scaling):
 
 
 class ScaleBatchParams(FactorParams):
-    """The micro-batch is what is scaled."""
+    """The factor applies to the micro-batch."""
 
-    keep_global_batch: bool = Field(True, description="Let gradient accumulation make up for it.")
+    keep_global_batch: bool = Field(True, description="Compensate by gradient accumulation.")
 
 
 class JobScaleBatch(_Scaling):
@@ -139,7 +133,7 @@ class JobAccumulate(_Scaling):
 
 
 class DataloaderWorkersParams(ActionParams):
-    """Number of workers. Exactly one of the two members is set."""
+    """Exactly one of the two."""
 
     count: int | None = Field(None, ge=0, le=1024, description="Worker processes of each rank's data loader.")
     at_most: int | None = Field(
@@ -160,7 +154,7 @@ class JobDataloaderWorkers(_JobAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """Known once the job has said what the count was before."""
+        """Return None until the job has reported the previous count."""
         previous = (output or {}).get("previous")
         if isinstance(previous, bool) or not isinstance(previous, int) or not 0 <= previous <= 1024:
             return None
@@ -169,11 +163,11 @@ class JobDataloaderWorkers(_JobAction):
 
 class JobEmptyCache(Irreversible, _JobAction):
     name: ClassVar[str] = "job.empty_cache"
-    summary: ClassVar[str] = "Give cached GPU memory back to the driver."
+    summary: ClassVar[str] = "Return cached GPU memory to the driver."
 
 
 class PauseParams(ActionParams):
-    max: Duration = Field(default="1h", validate_default=True, description="The job goes on by itself after this time.")
+    max: Duration = Field(default="1h", validate_default=True, description="The job resumes by itself after this time.")
 
     @model_validator(mode="after")
     def _is_some_time(self) -> PauseParams:
@@ -206,7 +200,7 @@ class StopParams(ActionParams):
 
 class JobStop(Irreversible, _JobAction):
     name: ClassVar[str] = "job.stop"
-    summary: ClassVar[str] = "End the training loop in order, by default after a checkpoint."
+    summary: ClassVar[str] = "Stop the training loop at a step boundary, by default after a checkpoint."
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     default_timeout: ClassVar[timedelta] = _SLOW
     Params: ClassVar[type[BaseModel]] = StopParams

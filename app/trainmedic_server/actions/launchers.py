@@ -1,9 +1,7 @@
-"""The commands to a job's launcher (trainmedic-run): ``launcher.*``.
+"""Commands to a job's launcher (trainmedic-run): ``launcher.*``.
 
-A launcher leaves a node out of an elastic job, or takes it back. Where each node has a launcher of its own, that of
-the node is meant; where one starts the processes of all nodes, as above srun, it is that one. On a node, the launchers
-of all elastic jobs there are meant, which may be none. Not here: what a launcher does (``trainmedic.launch``), or the
-sequence of checkpoint, change and resume, which is a playbook's.
+They go to the node's own launcher, or to the one that starts all nodes, as above srun. On a node they go to the
+launchers of all elastic jobs there, which may be none.
 """
 
 from __future__ import annotations
@@ -41,16 +39,16 @@ class LauncherNodeParams(ActionParams):
         min_length=1,
         max_length=253,
         pattern=r"^[^-\s,/][^\s,/]*$",
-        description="The node's name; by default the target's, which a job has not.",
+        description="Name of the node. By default the target's; required on a job.",
     )
 
 
 class ExcludeNodeParams(LauncherNodeParams):
     checkpoint: Duration | None = Field(
-        None, description="On a node: first wait so long at most for the jobs that leave it to write a checkpoint."
+        None, description="On a node: first wait at most this long for checkpoints of the jobs that leave it."
     )
     unless_heard: bool = Field(
-        False, description="On a node: leave nothing out while its agent, or a launcher there, is heard."
+        False, description="On a node: exclude nothing while its agent, or a launcher there, is connected."
     )
     for_load: bool = Field(
         False, description="The node is healthy, and the job needs fewer nodes. `launcher.nodes` then offers it again."
@@ -59,24 +57,21 @@ class ExcludeNodeParams(LauncherNodeParams):
 
 class IncludeNodeParams(LauncherNodeParams):
     for_load: bool = Field(False, description="Only if the node was excluded only for load; otherwise `rejected`.")
-    jobs: tuple[str, ...] | None = Field(None, description="Used by an undo: the jobs that did without the node.")
+    jobs: tuple[str, ...] | None = Field(None, description="Used by an undo: the jobs that excluded the node.")
 
 
 class _Selection(Struct, frozen=True):
-    """Which launchers are asked about a node, by job; and of the other jobs there, why theirs are not."""
-
     asked: Mapping[str, Presence]
     not_asked: Mapping[str, str] = field(default_factory=dict)
 
 
 class _LauncherAction(CommandAction, ABC):
     targets: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB, TargetKind.NODE, TargetKind.GPU})
-    default_timeout: ClassVar[timedelta] = timedelta(minutes=5)  # the processes of a node save, and end
+    default_timeout: ClassVar[timedelta] = timedelta(minutes=5)  # The processes of a node save and end.
     Params: ClassVar[type[BaseModel]] = LauncherNodeParams
-    # The processes of the job start again, and report nothing until then. Alerts about a node do not come from them.
+    # The job's processes restart and report nothing until then. Alerts about a node have other sources.
     silences: ClassVar[frozenset[TargetKind]] = frozenset({TargetKind.JOB})
     nobody: ClassVar[str]
-    """What the output notes where no launcher is asked about a node."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -87,11 +82,11 @@ class _LauncherAction(CommandAction, ABC):
         if node is None:
             raise PermanentFailure(f"{self.name} on a job needs the name of the node")
         try:
-            launchers = [launcher for launcher in await self._bus.launchers() if launcher.details]  # those believed
+            launchers = [launcher for launcher in await self._bus.launchers() if launcher.details]  # trusted ones
             if call.target.kind is not TargetKind.JOB:
                 selection = await self.select(call, node, launchers)
         except BusUnavailable as error:
-            raise TemporaryFailure("the launchers are not known, because Redis is away") from error
+            raise TemporaryFailure("the launchers are unknown, because Redis is unavailable") from error
         if call.target.kind is not TargetKind.JOB:
             return await self._perform_on_node(call, node, selection)
         job = str(call.target.job)
@@ -106,7 +101,7 @@ class _LauncherAction(CommandAction, ABC):
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
         node = cast(LauncherNodeParams, call.params).node or call.target.node
-        # Do not send a launcher of an older SDK a parameter that it would ignore, unless it matters.
+        # A launcher of an older SDK would ignore this parameter, so send it only if it is set.
         return {"node": node, **({"for_load": True} if getattr(call.params, "for_load", False) else {})}
 
     def outcome_saved(self, command_id: str) -> None:
@@ -151,19 +146,17 @@ class _LauncherAction(CommandAction, ABC):
 
     @abstractmethod
     async def select(self, call: Call, node: str, launchers: Sequence[Presence]) -> _Selection:
-        """Which launchers to ask about a node. Raises BusUnavailable, and as `perform`."""
+        """Raises BusUnavailable, and as `perform`."""
 
     async def before(self, call: Call, node: str, jobs: Sequence[str]) -> Mapping[str, Any]:
-        """Do what comes first for these jobs, and return what the output says of it."""
         return {}
 
     def check_bounds(self, launchers: Sequence[Presence], node: str) -> None:
-        """Raise PermanentFailure where the job would have fewer nodes than it needs, or more than it may have."""
+        """Raise PermanentFailure for too few or too many nodes."""
 
     def _within_bounds(
         self, launchers: Sequence[Presence], node: str, chosen: Mapping[str, Presence], not_asked: Mapping[str, str]
     ) -> _Selection:
-        """Those of `chosen` whose job keeps its bounds."""
         asked, refused = {}, dict(not_asked)
         for job, launcher in chosen.items():
             try:
@@ -176,9 +169,9 @@ class _LauncherAction(CommandAction, ABC):
 
 class LauncherExcludeNode(_LauncherAction):
     name: ClassVar[str] = "launcher.exclude_node"
-    summary: ClassVar[str] = "Have an elastic job, or all on a node, go on without the node; its undo takes it back."
+    summary: ClassVar[str] = "Exclude a node from an elastic job, or from all on the node; undo includes it again."
     Params: ClassVar[type[BaseModel]] = ExcludeNodeParams
-    nobody: ClassVar[str] = "no elastic job that trainmedic-run starts is known to be on the node: nothing was left out"
+    nobody: ClassVar[str] = "no elastic job that trainmedic-run starts is known to be on the node: nothing was excluded"
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -206,11 +199,12 @@ class LauncherExcludeNode(_LauncherAction):
             and cast(ExcludeNodeParams, call.params).unless_heard
             and (heard := await self._heard(node, launchers))
         ):
-            return _Selection({}, {**not_asked, **dict.fromkeys(chosen, f"{heard} is heard, so the node is not down")})
+            return _Selection(
+                {}, {**not_asked, **dict.fromkeys(chosen, f"{heard} is connected, so the node is not down")}
+            )
         return self._within_bounds(launchers, node, chosen, not_asked)
 
     async def _heard(self, node: str, launchers: Sequence[Presence]) -> str:
-        """What is heard of the node itself; empty where nothing is."""
         if any(agent.name == node and agent.details for agent in await self._bus.agents()):
             return "its agent"
         return "a launcher there" if any(each.details.get("node") == node for each in launchers) else ""
@@ -219,7 +213,7 @@ class LauncherExcludeNode(_LauncherAction):
         patience = cast(ExcludeNodeParams, call.params).checkpoint
         if not patience:
             return {}
-        # Repeating the command shows what a killed server has already ordered.
+        # Repeating the command shows what the server had ordered before it was killed.
         is_first = not call.resumed
         asked = node_checkpoints.ask_for(self._bus, self._clock, call, node, patience, jobs, can_stop=is_first)
         return {"checkpoints": await asked}
@@ -233,10 +227,10 @@ class LauncherExcludeNode(_LauncherAction):
 
 class LauncherIncludeNode(_LauncherAction):
     name: ClassVar[str] = "launcher.include_node"
-    summary: ClassVar[str] = "Have an elastic job, or all on a node, take a node back that was left out."
+    summary: ClassVar[str] = "Include an excluded node again in an elastic job, or in all on the node."
     Params: ClassVar[type[BaseModel]] = IncludeNodeParams
     gives_back: ClassVar[bool] = True
-    nobody: ClassVar[str] = "no launcher that is connected leaves the node out: nothing was taken back"
+    nobody: ClassVar[str] = "no connected launcher excludes the node: nothing was included"
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -249,10 +243,12 @@ class LauncherIncludeNode(_LauncherAction):
         if call.undo_of is None:
             return self._within_bounds(launchers, node, chosen, {})
         expected = cast(IncludeNodeParams, call.params).jobs
-        if expected is None:  # what it takes back had no certain outcome
+        if expected is None:  # The command to revert had an unknown outcome.
             expected = tuple(sorted({each.name for each in launchers if _of_job(launchers, each.name, node)}))
             if not expected:
-                raise TemporaryFailure(f"no launcher on {node!r} is connected, so nobody knows whether it is left out")
+                raise TemporaryFailure(
+                    f"no launcher on {node!r} is connected; it is unknown whether the node is excluded"
+                )
         chosen = {job: found for job in expected if (found := _of_job(launchers, job, node)) is not None}
         silent = [job for job in expected if job not in chosen]
         if silent:
@@ -271,8 +267,7 @@ class LauncherNodesParams(ActionParams):
 
 
 class LauncherNodes(BasicAction):
-    """Reading of a job's nodes. The result, with the node that leaves or returns, is stored before the playbook changes
-    anything."""
+    """The result is stored before the playbook changes anything."""
 
     name: ClassVar[str] = "launcher.nodes"
     summary: ClassVar[str] = "Look up the nodes of an elastic job, and which one could leave it or come back."
@@ -287,7 +282,7 @@ class LauncherNodes(BasicAction):
             launchers = [each for each in await bus.launchers() if each.name == job and each.details]
             jobs = [each for each in await bus.jobs() if each.name == job]
         except BusUnavailable as error:
-            raise TemporaryFailure("the launchers are not known, because Redis is away") from error
+            raise TemporaryFailure("the launchers are unknown, because Redis is unavailable") from error
         nodes = sorted(_working(launchers), key=_by_number)
         for_load = {node for each in launchers for node in _names(each.details.get(_FOR_LOAD)) if node not in nodes}
         least, most = _bound(launchers, "min_nodes"), _bound(launchers, "max_nodes")
@@ -308,7 +303,6 @@ class LauncherNodes(BasicAction):
 
 
 def _why_fixed(launchers: Sequence[Presence], most: int | None) -> str | None:
-    """Return why the number of nodes cannot change now. None if it can."""
     if not launchers:
         return "no launcher of the job is connected; start the job with trainmedic-run"
     if any(each.details.get("starts_all_nodes") is True for each in launchers):
@@ -343,7 +337,6 @@ def _who_returns(nodes: Sequence[str], waiting: Sequence[str], most: int) -> dic
 
 
 def _by_number(node: str) -> list[tuple[int, str]]:
-    """Return a sort key by which node-9 comes before node-10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
         for part in re.split(r"([0-9]{1,18})", node)
@@ -355,7 +348,6 @@ def _names(said: object) -> Sequence[str]:
 
 
 def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *, is_undo: bool) -> BaseException:
-    """The failure of an order to several launchers."""
     other = next((failure for failure in failures if not isinstance(failure, ActionFailure)), None)
     if other is not None:
         return other
@@ -367,7 +359,6 @@ def _one_failure(failures: Sequence[BaseException], output: Mapping[str, Any], *
 
 
 def _left_out(launcher: Presence) -> Sequence[str]:
-    """The nodes that a launcher says it leaves out."""
     said = launcher.details.get(_LEFT_OUT)
     if isinstance(said, list):
         return _names(said)
@@ -386,7 +377,6 @@ def _launcher_for(launchers: Sequence[Presence], node: str) -> Presence | None:
 
 
 def _working(launchers: Sequence[Presence]) -> list[str]:
-    """The nodes that the job has now, where each has a launcher of its own."""
     return [str(each.details.get("node")) for each in launchers if each.details.get("state") != _LEFT_OUT]
 
 

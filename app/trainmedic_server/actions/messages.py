@@ -1,7 +1,4 @@
-"""Telling people: the action ``notify``.
-
-Not here: the channels and how they are reached (a `ports.outside.Notifier`).
-"""
+"""Action ``notify``: send a message to people."""
 
 from __future__ import annotations
 
@@ -23,30 +20,29 @@ from trainmedic_server.ports.actions import Action, Call
 
 TITLE_LIMIT = 250
 MESSAGE_LIMIT = 16_000
-"""Both in characters. A longer text is cut, not refused, so that the message is sent all the same."""
+"""Characters. A longer text is cut, so that the message is sent nevertheless."""
 
 
 class NotifyParams(ActionParams):
-    """What is sent, and to which channel."""
-
-    message: str = Field(min_length=1, description="What people are told.")
-    title: str = Field("Trainmedic", description="The line above it.")
+    message: str = Field(min_length=1, description="Text of the message.")
+    title: str = Field("Trainmedic", description="Title line.")
     severity: Severity | None = Field(
-        None, description="How it looks; without it as the label severity of the alert says, else warning."
+        None, description="Severity shown. By default the alert's label severity, otherwise warning."
     )
     to: str | None = Field(
         None,
-        description="The name of a notification channel. Without it, the channels whose routes take the message; all "
+        description="Name of a notification channel. By default the channels whose routes match the message; all "
         "channels if no routes are set.",
     )
 
 
 class Notify(Irreversible, BasicAction):
-    """Notification, sent at most once. If it is not known whether it was sent, the step says so and does not repeat it.
-    If the channel is not set, the step is skipped, because a missing channel must not fail a repair."""
+    """Sent at most once. If it is unknown whether it was sent, the step says so. Without the channel the step is
+    skipped: a missing channel must not fail a repair.
+    """
 
     name: ClassVar[str] = "notify"
-    summary: ClassVar[str] = "Tell people, through the notification channels that the server knows."
+    summary: ClassVar[str] = "Send a message through the server's notification channels."
     harmful: ClassVar[bool] = False
     default_timeout: ClassVar[timedelta] = timedelta(seconds=30)
     Params: ClassVar[type[BaseModel]] = NotifyParams
@@ -72,7 +68,7 @@ class Notify(Irreversible, BasicAction):
         return {"to": (to if isinstance(to, str) else ", ".join(to)) if to else "all"}
 
     def _routed(self, call: Call, severity: Severity) -> tuple[str, ...] | None:
-        """Return the channels whose routes take the message. None for all, if no routes are set."""
+        """Return None for all channels, if no routes are set."""
         routes = self.services.routes
         if not routes.are_set:
             return None
@@ -80,14 +76,12 @@ class Notify(Irreversible, BasicAction):
         return routes.choose(component, severity, NOTIFY).names
 
     def _with_handle(self, message: str, call: Call) -> str:
-        """The message, and by what people find the run: its short id, and its address where one is known."""
         link = links.run_link(self.services.external_url, call.run_id)
         handle = f"run {links.short_id(call.run_id)}{f' · {link}' if link else ''}"
         return f"{_cut(message, MESSAGE_LIMIT - len(handle) - 1)}\n{handle}"
 
 
 def _severity_of(alert: Alert) -> Severity:
-    """What the alert's label says, as far as it is one of ours."""
     said = alert.labels.get("severity", "").lower()
     return Severity(said) if said in list(Severity) else Severity.WARNING
 

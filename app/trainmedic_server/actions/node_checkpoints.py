@@ -1,9 +1,6 @@
-"""Before work is taken from a node: have the training jobs on it write a checkpoint.
+"""Checkpoints of the training jobs on a node, before a drain or exclusion takes work from it.
 
-A job says in its presence where its ranks sit (``placement``); those with a rank on the node are sent
-``job.checkpoint``. Who calls it: ``kubernetes.drain``, and ``launchers``, before a node is left out. What comes of it
-stops neither: a job that cannot write a checkpoint loses the work since its last one whether that happens now or the
-node dies later.
+A failure stops nothing: that work would be lost when the node dies, too.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from trainmedic_server.ports.outside import Clock, CommandBus
 
 ACTION = "job.checkpoint"
 LOOK_EVERY = timedelta(seconds=1)
-"""Time between two checks, while jobs write, that the drain is still wanted."""
 
 
 async def ask_for(
@@ -35,8 +31,7 @@ async def ask_for(
     *,
     can_stop: bool = True,
 ) -> dict[str, str]:
-    """Return the outcome of the checkpoint of each job on the node, or of those of ``only``: ``written``, or why not.
-    Returns when all have answered, at the latest when `patience` is over, counted from the start of the step.
+    """Return each job's outcome: ``written``, or why not. Returns at the latest `patience` after the start of the step.
 
     If it `can_stop`, raises as `check_wanted` within a second after the run was ended or its alert has resolved.
     """
@@ -44,12 +39,12 @@ async def ask_for(
     try:
         jobs = [job for job in await bus.jobs() if is_on(job.details, node) and (only is None or job.name in only)]
     except BusUnavailable:
-        return {"*": "Redis is away: nobody could be asked"}
+        return {"*": "Redis is unavailable: no job could be asked"}
     if clock.now() >= until:
-        return {job.name: "not asked: the time for it was over" for job in jobs}
+        return {job.name: "not asked: no time was left" for job in jobs}
     if jobs and call.report_wait is not None:
         names = ", ".join(sorted(job.name for job in jobs))
-        await call.report_wait(f"it waits until {until:%H:%M:%S} at most for a checkpoint of {names}")
+        await call.report_wait(f"waiting until {until:%H:%M:%S} at most for a checkpoint of {names}")
 
     async def ask_all() -> list[str]:
         return await asyncio.gather(*(_checkpoint(bus, call, node, job.name, until) for job in jobs))
@@ -77,7 +72,7 @@ async def _checkpoint(bus: CommandBus, call: Call, node: str, job: str, until: d
         params={},
         run_id=call.run_id,
         playbook=call.playbook,
-        reason=f"the work is about to be taken from {node}",
+        reason=f"work is about to be removed from {node}",
         issued_at=call.issued_at,
         expires_at=until,
     )
@@ -90,7 +85,6 @@ async def _checkpoint(bus: CommandBus, call: Call, node: str, job: str, until: d
 
 
 def is_on(details: Mapping[str, Any], node: str) -> bool:
-    """Whether a job with this presence has a rank on the node."""
     placement = details.get("placement")
     return isinstance(placement, list) and any(
         isinstance(rank, Mapping) and rank.get("node") == node for rank in placement

@@ -1,7 +1,6 @@
-"""The commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``.
+"""Commands to a node's agent: ``gpu.*``, ``disk.*`` and ``node.*``.
 
-The agent's own policy limits what even a valid command may do: how low a power limit may be, the
-cleaning rules that exist, the actions that are allowed.
+The agent's policy limits valid commands further: minimum power limit, cleaning rules, allowed actions.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from trainmedic_server.actions.placement import PlacedAction, PlacedParams, comm
 from trainmedic_server.ports.actions import Action, Call, Inverse, LeasedEffect, Renewal
 
 LEASE = timedelta(minutes=5)
-"""How long a power cap outlives the last renewal: long enough for a restart of the server or of Redis, short enough
-that a GPU does not stay slow for long after the server has lost track of its repair."""
+"""Lifetime of a power cap after its last renewal: longer than a restart of the server or of Redis, but short if the
+server has lost track of its repair.
+"""
 RENEW = "gpu.renew_lease"
-"""The command by which the server keeps caps up. No playbook can name it, because it is no action."""
+"""No action, so playbooks cannot use it."""
 
 
 class PowerLimitParams(PlacedParams):
-    """Exactly one of the three."""
+    """Exactly one of ``watts``, ``percent`` and ``restore``."""
 
     watts: float | None = Field(None, gt=0, le=10_000, description="The limit, in watts.")
     percent: float | None = Field(None, gt=0, le=100, description="The limit, in percent of the card's default.")
@@ -66,7 +66,7 @@ class GpuPowerLimit(PlacedAction):
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
-        """The inverse only says "restore": the agent knows the earlier limit and the other active caps."""
+        """The agent knows the previous limit and the other active caps."""
         assert isinstance(params, PowerLimitParams)
         if params.restore:
             return None
@@ -86,7 +86,6 @@ class GpuPowerLimit(PlacedAction):
         return cls.lease
 
     async def renew(self, effects: Sequence[LeasedEffect], until: datetime) -> Sequence[Renewal]:
-        """Send one command to each node, for all caps on its GPUs."""
         by_node: dict[str, dict[str, LeasedEffect]] = {}
         for cap in effects:
             if cap.params.get("restore"):
@@ -108,7 +107,7 @@ class GpuPowerLimit(PlacedAction):
             params=_renewal_params(caps, self.lease),
             run_id="",
             playbook="",
-            reason="these power limits are still wanted",
+            reason="these power limits are still needed",
             issued_at=now,
             expires_at=until,
         )
@@ -129,7 +128,6 @@ def _renewal_params(caps: Mapping[str, LeasedEffect], lease: timedelta) -> Mappi
 
 
 def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[str, Any]) -> Renewal:
-    """Return what an agent's reply says of one cap. Agents of another version may leave members out."""
     unknown, lapsed = output.get("unknown"), output.get("lapsed")
     ended, again = output.get("ended"), output.get("again")
     if not isinstance(unknown, list) or command_id not in unknown:
@@ -140,22 +138,22 @@ def _renewal_of(command_id: str, cap: LeasedEffect, node: str, output: Mapping[s
         cap,
         node,
         "lost",
-        f"the agent on {node} holds it no more: {why or 'no such cap stands there'}",
+        f"the agent on {node} no longer holds it: {why or 'there is no such cap'}",
         has_expired=isinstance(lapsed, list) and command_id in lapsed,
     )
 
 
 async def _stop_waiting() -> bool:
-    """Stop waiting if no agent is connected; the next renewal asks again."""
+    """Stop waiting if no agent is connected. The next renewal tries again."""
     return True
 
 
 MOST_FILESYSTEMS = 100
-"""Most file systems in one command, because agents refuse a command with more. Leaving some out only deletes less."""
+"""Agents reject more. Omitting some only deletes less."""
 
 
 class AlertFilesystem(BaseModel):
-    """File system by its mount point, as labels of an alert name it. Other labels are ignored."""
+    """Mount point in labels of an alert. Other labels are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -178,7 +176,7 @@ class CleanParams(ActionParams):
         min_length=1, description="Names of cleaning rules in the agent's policy, in this order."
     )
     until_free_percent: float | None = Field(None, gt=0, lt=100, description="Stop once this much is free.")
-    dry_run: bool = Field(False, description="Only say what would be deleted.")
+    dry_run: bool = Field(False, description="Only report what would be deleted.")
     filesystems: tuple[AlertFilesystem, ...] = Field(
         (),
         max_length=10_000,
@@ -197,14 +195,12 @@ class DiskClean(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters in their wire form; see `sent_filesystems`."""
         return sent_filesystems(super().wire_params(call))
 
 
 def sent_filesystems(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters with each file system once, up to `MOST_FILESYSTEMS`.
-
-    If one of them is unknown, none is named, so that the agent does not refuse a file system that may be meant.
+    """Send each file system once, up to `MOST_FILESYSTEMS`. If one is unknown, send none: the agent might reject the
+    one intended.
     """
     wire = dict(params)
     by_name = {(entry["mountpoint"], entry["device"]): entry for entry in wire.pop("filesystems")}
@@ -234,7 +230,6 @@ class DiskPruneContainers(Irreversible, CommandAction):
     changes_disks_only: ClassVar[bool] = True
 
     def wire_params(self, call: Call) -> Mapping[str, Any]:
-        """Return the parameters in their wire form; see `sent_filesystems`."""
         return sent_filesystems(super().wire_params(call))
 
 

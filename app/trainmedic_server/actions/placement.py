@@ -1,9 +1,8 @@
-"""Node actions on a job: one command for each destination, and one outcome from all the replies.
+"""Node actions on a job: one command for each destination (a node of the job, or a GPU there), and one outcome.
 
-A destination is a node of the job, or a GPU there. The job's presence reports them; if it reports none, they follow
-from the job's pods, by the cluster and the agents (``pods``). They are looked up once per step and stored before any
-command is sent, so that a restarted server uses the same ones, and an undo finds them after the job has ended.
-The id of each destination's command is derived from the attempt's id, so that an agent recognises a repeated command.
+Destinations come from the job's presence, otherwise from its pods (``pods``). They are stored before any command is
+sent, for restarts and for undos after the job's end. Command IDs are derived from the attempt's, so that an agent
+recognises a repetition.
 """
 
 from __future__ import annotations
@@ -30,38 +29,37 @@ from trainmedic_server.ports.actions import Call, Services
 from trainmedic_server.ports.outside import Presence
 
 Nodes = Mapping[str, tuple[str, ...]]
-"""The GPUs of a job by node; empty tuples if only the nodes matter."""
+"""By node. The tuples are empty if only the nodes matter."""
 
 _SHOWN = 4
 _DROPPED: Any = object()
 
 
 class PlacedParams(ActionParams):
-    """Parameters of an action that works on every node of a job."""
-
     nodes: Annotated[
         SkipJsonSchema[Nodes | None],
-        Field(description="Put in by the server: the nodes of the job, and its GPUs there."),
+        Field(description="Set by the server: the nodes of the job, and its GPUs there."),
     ] = None
 
     def for_wire(self) -> dict[str, Any]:
-        """Return the parameters that go to the receiver."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"nodes"})
 
 
 class PlacedAction(CommandAction):
-    """A command to a node's agent; if the target is a job, to each of its nodes, or GPUs (``per_gpu``).
+    """A command to a node's agent, or for a job to each of its nodes or GPUs (``per_gpu``).
 
-    It succeeds if every destination has applied it. The output has the highest value of each number over all
-    destinations, the lowest under ``lowest``, and each destination's own output under ``by_node``. If no destination
-    applied it, it fails. If only some did, or may have, the outcome is unknown, as with the ranks of a job. An undo
-    that failed at some destinations fails as a whole and is repeated, because undoing twice changes nothing.
+    - All applied it: success. The output has the highest value of each number, the lowest under ``lowest``, and each
+      destination's own output under ``by_node``.
+    - None applied it: failure.
+    - Otherwise the outcome is unknown.
+
+    A partly failed undo is repeated as a whole, because undoing twice changes nothing.
     """
 
     Params: ClassVar[type[BaseModel]] = PlacedParams
     per_gpu: ClassVar[bool] = False
     waits_for_receiver: ClassVar[bool] = False
-    """False: an agent always runs on its node, so a missing one needs a person, who should learn of it soon."""
+    """An agent always runs, so a missing one needs a person soon."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(services)
@@ -71,7 +69,7 @@ class PlacedAction(CommandAction):
     @classmethod
     def check_template(cls, raw: Mapping[str, Any]) -> None:
         if "nodes" in raw:
-            raise ValueError("nodes is put in by the server; the nodes are those on which the target job runs")
+            raise ValueError("nodes is set by the server, to the nodes of the target job")
 
     async def locate(self, call: Call) -> BaseModel:
         params = call.params
@@ -80,11 +78,10 @@ class PlacedAction(CommandAction):
         try:
             nodes = await self._located(call.target)
         except BusUnavailable as error:
-            raise TemporaryFailure("nobody knows where the job runs while Redis is away") from error
+            raise TemporaryFailure("the job's location is unknown while Redis is unavailable") from error
         return params.model_copy(update={"nodes": nodes})
 
     async def _located(self, job: Target) -> Nodes:
-        """Return the nodes that the job reports, else those of its pods. Raises BusUnavailable, and like `locate`."""
         jobs = await self._bus.jobs()
         name = job.job or ""
         presence = next((presence for presence in jobs if presence.name == name), None)
@@ -132,20 +129,17 @@ class PlacedAction(CommandAction):
 
 
 class DestinationOutcome(Struct, frozen=True):
-    """The outcome of the command to one destination."""
-
     destination: Target
     output: Mapping[str, Any]
     failure: ActionFailure | None = None
-    """None if the command was applied."""
+    """None: applied."""
 
 
 def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> Nodes:
-    """Return the nodes on which the ranks of the job run. Raises TemporaryFailure or PermanentFailure."""
     if presence is None:
-        raise TemporaryFailure(f"no job named {job.job!r} is connected, so nobody knows where it runs")
+        raise TemporaryFailure(f"job {job.job!r} is not connected; its location is unknown")
     if presence.doubt is not None and not presence.details:
-        raise TemporaryFailure(f"what job {job.job!r} says of where it runs is not believed: {presence.doubt}")
+        raise TemporaryFailure(f"the location that job {job.job!r} reports is not trusted: {presence.doubt}")
     placed = ranks_in(job.job or "", presence.details)
     nodes: dict[str, set[str]] = {rank.node: set() for rank in placed}
     for rank in placed:
@@ -154,46 +148,45 @@ def placement_of(job: Target, presence: Presence | None, *, with_gpus: bool) -> 
     without_gpu = [rank.rank for rank in placed if rank.gpu is None]
     if not nodes:
         raise PermanentFailure(
-            f"job {job.job!r} does not say on which nodes it runs: its presence has no placement, which "
+            f"job {job.job!r} does not report its nodes: its presence has no placement, which "
             "trainmedic.distributed.share announces"
         )
     ranks = presence.details.get("ranks")
     missing = sorted(set(ranks) - {rank.rank for rank in placed}) if isinstance(ranks, list) else []
     if missing:
-        raise PermanentFailure(f"job {job.job!r} does not say where {_named(missing)} of it runs")
+        raise PermanentFailure(f"job {job.job!r} does not report the location of {_named(missing)}")
     if with_gpus and without_gpu:
         raise PermanentFailure(f"{_named(without_gpu)} of job {job.job!r} names no GPU")
     return {node: tuple(sorted(nodes[node])) for node in sorted(nodes)}
 
 
 def _refuse_contradictions(job: str, jobs: Sequence[Presence], agents: AgentTopology) -> None:
-    """Raise TemporaryFailure where others contradict what the job says of its GPUs: that can pass, such as when a job
-    of another name has ended a moment ago."""
+    """Raise TemporaryFailure: a contradiction can pass, such as after another job has just ended."""
     ranks = (rank for presence in jobs for rank in ranks_in(presence.name, presence.details))
     against = contradictions.of_jobs(ranks, agents).get(job, ())
     if against:
-        more = f"; and {len(against) - _SHOWN} more alike" if len(against) > _SHOWN else ""
-        raise TemporaryFailure(f"where job {job!r} runs is contradicted: {'; '.join(against[:_SHOWN])}{more}")
+        more = f"; and {len(against) - _SHOWN} more" if len(against) > _SHOWN else ""
+        raise TemporaryFailure(
+            f"the location that job {job!r} reports is contradicted: {'; '.join(against[:_SHOWN])}{more}"
+        )
 
 
 def derived_id(command_id: str, *parts: str) -> str:
-    """Derive a UUIDv7 from another and some text: it has the other's timestamp, and a hash of both as the rest."""
+    """Combine the other's timestamp with a hash of both."""
     digest = hashlib.sha256("\0".join((command_id, *parts)).encode()).digest()
     moment = uuid.UUID(command_id).int >> 80
     value = moment << 80 | int.from_bytes(digest[:10], "big")
-    # The version and the variant of a UUIDv7 (RFC 9562, section 5.7).
+    # Version and variant of a UUIDv7 (RFC 9562, section 5.7).
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     return str(uuid.UUID(int=value))
 
 
 def command_id_for(command_id: str, destination: Target) -> str:
-    """Return the id of the command to one destination; `command_id` is that of the attempt."""
     return derived_id(command_id, destination.node or "", destination.gpu or "")
 
 
 def call_for(call: Call, destination: Target) -> Call:
-    """Return the part of `call` that goes to one destination of the job."""
     undo_of = command_id_for(call.undo_of, destination) if call.undo_of is not None else None
     return replace(
         call,
@@ -205,14 +198,14 @@ def call_for(call: Call, destination: Target) -> Call:
 
 
 def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping[str, Any]:
-    """Return the output of all destinations if each has applied the command; else raise one failure for all."""
+    """Raise one failure unless every destination applied the command."""
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     output = merged_output(outcomes)
     if not failures:
         return output
     message = "; ".join(str(failure) for failure in failures[:_SHOWN])
     if len(failures) > _SHOWN:
-        message += f"; and {len(failures) - _SHOWN} more alike"
+        message += f"; and {len(failures) - _SHOWN} more"
     applied = len(outcomes) - len(failures)
     if applied:
         message = f"applied in {applied} of {len(outcomes)} places, but {message}"
@@ -225,7 +218,6 @@ def combine(outcomes: Sequence[DestinationOutcome], *, is_undo: bool) -> Mapping
 
 
 def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
-    """Return the highest of each number, ``lowest``, and each destination's own output (``by_node``)."""
     by_node: dict[str, Any] = {}
     for outcome in outcomes:
         node, gpu = outcome.destination.node or "", outcome.destination.gpu
@@ -241,7 +233,6 @@ def merged_output(outcomes: Iterable[DestinationOutcome]) -> dict[str, Any]:
 
 
 def _merged(values: Collection[Any], pick: Callable[[Iterable[Any]], Any]) -> Any:
-    """Merge values: numbers by `pick`, mappings member by member; others are kept only if all are equal."""
     present = [value for value in values if value is not None]
     if not present:
         return None

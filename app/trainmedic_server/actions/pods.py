@@ -1,7 +1,4 @@
-"""Where a job without the SDK runs: on the nodes of its pods, and on the GPUs that agents see its pods use.
-
-Who calls it: ``placement``, for a job that does not report where its ranks are.
-"""
+"""Location of a job without the SDK: the nodes of its pods, and the GPUs on which agents see its pods."""
 
 from __future__ import annotations
 
@@ -11,23 +8,25 @@ from trainmedic_server.domain.topology import AgentTopology, Gpu, Pod
 from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 
 _SHOWN = 4
-"""How many problems a failure names."""
 _SEEING = (
     "an agent sees the processes of pods where it shares the node's process namespace (agent.seePods of the chart)"
 )
 
 
 def nodes_of(job: str, pods: Sequence[Pod]) -> list[str]:
-    """The nodes of the pods that ask for GPUs, or of all pods where none does: a launcher on a node of its own is
-    no part of the training. Raises PermanentFailure where there are jobs of that name in several namespaces."""
+    """Return the nodes of pods that request GPUs, or of all if none does: a separate launcher does not train.
+
+    Raises PermanentFailure if several namespaces have jobs of that name.
+    """
     return sorted({pod.node for pod in _working(job, pods)})
 
 
 def gpus_of(job: str, pods: Sequence[Pod], agents: AgentTopology) -> Mapping[str, tuple[str, ...]]:
-    """The UUIDs, by node, of all GPUs on which the job's pods have processes.
+    """Return GPU UUIDs by node.
 
-    Raises PermanentFailure where there are jobs of that name in several namespaces, and TemporaryFailure where an
-    agent sees a pod on fewer GPUs than the pod asks for."""
+    Raises PermanentFailure if several namespaces have jobs of that name, TemporaryFailure if an agent sees a pod on
+    fewer GPUs than it requests.
+    """
     used_by_node: dict[str, set[str]] = {}
     problems = []
     for pod in _working(job, pods):
@@ -41,7 +40,7 @@ def gpus_of(job: str, pods: Sequence[Pod], agents: AgentTopology) -> Mapping[str
     if not problems and not any(used_by_node.values()):
         problems.append(f"no agent sees a process of it on a GPU; {_SEEING}")
     if problems:
-        more = f"; and {len(problems) - _SHOWN} more alike" if len(problems) > _SHOWN else ""
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise TemporaryFailure(f"not all GPUs of job {job!r} are known: {'; '.join(problems[:_SHOWN])}{more}")
     return {node: tuple(sorted(uuids)) for node, uuids in sorted(used_by_node.items()) if uuids}
 

@@ -1,15 +1,10 @@
-"""The registry of actions: the built-in ones, and those that other packages add by an entry point (``extending``).
-
-Wiring calls `build`, with services, for acting; the offline commands call `specs_only`, for
-checking playbooks. Another package adds an action by naming its class in its own metadata::
+"""Registry of the built-in actions and those that other packages add by an entry point (``extending``)::
 
     [project.entry-points."trainmedic.actions"]
     "acme.page" = "acme_trainmedic.pages:Page"
 
-An entry point that cannot be used is left out, named in `Registry.problems` and in the log, and
-takes nothing else down. An action of another package never replaces one that is there already.
-
-Not here: the actions (each module of this package lists its own in ``ACTIONS``).
+An unusable entry point is excluded, and reported in `Registry.problems` and in the log. It cannot replace an existing
+action.
 """
 
 from __future__ import annotations
@@ -54,11 +49,6 @@ log = telemetry.logger(__name__)
 
 
 class Registry:
-    """Actions by name; implements `ports.actions.Actions`.
-
-    ``problems`` says, one sentence each, which entry points were left out and why.
-    """
-
     def __init__(
         self,
         specs: Mapping[str, type[Action]],
@@ -71,14 +61,14 @@ class Registry:
         if services is not None:
             self._make(services)
         for problem in self.problems:
-            log.warning("an action is left out", problem=problem)
+            log.warning("skipping action", problem=problem)
 
     def _make(self, services: Services) -> None:
         for name, spec in self._specs.items():
             try:
                 self._instances[name] = spec(services)
-            except Exception as error:  # it may be another package's, whose fault must not take down the rest
-                self.problems.append(f"action {name} cannot be made: {_described(error)}")
+            except Exception as error:  # A faulty action, also of another package, must not stop the server.
+                self.problems.append(f"action {name} cannot be created: {_described(error)}")
 
     def names(self) -> Sequence[str]:
         return sorted(self._specs)
@@ -91,18 +81,16 @@ class Registry:
         if instance is not None:
             return instance
         if name in self._specs:
-            raise PermanentFailure(f"action {name} can be checked here, not carried out")
+            raise PermanentFailure(f"action {name} can be checked here, not performed")
         raise PermanentFailure(f"there is no action {name}")
 
 
 def specs_only() -> Registry:
-    """Return the registry for checking: every class, no instances."""
     specs, problems = _collect()
     return Registry(specs, None, problems)
 
 
 def build(services: Services) -> Registry:
-    """Return the registry for acting."""
     specs, problems = _collect()
     return Registry(specs, services, problems)
 
@@ -115,13 +103,12 @@ def _collect() -> tuple[dict[str, type[Action]], list[str]]:
 def combine(
     built_in: Iterable[type[Action]], points: Iterable[metadata.EntryPoint]
 ) -> tuple[dict[str, type[Action]], list[str]]:
-    """Return the classes by action name, and a sentence for each entry point that was left out."""
     specs = {spec.name: spec for spec in built_in}
     problems: list[str] = []
     for point in points:
         try:
             loaded = point.load()
-        except Exception as error:  # whatever another package raises while it is imported
+        except Exception as error:  # Another package can raise anything on import.
             problems.append(f"entry point {_named(point)} cannot be loaded: {_described(error)}")
             continue
         fault = _fault(loaded)
@@ -137,7 +124,6 @@ def combine(
 
 
 def _fault(loaded: object) -> str | None:
-    """Return what keeps an object from being an action class; None where nothing does."""
     if not isinstance(loaded, type):
         return "it is not a class"
     name = getattr(loaded, "name", None)
@@ -149,7 +135,7 @@ def _fault(loaded: object) -> str | None:
     if not isinstance(targets, frozenset) or not targets or not all(isinstance(kind, TargetKind) for kind in targets):
         return "its targets are not a frozenset of TargetKind"
     if not isinstance(getattr(loaded, "harmful", None), bool):
-        return "it does not say whether it is harmful"
+        return "it does not state whether it is harmful"
     if not isinstance(getattr(loaded, "default_timeout", None), timedelta):
         return "its default_timeout is not a timedelta"
     params = getattr(loaded, "Params", None)

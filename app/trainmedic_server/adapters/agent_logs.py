@@ -1,13 +1,8 @@
-"""Lines of logs from the agents of the nodes, where no store keeps them: each reads its own files when it is asked.
+"""Log lines read by the nodes' agents from their own files, merged by time.
 
-A query goes as a command ``logs.read`` to each node, page by page, and the answers are merged by time. Clocks of nodes
-differ, so lines of different nodes that are closer than that may be in either order.
-
-If the caller leaves, its requests are cancelled, and each agent that is asked receives `WITHDRAW`, so that it does not
-search further for nobody. An earlier agent answers that with ``unsupported``, which no one reads.
-
-If the nodes of a job are unknown, all agents that read logs are asked, in bounded number and time
-(`LogQuery.is_search`); only those that have files of the job answer with lines.
+Clocks differ, so close lines of different nodes can be out of order. If the caller leaves, agents receive `WITHDRAW`,
+which earlier ones answer with ``unsupported``. If the nodes of a job are unknown, all agents are asked, within limits
+(`LogQuery.is_search`).
 """
 
 from __future__ import annotations
@@ -34,41 +29,29 @@ from trainmedic_server.ports.outside import Clock, CommandBus
 BATCH = 500
 PATIENCE = timedelta(seconds=15)
 _AT_A_TIME = 32
-"""Nodes that are asked at the same time."""
 _POLL_SECONDS = 2.0
 _POLL_SECONDS_PER_NODE = 0.02
 _MOST_NAMED = 5
 MOST_SEARCHED = 500
-"""Nodes that are asked if the nodes of a job are unknown."""
 _SEARCH_TIME = timedelta(seconds=30)
-"""Time limit for the first answers of all of them together."""
 
 
 SEARCH_SECONDS = 60.0
-"""Time for the pages of all nodes of a search that is not followed. What is left out then is a note."""
 
 
 class _NodeAnswer(Struct):
-    """What one node has answered so far."""
-
     node: str
     waiting: list[FoundLine] = field(default_factory=list)
-    """Lines that were not given out, the oldest last."""
     cursor: Sequence[str] | None = None
     is_end: bool = False
     silence: str = ""
-    """Why nothing more is asked of it."""
     is_missed: bool = False
-    """Whether the reader was told that its lines are not here."""
     deadline: datetime | None = None
-    """Latest time for the request of its first page."""
     ends_at: datetime | None = None
-    """Latest time for any of its pages."""
     job_files: int | None = None
-    """Number of the job's files on the node. None if its agent does not report it."""
+    """None if the agent does not report it."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)
-    """Notes that the reader already has."""
 
     @property
     def wants_more(self) -> bool:
@@ -76,7 +59,7 @@ class _NodeAnswer(Struct):
 
 
 class AgentLogs:
-    """Asks agents over the command bus. ``patience``: how long one answer may take."""
+    """``patience`` is the time limit for one answer."""
 
     def __init__(self, bus: CommandBus, clock: Clock, patience: timedelta = PATIENCE) -> None:
         self._bus = bus
@@ -127,8 +110,9 @@ class AgentLogs:
     def _due(
         self, query: LogQuery, answers: Iterable[_NodeAnswer], asking: dict[str, asyncio.Task[list[str]]]
     ) -> tuple[list[_NodeAnswer], list[str]]:
-        """Who is asked now: nodes that are not missed, or have answered again, with the notes of the latter. `asking`
-        has a task for each node that is missed, so that nobody waits for one."""
+        """Return the nodes to ask now and their notes. Missed nodes are asked by the tasks in `asking`, so that nothing
+        waits for them.
+        """
         due: list[_NodeAnswer] = []
         notes: list[str] = []
         for answer in answers:
@@ -148,9 +132,7 @@ class AgentLogs:
     def _begin(self, query: LogQuery, nodes: Collection[str], lasting: timedelta | None = None) -> list[_NodeAnswer]:
         asked = {query.node} if query.node is not None else set(nodes)
         if not asked:
-            raise NotFound(
-                f"it is not known on which nodes {query.job} runs or has run, so no agent can be asked; name a node"
-            )
+            raise NotFound(f"the nodes of {query.job} are unknown, so no agent can be asked; name a node")
         now = self._clock.now()
         deadline = now + _SEARCH_TIME if query.is_search else None
         ends_at = now + lasting if lasting is not None else None
@@ -160,14 +142,13 @@ class AgentLogs:
     async def _to_the_end(
         self, query: LogQuery, answers: Sequence[_NodeAnswer], is_again: bool = False
     ) -> AsyncGenerator[LogBatch, None]:
-        """Yield what the nodes have now. Raises LogsUnavailable where no node answers."""
         notes = await self._ask(query, answers)
         if not is_again and all(answer.silence for answer in answers):
             raise LogsUnavailable(_told(answers))
         if not is_again and query.is_search:
             if all(answer.job_files == 0 for answer in answers):
                 raise NotFound(
-                    f"it is not known on which nodes {query.job} runs or has run, and none of the {_count(answers)} "
+                    f"the nodes of {query.job} are unknown, and none of the {_count(answers)} "
                     "whose agents were asked has files of it; name a node"
                 )
             if len(answers) == MOST_SEARCHED:
@@ -194,7 +175,6 @@ class AgentLogs:
             yield LogBatch(lines, notes)
 
     async def _ask(self, query: LogQuery, answers: Iterable[_NodeAnswer]) -> list[str]:
-        """Ask each of these until it has lines, or nothing more; return their notes."""
         answered = await asyncio.gather(*(self._ask_node(query, answer, self._turns) for answer in answers))
         return [note for notes in answered for note in notes]
 
@@ -212,7 +192,7 @@ class AgentLogs:
                 page = await self._page(query, answer, now)
             if page is not None:
                 answer.deadline = None
-                # Who answers says where its lines are from, and not they.
+                # The answering node counts, not the one that the lines name.
                 lines = [replace(FoundLine.of_json(line), node=answer.node) for line in page["lines"]]
                 answer.job_files = page.get("job_files")
                 if query.is_search and answer.job_files is None:
@@ -229,7 +209,6 @@ class AgentLogs:
         return notes
 
     async def _page(self, query: LogQuery, answer: _NodeAnswer, now: datetime) -> dict[str, Any] | None:
-        """The next page of a node; None, and why in its answer, where there is none."""
         cursor = {"cursor": answer.cursor} if answer.cursor is not None else {}
         command = envelope.Command(
             id=envelope.new_id(int(now.timestamp() * 1000)),
@@ -264,7 +243,6 @@ class AgentLogs:
 
 
 def _withdrawal(command: envelope.Command) -> envelope.Command:
-    """Return the message that ends a search."""
     return dataclasses.replace(
         command,
         id=envelope.new_id(int(command.issued_at.timestamp() * 1000)),
@@ -275,7 +253,6 @@ def _withdrawal(command: envelope.Command) -> envelope.Command:
 
 
 def _checked(page: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError, TypeError where it is no page of lines."""
     for line in page.get("lines", ()):
         FoundLine.of_json(line)
     if not isinstance(page.get("cursor"), list) or not isinstance(page.get("notes"), list) or "end" not in page:
@@ -289,7 +266,6 @@ def _checked(page: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
-    """Return the notes on the lines that all nodes together excluded."""
     counts: dict[str, LeftOut] = {}
     for answer in answers:
         for name, each in answer.left_out.items():
@@ -299,20 +275,19 @@ def _left_out_notes(answers: Sequence[_NodeAnswer]) -> list[str]:
 
 
 def _changes(answers: Sequence[_NodeAnswer]) -> list[str]:
-    """Which of them have stopped answering, and which answer again: told once each."""
     lost = [answer for answer in answers if answer.silence and not answer.is_missed]
     back = [answer for answer in answers if answer.is_missed and not answer.silence]
     for answer in (*lost, *back):
         answer.is_missed = bool(answer.silence)
     notes = [_told(lost)] if lost else []
     if back:
-        notes.append(f"the lines of {_count(back)} come again: {_named([answer.node for answer in back])}")
+        notes.append(f"lines of {_count(back)} are available again: {_named([answer.node for answer in back])}")
     return notes
 
 
 def _told(silent: Sequence[_NodeAnswer]) -> str:
     named = _named([f"{answer.node}: {answer.silence}" for answer in silent])
-    return f"no lines of {_count(silent)} are here: {named}"
+    return f"lines of {_count(silent)} are missing: {named}"
 
 
 def _count(answers: Sequence[_NodeAnswer]) -> str:
@@ -325,5 +300,4 @@ def _named(parts: Sequence[str]) -> str:
 
 
 async def _stop_waiting() -> bool:
-    """Stop waiting if no agent is connected there."""
     return True

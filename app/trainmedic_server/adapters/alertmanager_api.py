@@ -1,7 +1,6 @@
-"""The Alertmanager's own API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertSender`.
+"""Alertmanager's API (version 2); implements `ports.outside.AlertSource` and `ports.findings.AlertSender`.
 
-Authentication: a user name and password in the URL are sent as Basic, the content of a token file
-as Bearer. The file is read for each call, so that it may be renewed.
+A user name and password in the URL are sent as Basic, the content of a token file, read for each call, as Bearer.
 """
 
 from __future__ import annotations
@@ -31,34 +30,33 @@ from trainmedic_server.ports.outside import Clock, HttpReply
 
 TIMEOUT = timedelta(seconds=5)
 ANSWER_SERVES_FOR = timedelta(seconds=1)
-"""How long one list of the firing alerts is reused."""
 SETTLES_AFTER = timedelta(minutes=5)
-"""How long an Alertmanager must have been up before a missing alert counts as ended. It forgets its alerts when
-it restarts; Prometheus sends each one again after a minute (``--rules.alert.resend-delay``), to which come its
-evaluation interval and its own restart."""
+"""Minimum uptime before a missing alert counts as ended.
+
+After a restart of Alertmanager, Prometheus sends its alerts again within a minute (``--rules.alert.resend-delay``) plus
+its evaluation interval and its own restart.
+"""
 BODY_LIMIT = 64 * 1024 * 1024
-"""An alert is about 1 KB, so this is some 60,000 alerts."""
+"""60,000 alerts of 1 KB."""
 
 FIRES_FOR = timedelta(minutes=10)
-"""How long an alert of ours fires without being told again: longer than a restart of this server takes."""
 
-# A webhook gives an alert's beginning to the nanosecond, the API to the millisecond.
+# A webhook states start times in nanoseconds, the API in milliseconds.
 _PRECISION = timedelta(milliseconds=1)
 
 
 class AlertmanagerApi:
-    """One Alertmanager, or any member of a cluster of them (they share alerts and silences)."""
+    """One Alertmanager, or a member of a cluster (which shares alerts and silences)."""
 
     def __init__(
         self, url: str, clock: Clock, token_file: Path | None = None, settles_after: timedelta = SETTLES_AFTER
     ) -> None:
-        """While an Alertmanager has been up for less than `settles_after`, a missing alert does not count as ended.
-
-        Raises ConfigurationError.
+        """While Alertmanager's uptime is below `settles_after`, a missing alert does not count as ended. Raises
+        ConfigurationError.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the Alertmanager's URL is not one: write http://host:9093")
+            raise ConfigurationError("the Alertmanager's URL is invalid; write http://host:9093")
         user, _, host = parts.netloc.rpartition("@")
         self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
         self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
@@ -73,17 +71,17 @@ class AlertmanagerApi:
 
     async def is_firing(self, identity: Identity) -> bool:
         beginnings = (await self._all_firing()).get(identity.fingerprint, ())
-        # An earlier beginning is the same alert, two overlapping reports of which were merged; a later one is
-        # another alert, so the given one has ended.
+        # An earlier start is the same alert, merged from overlapping reports. A later start is another alert, so this
+        # one has ended.
         if any(began <= identity.starts_at + _PRECISION for began in beginnings):
             return True
         if not beginnings and not self._is_settled:
-            raise TemporaryFailure("the Alertmanager has just started, and may not have been told again what fires")
+            raise TemporaryFailure(
+                "the Alertmanager has just started, and may not have received the firing alerts again"
+            )
         return False
 
     async def _all_firing(self) -> Mapping[str, list[datetime]]:
-        """Return the start times of the firing alerts, by fingerprint. The API cannot be asked about one alert, so
-        one answer is reused for a second."""
         async with self._query_lock:
             now = asyncio.get_running_loop().time()
             if self._answered_at is None or now - self._answered_at > ANSWER_SERVES_FOR.total_seconds():
@@ -105,15 +103,14 @@ class AlertmanagerApi:
             return True
         with _reading("status"):
             reply = await self._call("GET", "/status")
-            _require_success(reply, "the Alertmanager did not tell its status")
+            _require_success(reply, "the Alertmanager did not report its status")
             started_at = datetime.fromisoformat(json.loads(reply.body)["uptime"]).astimezone(UTC)
         return self._clock.now() - started_at >= self._settles_after
 
     async def tell(self, alerts: Sequence[Alert]) -> None:
-        """See `ports.findings.AlertSender`. An alert that fires ends there by itself unless it is told again within
-        `FIRES_FOR`."""
+        """An alert ends by itself unless it is sent again within `FIRES_FOR`."""
         document = [_posted(alert, self._clock.now()) for alert in alerts]
-        _require_success(await self._call("POST", "/alerts", document), "the Alertmanager did not take alerts")
+        _require_success(await self._call("POST", "/alerts", document), "the Alertmanager did not accept alerts")
 
     async def silence(self, matchers: Mapping[str, str], ends_at: datetime, comment: str) -> str:
         present = await self.find_silence(comment)
@@ -133,11 +130,11 @@ class AlertmanagerApi:
                 "comment": comment,
             },
         )
-        _require_success(reply, "the silence was not made")
+        _require_success(reply, "the silence was not created")
         try:
             return str(json.loads(reply.body)["silenceID"])
         except UNREADABLE as error:
-            raise OutcomeUnknown("the Alertmanager did not say which silence it made") from error
+            raise OutcomeUnknown("the Alertmanager did not report the created silence") from error
 
     async def find_silence(self, comment: str) -> str | None:
         silences = _listed(await self._call("GET", "/silences"))
@@ -154,7 +151,7 @@ class AlertmanagerApi:
         reply = await self._call("DELETE", path)
         if 200 <= reply.status < 300:
             return
-        # Releases differ in how they refuse to end a silence that has ended; so check whether it has.
+        # Releases refuse to end an ended silence in different ways, so check whether it has ended.
         silence = await self._call("GET", path)
         if silence.status == 404 or '"state":"expired"' in silence.body.replace(" ", ""):
             return
@@ -178,7 +175,6 @@ class AlertmanagerApi:
 
 
 def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
-    """An alert as the API takes it: one that has ended says when, and never before it began."""
     ends_at = now + FIRES_FOR if alert.ends_at is None else max(alert.ends_at, alert.starts_at)
     return {
         "labels": dict(alert.labels),
@@ -189,8 +185,7 @@ def _posted(alert: Alert, now: datetime) -> dict[str, Any]:
 
 
 def _listed(reply: HttpReply) -> list[dict[str, Any]]:
-    """Return the list in a reply to a read, which can always be repeated."""
-    _require_success(reply, "the Alertmanager did not answer the question")
+    _require_success(reply, "the Alertmanager did not answer the query")
     try:
         listed = json.loads(reply.body)
     except UNREADABLE as error:
@@ -202,7 +197,6 @@ def _listed(reply: HttpReply) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _reading(subject: str) -> Iterator[None]:
-    """Make every failure within temporary, because a read can always be repeated."""
     try:
         yield
     except UNREADABLE as error:

@@ -1,9 +1,7 @@
-"""Messages to people by Apprise; implements `ports.outside.Notifier`.
+"""Messages by Apprise; implements `ports.outside.Notifier`.
 
-A channel is a name and the notification URLs behind it, which hold secrets: none is ever logged or
-part of an error. Apprise blocks, so it works in threads; its services wait some 4 seconds to
-connect and 4 for each part of an answer. A service that always sends another part keeps its thread for good:
-so these threads are daemons, few for each service, and no others wait for them.
+Notification URLs contain secrets and appear in no log and no error. A slow service can hold its thread permanently, so
+the threads are daemons, a few for each service.
 """
 
 from __future__ import annotations
@@ -24,22 +22,18 @@ if TYPE_CHECKING:
 
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
-"""Apprise's words, which its services show as colours or signs."""
 _SENDS_WITHIN = 60.0
-"""Seconds for one message to one service, its turn included."""
+"""Seconds for one message to one service, with the wait for its turn."""
 _AT_ONCE = 4
-"""Messages that are on their way to one service."""
 
 
 class AppriseNotifier:
-    """Sends to one channel, to several, or to all.
-
-    What reached only some is not sent again, since those would get it twice; the failure is then a
-    permanent one, and names the channels that missed it.
+    """If only some services received a message, it is not repeated, because those would receive it twice. The failure
+    is permanent and names the channels that missed it.
     """
 
     def __init__(self, channels: Mapping[str, Sequence[str]]) -> None:
-        """Raises ConfigurationError where a channel has no URL."""
+        """Raises ConfigurationError if a channel has no URL."""
         for name, urls in channels.items():
             if not urls:
                 raise ConfigurationError(f"notification channel {name!r} has no URL")
@@ -62,16 +56,17 @@ class AppriseNotifier:
         unknown = {service.channel for service, sent in zip(services, outcomes, strict=True) if sent is _Sent.UNKNOWN}
         reasons = [f"could not be sent to {', '.join(sorted(missed))}"] if missed else []
         if unknown:
-            reasons.append(f"no answer of {', '.join(sorted(unknown))} within {_SENDS_WITHIN:g} s, which may have it")
+            reasons.append(
+                f"no answer of {', '.join(sorted(unknown))} within {_SENDS_WITHIN:g} s, which may have received it"
+            )
         if missed and set(outcomes) == {_Sent.NO}:
             raise TemporaryFailure(reasons[0])
         if _Sent.YES in outcomes:
-            reasons.append("the others have it")
+            reasons.append("the others received it")
         if missed or unknown:
             raise PermanentFailure(f"{'; '.join(reasons)}, so it is not sent again")
 
     def _load(self, name: str) -> tuple[_Service, ...]:
-        """Return the services behind a channel, each by itself, so that each one's outcome is known."""
         with self._loading:
             if name not in self._loaded:
                 self._loaded[name] = tuple(
@@ -82,31 +77,25 @@ class AppriseNotifier:
 
 
 class _Sent(Enum):
-    """Whether a service has a message."""
-
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """It was called, and has not answered in time."""
 
 
 class _Service:
-    """One URL of a channel."""
-
     def __init__(self, channel: str, sender: Apprise) -> None:
         self.channel = channel
         self._sender = sender
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def send(self, title: str, message: str, notify_type: str) -> _Sent:
-        """Send a message, in its turn."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[bool] = loop.create_future()
 
         def work() -> None:
             sent = False
             try:
-                # As text: what an alert says must not become a service's markup, a mention of everyone for example.
+                # As text: an alert's text must not become markup, such as a mention of everyone.
                 sent = bool(self._sender.notify(message, title, notify_type, body_format="text"))
             finally:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -123,7 +112,7 @@ class _Service:
                 await self._turns.acquire()
                 try:
                     threading.Thread(target=work, name=f"message to {self.channel}", daemon=True).start()
-                except RuntimeError:  # the machine gives no more threads
+                except RuntimeError:  # no more threads on this machine
                     self._turns.release()
                     return _Sent.NO
                 is_called = True
@@ -133,14 +122,13 @@ class _Service:
 
 
 def _opened(url: str, label: str) -> Apprise:
-    # Imported here because it takes 0.1 s, and 0.2 s more to load its plugins: a server is to be
-    # ready within a second, and most never send a message.
+    # Imported here because it takes 0.3 s with its plugins, and most servers never send a message.
     import apprise
 
-    # Its log lines contain URLs, whole ones where it cannot read them.
+    # Its log lines contain URLs.
     logging.getLogger("apprise").disabled = True
-    # A redirect of a POST is followed by a GET, without the message, and its answer counts as that to the message. It
-    # also leads to where no setting sends anything.
+    # A redirected POST becomes a GET without the message, whose answer would count. It also leads to an unconfigured
+    # destination.
     asset = apprise.AppriseAsset(app_id="Trainmedic", async_mode=False, http_redirects=False)
     service = apprise.Apprise(asset=asset)
     if not service.add(url):

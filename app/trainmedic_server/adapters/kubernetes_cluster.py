@@ -1,8 +1,7 @@
-"""The Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half.
+"""Kubernetes API; implements `ports.cluster.Cluster` by the official client's asyncio half.
 
-The client does the connection, TLS, credentials and their renewal; the paths and bodies are the
-API's own, because the generated classes know no custom kinds. No call is retried here, except that a
-list whose continuation has expired begins again: the caller knows what may be repeated, and until when.
+Paths and bodies are the API's own, because the generated classes lack custom kinds. No call is retried here, except a
+list whose continuation has expired.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ from trainmedic_server.ports.cluster import Object, Ref, Resource
 from trainmedic_server.ports.fence import Fence, no_fence
 
 FIELD_MANAGER: Final = "trainmedic"
-"""The name under which the API server notes which fields are ours."""
 TIMEOUT: Final = timedelta(seconds=15)
-"""How long one call may take. The caller tries again until the step's own timeout."""
+"""The caller retries until the step's timeout."""
 PAGE: Final = 500
-"""Objects of a list that are asked for at a time, as kubectl does."""
 _NOTHING_DONE: Final = (401, 403, 429)
-"""Statuses that are answered before anything is done."""
+"""Statuses answered before anything is done."""
 _RIGHTS: Final = " (add the action to kubernetes.actions of the chart, or grant this to the server's account)"
 _TWO_BUDGETS: Final = "more than one PodDisruptionBudget"
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError)
@@ -50,8 +47,6 @@ log = telemetry.logger(__name__)
 
 
 class KubernetesCluster:
-    """One cluster, made by `opened`."""
-
     def __init__(self, client: ApiClient, event_namespace: str = "default", fence: Fence = no_fence) -> None:
         self._client = client
         self._fence = fence
@@ -61,14 +56,13 @@ class KubernetesCluster:
     async def opened(
         cls, kubeconfig: Path | None = None, context: str | None = None, fence: Fence = no_fence
     ) -> KubernetesCluster:
-        """From a kubeconfig file, else with the service account of the pod that this runs in.
+        """Connect by a kubeconfig file, otherwise by the pod's service account. `fence` is called before each change.
 
-        `fence` is called before each change, and does not return where this server may not act any more.
         Raises ConfigurationError.
         """
         configuration = Configuration()
         if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
-            raise ConfigurationError(f"no Kubernetes cluster is known from the kubeconfig {kubeconfig}: no such file")
+            raise ConfigurationError(f"cannot read the kubeconfig {kubeconfig}: no such file")
         try:
             if kubeconfig is not None:
                 await kube_config.load_kube_config(str(kubeconfig), context, configuration)
@@ -77,7 +71,7 @@ class KubernetesCluster:
         except (kube_config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError) as error:
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's service account"
             reason = " ".join(str(error).split())[:300]
-            raise ConfigurationError(f"no Kubernetes cluster is known from {where}: {reason}") from error
+            raise ConfigurationError(f"cannot read {where}: {reason}") from error
         client = ApiClient(configuration)
         client.user_agent = f"trainmedic/{__version__}"
         return cls(client, fence=fence)
@@ -96,7 +90,6 @@ class KubernetesCluster:
     async def list_at(
         self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> tuple[Sequence[Object], str]:
-        """Return the objects, and the resourceVersion from which a watch goes on."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         path = collection_of(resource, namespace)
         objects: list[Object] = []
@@ -105,7 +98,7 @@ class KubernetesCluster:
                 page = await self._call("GET", path, {name: value for name, value in query.items() if value})
             except _Gone:
                 query["continue"], objects = "", []
-                query["limit"] = ""  # in one piece now, which cannot expire on the way
+                query["limit"] = ""  # in one piece, which cannot expire midway
                 continue
             objects.extend(page.get("items") or ())
             query["continue"] = page["metadata"].get("continue") or ""
@@ -115,16 +108,15 @@ class KubernetesCluster:
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
     ) -> tuple[Sequence[Object], bool]:
-        """Return up to `most` objects, and whether there are more."""
         page = await self._call(
             "GET", collection_of(resource, namespace), {"fieldSelector": fields, "limit": str(most)}
         )
         return page.get("items") or (), bool(page["metadata"].get("continue"))
 
     async def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]:
-        """Changes after `version`, for at most `seconds`: (ADDED, MODIFIED, DELETED or BOOKMARK, object).
+        """Yield (ADDED, MODIFIED, DELETED or BOOKMARK, object) after `version`, for at most `seconds`.
 
-        Raises ObjectChanged where `version` is too old to go on from; ClusterUnavailable.
+        Raises ObjectChanged if `version` is too old; ClusterUnavailable.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query["timeoutSeconds"] = str(seconds)
@@ -209,7 +201,7 @@ class KubernetesCluster:
         try:
             await self._call("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", None, event)
         except ActionFailure as error:
-            log.warning("a Kubernetes Event could not be left", reason=reason, error=str(error))
+            log.warning("cannot record Kubernetes Event", reason=reason, error=str(error))
 
     async def check(self) -> None:
         await self._call("GET", "/version", about="the version")
@@ -232,7 +224,7 @@ class KubernetesCluster:
             raw = await response.read()
             answer = json.loads(raw)
         except (*_FAULTS, ValueError) as error:
-            reason = f"the Kubernetes API does not answer as it should: {_fault(error)}"
+            reason = f"the Kubernetes API does not answer correctly: {_fault(error)}"
             raise ClusterUnavailable(reason, may_be_done=changes) from error
         if not isinstance(answer, dict):
             raise ClusterUnavailable("the Kubernetes API's answer is not an object", may_be_done=changes)
@@ -260,25 +252,22 @@ class KubernetesCluster:
             url = f"{sent[1]}?{urlencode(query)}" if query else sent[1]
             return await self._client.call_api(method, url, sent[2], sent[3], _request_timeout=timeout)
         except (ApiException, kube_config.ConfigException) as error:
-            raise ClusterUnavailable(f"the Kubernetes API cannot be asked: {type(error).__name__}") from error
+            raise ClusterUnavailable(f"cannot call the Kubernetes API: {type(error).__name__}") from error
 
 
 def collection_of(resource: Resource, namespace: str | None) -> str:
-    """Return the API's path of all objects of a kind, in one namespace or in all."""
     root = "/api/v1" if resource.api_version == "v1" else f"/apis/{resource.api_version}"
     where = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     return f"{root}{where}/{resource.plural}"
 
 
 def path_of(ref: Ref, subresource: str = "") -> str:
-    """Return the API's path of one object."""
     return f"{collection_of(ref.resource, ref.namespace)}/{quote(ref.name, safe='')}" + (
         f"/{subresource}" if subresource else ""
     )
 
 
 def _fault(error: Exception) -> str:
-    """Return what is wrong with a connection, in words where the name alone would not help at night."""
     match error:
         case aiohttp.ClientConnectorCertificateError():
             return f"its certificate is not trusted ({error.certificate_error})"
@@ -296,7 +285,6 @@ class _Gone(ObjectChanged):
 
 
 def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mapping[str, str]) -> ActionFailure:
-    """Return what an answer that is no success means. `answer` is a Status object, if the API server wrote it."""
     message = str(answer.get("message") or answer.get("reason") or f"status {status}")[:500]
     reason = answer.get("reason")
     match status:
@@ -309,19 +297,19 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
         case 410:
             return _Gone(message)
         case 429 if any(cause.get("reason") == "DisruptionBudget" for cause in _causes(answer)):
-            # The causes name the budget, and what it needs; the message does not.
+            # The causes name the budget and its needs; the message does not.
             named = [str(cause["message"]) for cause in _causes(answer) if cause.get("message")]
             return EvictionBlocked("; ".join(named)[:500] or message)
         case 429:
             return ClusterUnavailable(message, _seconds(headers))
         case 401:
-            # While a token is being renewed it may be the old one for a moment; it is read again every minute.
+            # During a renewal the token may briefly be the old one. It is read again every minute.
             return ClusterUnavailable(
                 f"the Kubernetes API does not accept our credentials ({message}): they have expired, or the service "
                 "account or the kubeconfig's user is gone"
             )
         case 403 if any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(answer)):
-            return ClusterUnavailable(f"{about}: {message}")  # the namespace will soon have gone
+            return ClusterUnavailable(f"{about}: {message}")  # The namespace is being deleted.
         case 403:
             return ClusterRefused(f"{about}: {message}{_RIGHTS if 'cannot' in message else ''}", may_pass=True)
         case status if status >= 500 or status == 408:
@@ -330,7 +318,6 @@ def _refusal(status: int, answer: Mapping[str, Any], about: str, headers: Mappin
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """Return what Retry-After asks for; None where it is no number of seconds."""
     wait = headers.get("Retry-After", "")
     return float(wait) if wait.isdecimal() and wait.isascii() else None
 

@@ -1,7 +1,6 @@
-"""Reading of faults from pods, their events and nodes, as the Kubernetes API writes these objects.
+"""Faults of pods, read from pods, their events and nodes as the Kubernetes API writes them. Pure.
 
-Unknown reasons and members in another form are skipped, because any release of Kubernetes may have written the objects.
-Pure. Called by ``kubernetes_pods``.
+Unknown reasons and malformed members are skipped, because any release of Kubernetes may have written the objects.
 """
 
 from __future__ import annotations
@@ -22,12 +21,10 @@ _OPERATORS: Final = (
     "jobset.sigs.k8s.io/jobset-name",
     "trainer.kubeflow.org/trainjob-name",
 )
-"""Labels that only operators for training, or for jobs of several cooperating pods, set."""
+"""Labels that only training operators set."""
 _ACCELERATOR: Final = re.compile(r"[\w.-]+/\S*(?:gpu|gaudi|tpu|ascend|neuron|mlu|npu|mig-)", re.IGNORECASE)
 _MAIN: Final = frozenset({"pytorch", "tensorflow", "mpi", "jax", "xgboost", "paddle", "node", "trainer"})
-"""Names that training operators require or use for the container that trains."""
 _MOST_FAULTS: Final = 8
-"""Faults of one pod, at most."""
 _IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
      "RegistryUnavailable", "SignatureValidationFailed"}
@@ -76,25 +73,22 @@ _PROBE: Final = re.compile(r"failed (?:liveness|startup) probe")
 
 
 class PodOutline(Struct, frozen=True):
-    """The parts of a pod's metadata and spec that reading its faults needs."""
-
     uid: str
     namespace: str
     name: str
     node: str
     job: str
     trains: bool
-    """True if a training operator made it, or it has an accelerator."""
+    """It has an accelerator, or a training operator made it."""
     placed_at: datetime | None
-    """When it was assigned to its node, or its creation if that is unknown."""
+    """Assignment to its node, or its creation if that is unknown."""
     is_waiting: bool
-    """True if it has a node, none of its containers was created, and its status states no reason."""
+    """It has a node, no container, and no reason in its status."""
 
 
 def outline_of(pod: Object, job: str | None) -> PodOutline | None:
-    """Return the outline of a pod. None if its labels name no job, or if the server itself made its Job."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
-    if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a node's health check, not a training
+    if job is None or OF_RUN in (metadata.get("annotations") or {}):  # a node's health check, not training
         return None
     labels = metadata.get("labels") or {}
     trains = any(labels.get(name) for name in _OPERATORS) or bool(_with_accelerator(spec))
@@ -114,14 +108,12 @@ def outline_of(pod: Object, job: str | None) -> PodOutline | None:
 
 
 def faults_in(pod: Object, outline: PodOutline) -> tuple[PodFault, ...]:
-    """Return the faults that a pod's status states, the earliest first."""
     status = pod.get("status") or {}
     faults = [*_of_pod(status, outline), *_of_containers(pod, status, outline)]
     return tuple(sorted(faults, key=lambda fault: fault.at)[-_MOST_FAULTS:])
 
 
 def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datetime) -> tuple[PodFault, ...]:
-    """Return the faults that events of a pod state, the newest of each kind. Events before `since` are skipped."""
     newest: dict[tuple[PodFaultKind, str], PodFault] = {}
     for event in events:
         fault = _of_event(event, outline)
@@ -133,7 +125,6 @@ def faults_in_events(events: Iterable[Object], outline: PodOutline, since: datet
 
 
 def not_ready(node: Object) -> NodeNotReady | None:
-    """Return the node's condition Ready. None while it is true."""
     for condition in _mappings((node.get("status") or {}).get("conditions")):
         if condition.get("type") != "Ready" or condition.get("status") == "True":
             continue
@@ -149,7 +140,6 @@ def not_ready(node: Object) -> NodeNotReady | None:
 
 
 def _of_pod(status: Mapping[str, Any], outline: PodOutline) -> Iterator[PodFault]:
-    """Return the fault of the whole pod. The status has its reason, and since Kubernetes 1.26 also a condition."""
     reason, message = _text(status.get("reason")), _message(status.get("message"))
     disruption = next((each for each in _conditions(status, "DisruptionTarget") if each.get("status") == "True"), {})
     at = _time(disruption.get("lastTransitionTime")) or _ended_at(status) or outline.placed_at
@@ -170,7 +160,7 @@ def _kind_of_pod(status: Mapping[str, Any], reason: str, message: str) -> PodFau
 
 
 def _kind_of_kubelet(reason: str, message: str) -> PodFaultKind | None:
-    """Return the kind of an end by the kubelet, which has one reason for all and more in the message."""
+    """The kubelet has one reason for all ends, with details in the message."""
     if reason != "TerminationByKubelet":
         return None
     if _SHUTS_DOWN.search(message):
@@ -208,7 +198,7 @@ def _of_ended(
     elif reason in _NOT_CREATED:
         kind, is_training = PodFaultKind.NOT_CREATED, True
     elif was_stopped or reason == "ContainerStatusUnknown":
-        return  # whoever deleted the pod ended it, or its end was not observed
+        return  # Deleting the pod ended it, or its end was not observed.
     else:
         kind = PodFaultKind.EXITED
     yield _fault(
@@ -231,8 +221,7 @@ def _of_waiting(container: Mapping[str, Any], outline: PodOutline, name: str) ->
 
 
 def _training_containers(spec: Mapping[str, Any]) -> frozenset[str]:
-    """Return the containers that train: those with an accelerator, else the only one, else those with an operator's
-    name."""
+    """Return the containers with an accelerator, else the only one, else those with an operator's name."""
     names = frozenset(_text(each.get("name")) for each in _mappings(spec.get("containers")))
     return _with_accelerator(spec) or (names if len(names) == 1 else names & _MAIN)
 
@@ -248,7 +237,6 @@ def _with_accelerator(spec: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _asked_to_end(metadata: Mapping[str, Any]) -> datetime | None:
-    """Return when the pod's deletion was requested. The API states the end of its grace period."""
     over = _time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")
     seconds = grace if isinstance(grace, int) and 0 <= grace < 1_000_000 else 0
@@ -337,7 +325,6 @@ def _fault(
 
 
 def _message(value: Any) -> str:
-    """Return a message in one line, masked and cut, because the kubelet copies output of containers and registries."""
     return masked(" ".join(value[: 2 * LONGEST_MESSAGE].split()))[:LONGEST_MESSAGE] if isinstance(value, str) else ""
 
 

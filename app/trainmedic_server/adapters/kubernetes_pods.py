@@ -1,10 +1,7 @@
-"""Faults of the pods of jobs. Implements `ports.job_pods.JobPods`.
+"""Faults of the pods of jobs. Implements `ports.job_pods.JobPods` in one event loop.
 
-Statuses come from the existing watch of ``kubernetes_topology``, without further requests. Events are read only when a
-job's verdict is made, and for pods that do not start: of few pods, with a bounded number of requests a minute. All data
-is in memory and bounded. After a start the server reads again what the API still has.
-
-One event loop uses it.
+Events are read only for verdicts and for pods that do not start, within a number of requests a minute. All data is
+bounded; after a start it is read again.
 """
 
 from __future__ import annotations
@@ -30,25 +27,20 @@ from trainmedic_server.ports.outside import Clock
 EVENTS: Final = Resource("v1", "events", "Event")
 KEPT_FOR: Final = timedelta(hours=2)
 MOST_PODS: Final = 20_000
-"""Pods of jobs that are watched. Later pods beyond this number are skipped, with a log message."""
+"""Others are skipped, with a log message."""
 MOST_WITH_FAULTS: Final = 2000
-"""Pods whose faults are kept. Beyond this number the oldest are dropped."""
+"""The oldest are dropped."""
 MOST_FAULTS: Final = 8
-"""Faults of one pod, at most."""
 MOST_READ: Final = 8
-"""Pods of one job whose events are read."""
 MOST_EVENTS: Final = 200
-"""Events of one pod. Kubernetes merges repeated ones, and keeps them for an hour."""
+"""Limit for one pod. Kubernetes merges repeated events, and keeps them for an hour."""
 MOST_REQUESTS: Final = 60
-"""Requests for events within `_WINDOW`."""
 _WINDOW: Final = timedelta(minutes=1)
 _FRESH: Final = timedelta(seconds=15)
 _FRESH_FAILURE: Final = timedelta(seconds=30)
 _PATIENCE_SECONDS: Final = 5.0
-"""Time limit for all events of a job. A verdict does not wait longer."""
 _EVENTS_FROM: Final = timedelta(minutes=15)
 _SLOW_START: Final = timedelta(minutes=2)
-"""The events of a pod are read if its containers do not exist so long after it got its node."""
 _SLOW_AGAIN: Final = timedelta(minutes=1)
 _SLOW_AT_ONCE: Final = 4
 _SLOW_EVERY_SECONDS: Final = 10.0
@@ -58,8 +50,6 @@ log = telemetry.logger(__name__)
 
 
 class EventLister(Protocol):
-    """The part of the cluster's adapter that is used here."""
-
     async def list_some(
         self, resource: Resource, namespace: str, fields: str, most: int
     ) -> tuple[Sequence[Object], bool]: ...
@@ -75,45 +65,38 @@ class _EventsRead(Struct, frozen=True):
     at: datetime
     faults: tuple[PodFault, ...] = ()
     unread: str = ""
-    """Why the events could not be read completely."""
 
 
 class KubernetesPods(JobPods):
-    """Collection of faults. Pass it every change of pods and nodes, and run `watch` in the background."""
-
     def __init__(self, cluster: EventLister, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._cluster = cluster
         self._clock = clock
         self._metrics = metrics
         self._present: dict[str, PodOutline] = {}
-        """Existing pods of jobs, by UID."""
         self._faults: dict[str, _PodFaults] = {}
         """By UID, including deleted pods. The most recent entry is last."""
         self._not_ready: dict[str, NodeNotReady] = {}
         self._events: dict[str, _EventsRead] = {}
         self._requests: deque[datetime] = deque()
         self._slow_read: dict[str, datetime] = {}
-        """When the events of pods that do not start were last read, by UID."""
         self._has_said_full = False
         self.answers = True
-        """False while the watch of pods fails, so that their statuses may be old."""
+        """False while the watch fails, so that statuses may be old."""
 
-    # --- changes, from the watch ------------------------------------------------------------------
+    # --- changes, from the watch
 
     def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None:
-        """Take a list of all pods. Pods that are not in it are gone."""
         self._present.clear()
         for pod in pods:
             self.pod_changed(pod, job_of(pod))
         for absent in [each for uid, each in self._faults.items() if uid not in self._present]:
-            self._keep(absent.outline, (), is_deleted=True)  # it was deleted while the watch was down
+            self._keep(absent.outline, (), is_deleted=True)  # deleted while the watch was down
 
     def pod_changed(self, pod: Object, job: str | None, *, is_deleted: bool = False) -> None:
-        """Take a pod's current state, or its last one if it was deleted."""
         try:
             outline = pod_status.outline_of(pod, job)
         except (AttributeError, KeyError, TypeError):
-            return  # the object has a form that no release writes
+            return  # a form that no release writes
         if outline is None:
             return
         if is_deleted:
@@ -127,7 +110,6 @@ class KubernetesPods(JobPods):
         self._keep(outline, _read(pod, outline), is_deleted)
 
     def node_changed(self, node: Object, *, is_deleted: bool = False) -> None:
-        """Take a node's current state."""
         name = node["metadata"]["name"]
         not_ready = None if is_deleted else pod_status.not_ready(node)
         if not_ready is None:
@@ -145,7 +127,7 @@ class KubernetesPods(JobPods):
         while len(self._faults) > MOST_WITH_FAULTS:
             self._faults.pop(next(iter(self._faults)))
 
-    # --- JobPods ----------------------------------------------------------------------------------
+    # --- JobPods
 
     def faults(self) -> Mapping[str, Sequence[PodFault]]:
         oldest = self._clock.now() - KEPT_FOR
@@ -195,10 +177,9 @@ class KubernetesPods(JobPods):
         if count > MOST_READ:
             yield f"the events of {count - MOST_READ} more pods: those of {MOST_READ} at most are read"
 
-    # --- events -----------------------------------------------------------------------------------
+    # --- events
 
     async def _read_together(self, outlines: Sequence[PodOutline]) -> list[_EventsRead]:
-        """Return the events of each pod. Events that do not arrive within some seconds count as unread."""
         tasks = [asyncio.create_task(self._events_of(outline)) for outline in outlines]
         try:
             await asyncio.wait(tasks, timeout=_PATIENCE_SECONDS)
@@ -240,10 +221,9 @@ class KubernetesPods(JobPods):
         self._requests.append(now)
         return True
 
-    # --- pods that do not start -------------------------------------------------------------------
+    # --- pods that do not start
 
     async def watch(self) -> None:
-        """Read the events of pods that do not start, until cancelled."""
         while True:
             try:
                 await self.look_at_slow_starts()
@@ -253,7 +233,6 @@ class KubernetesPods(JobPods):
             await asyncio.sleep(_SLOW_EVERY_SECONDS)
 
     async def look_at_slow_starts(self) -> None:
-        """Read the events of some pods that have a node for long but no containers: one pod of each job."""
         now = self._clock.now()
         chosen: dict[str, PodOutline] = {}
         for outline in self._present.values():
@@ -275,7 +254,7 @@ def _read(pod: Object, outline: PodOutline) -> Sequence[PodFault]:
     try:
         return pod_status.faults_in(pod, outline)
     except (AttributeError, KeyError, TypeError):
-        return ()  # the object has a form that no release writes
+        return ()  # a form that no release writes
 
 
 def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
@@ -285,7 +264,7 @@ def _is_of(outline: PodOutline, job: str, is_own: IsOwn) -> bool:
 def _merged(
     before: Sequence[PodFault], new: Sequence[PodFault], outline: PodOutline, *, is_deleted: bool
 ) -> list[PodFault]:
-    """Merge faults. Past faults stay. Faults that can pass by themselves count only while they last."""
+    """Past faults stay. Faults that can pass by themselves count only while they last."""
     repeated = {(fault.kind, fault.container, fault.at) for fault in new}
     kept = [
         fault

@@ -1,9 +1,7 @@
-"""The nodes and pods of the cluster, from a cached watch.
+"""Nodes and pods of the cluster, from a cached watch that may lag slightly.
 
-Only the few fields in use are kept, so that ten thousand pods take some megabytes. The topology may be a moment old.
-Before the first list it is empty, and an alert that needs it is refused rather than guessed. While the API
-server does not answer, no node counts as unknown. Caller: ``wiring``, which runs `watch` next to the engine and passes
-`topology` to all parts that need the place of pods.
+Before the first list, alerts that need the topology are refused rather than guessed. While the API server does not
+answer, no node counts as unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ JOB_LABELS: Final = (
     "batch.kubernetes.io/job-name",
     "job-name",
 )
-"""The labels that name a pod's job, the most specific first: a JobSet's pods belong to a Job as well."""
+"""The most specific first: a JobSet's pods belong to a Job as well."""
 GPU: Final = "nvidia.com/gpu"
 WATCH_SECONDS: Final = 300
 _FIRST_WAIT: Final = 0.5
@@ -38,15 +36,11 @@ log = telemetry.logger(__name__)
 
 
 class Watched(Protocol):
-    """The part of the cluster's adapter that is needed here."""
-
     async def list_at(self, resource: Resource) -> tuple[Sequence[Object], str]: ...
     def watch(self, resource: Resource, version: str, seconds: int) -> AsyncIterator[tuple[str, Object]]: ...
 
 
 class ObjectListener(Protocol):
-    """A listener that needs more of a pod and a node than the topology keeps."""
-
     answers: bool
 
     def pods_listed(self, pods: Iterable[Object], job_of: Callable[[Object], str | None]) -> None: ...
@@ -55,10 +49,9 @@ class ObjectListener(Protocol):
 
 
 class KubernetesTopology:
-    """Run `watch` in the background; ask at any time, in any thread."""
+    """Run `watch` in the background. The other methods are safe in any thread."""
 
     def __init__(self, cluster: Watched, metrics: telemetry.Metrics, pods: ObjectListener | None = None) -> None:
-        """`pods` receives every pod and node as the API writes it."""
         self._cluster = cluster
         self._listener = pods
         self._metrics = metrics
@@ -66,26 +59,21 @@ class KubernetesTopology:
         self._pods: dict[str, Pod] = {}
         self._topology: ClusterTopology | None = None
         self._names: NodeNames | None = None
-        """Names of the nodes. Kept separately, because nodes change more rarely than pods."""
         self._unanswered = {NODES, PODS}
         self._lock = threading.Lock()
-        """Held while these change. The run store's thread may read them."""
+        """The run store's thread reads these too."""
         self.filled = asyncio.Event()
-        """Set once the nodes and the pods were listed."""
 
     @property
     def is_filled(self) -> bool:
-        """True if the nodes and the pods were listed."""
         return self.filled.is_set()
 
     async def watch(self) -> None:
-        """Follow the cluster's changes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(NODES, self._nodes, _node))
             tasks.create_task(self._follow(PODS, self._pods, _pod))
 
     def topology(self) -> ClusterTopology:
-        """The cluster topology as the watches have it now."""
         with self._lock:
             if self._topology is None:
                 nodes = tuple(self._nodes.values())
@@ -110,20 +98,19 @@ class KubernetesTopology:
                 while True:
                     version = await self._watch_once(resource, version, kept, read)
             except ObjectChanged:
-                continue  # the version is too old to go on from: list again
+                continue  # The version is too old to continue from: list again.
             except ActionFailure as error:
                 self._note_answer(resource, answers=False)
-                log.warning("the cluster cannot be watched; trying again", resource=resource.plural, error=str(error))
+                log.warning("cannot watch cluster; trying again", resource=resource.plural, error=str(error))
             except Exception:  # the loop's boundary
                 self._note_answer(resource, answers=False)
                 self._metrics.loop_errors.labels("whereabouts").inc()
-                log.exception("watching the cluster failed; trying again", resource=resource.plural)
+                log.exception("watching cluster failed; trying again", resource=resource.plural)
             await asyncio.sleep(backoff.next())
 
     async def _watch_once(
         self, resource: Resource, version: str, kept: dict[str, Any], read: Callable[[Object], Any]
     ) -> str:
-        """Apply changes until the watch ends by itself; return the version that was reached."""
         async for change, changed in self._cluster.watch(resource, version, WATCH_SECONDS):
             version = changed["metadata"]["resourceVersion"]
             if change == "BOOKMARK":
@@ -133,7 +120,7 @@ class KubernetesTopology:
             uid = changed["metadata"]["uid"]
             with self._lock:
                 if kept.get(uid) == value:
-                    continue  # Most changes, such as a node's heartbeat, change nothing that is kept.
+                    continue  # Most changes, such as a node's heartbeat, change no stored field.
                 if value is None:
                     kept.pop(uid, None)
                 else:
@@ -156,7 +143,6 @@ class KubernetesTopology:
             self._listener.node_changed(changed, is_deleted=is_deleted)
 
     def _changed(self, resource: Resource) -> None:
-        """Discard the computed topology. The caller holds the lock."""
         self._topology = None
         if resource == NODES:
             self._names = None
@@ -179,7 +165,6 @@ def _node(node: Object) -> ClusterNode:
 
 
 def _pod(pod: Object) -> Pod | None:
-    """Return the pod; None if it has no node or has ended, because no job runs in it then."""
     node = (pod.get("spec") or {}).get("nodeName")
     status = pod.get("status") or {}
     if not node or status.get("phase") in ("Succeeded", "Failed"):
@@ -199,19 +184,19 @@ def _pod(pod: Object) -> Pod | None:
 
 
 def job_of(pod: Object) -> str | None:
-    """Return the job in the labels of a pod. None if they name none."""
+    """Return None if the labels name no job."""
     labels = pod["metadata"].get("labels") or {}
     return next((str(labels[name]) for name in JOB_LABELS if labels.get(name)), None)
 
 
 def _is_per_node(owners: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Return whether the pod is one of a set with one on each node, by its owner. A static pod's owner is its node."""
+    """A static pod's owner is its node."""
     kinds = {owner.get("kind") for owner in owners if owner.get("controller")} or {each.get("kind") for each in owners}
     return bool(kinds & {"DaemonSet", "Node"}) if kinds else None
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
-    """How many whole GPUs a pod asks for; of shares and MIG instances it is only known that they are on one."""
+    """Shares and MIG instances count as one GPU together."""
     limits = [(container.get("resources") or {}).get("limits") or {} for container in spec.get("containers") or ()]
     whole = sum(int(of_container[GPU]) for of_container in limits if str(of_container.get(GPU, "")).isdigit())
     return whole or int(any(name.startswith("nvidia.com/") for of_container in limits for name in of_container))

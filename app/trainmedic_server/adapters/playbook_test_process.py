@@ -1,8 +1,6 @@
-"""Runs the tests beside a playbook in a process of its own; implements `ports.playbook_tests.PlaybookTester`.
+"""Runs a playbook's tests by ``trainmedic playbook test --json``; implements `ports.playbook_tests.PlaybookTester`.
 
-The process is ``trainmedic playbook test --json``, as anybody would run it: the engine in virtual time, with actions
-that answer as the test says, so that nothing outside is touched. It shares neither memory nor the interpreter with the
-server, has no setting or secret of it in its environment, and a bound on its time, its memory and what it prints.
+The process has none of the server's memory, settings and secrets, and limits on time, memory and output.
 """
 
 from __future__ import annotations
@@ -28,14 +26,12 @@ _MOST_WAITING = 4
 _MEMORY_BYTES = 1 << 30
 _PRINTED_BYTES = 4 << 20
 _KEPT_NAMES = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR")
-"""What the process is told of the server's environment."""
 _NICE = 10
 _FIRST_TO_GO = "1000"
-"""How the kernel is told that where memory is short, this process goes before the server."""
 
 
 class PlaybookTestProcess:
-    """`seconds` bounds one file of tests; one is run at a time, and a few more wait."""
+    """`seconds` limits one file of tests. One runs at a time, and a few more wait."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
         self._seconds = seconds
@@ -46,9 +42,9 @@ class PlaybookTestProcess:
         playbook = Path(source)
         tests = playbook.with_name(f"{playbook.stem}{yaml_files.TEST_SUFFIX}{playbook.suffix}")
         if not yaml_files.exists(tests):
-            raise NotFound(f"There are no tests beside the playbook: {tests} is not there.")
+            raise NotFound(f"The playbook has no tests: {tests} does not exist.")
         if self._asked >= _AT_ONCE + _MOST_WAITING:
-            raise Conflict("As many tests of playbooks as are allowed are being run; try again when they are through.")
+            raise Conflict("Too many tests of playbooks are running; try again in a minute.")
         self._asked += 1
         try:
             async with self._turns:
@@ -57,7 +53,7 @@ class PlaybookTestProcess:
             self._asked -= 1
 
     async def _run(self, tests: str) -> PlayedTests:
-        # -P: what lies in the working directory is not imported.
+        # -P: do not import from the working directory.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "trainmedic_server", "playbook", "test", "--json", tests),
             stdin=asyncio.subprocess.DEVNULL,
@@ -71,7 +67,7 @@ class PlaybookTestProcess:
             async with asyncio.timeout(self._seconds):
                 printed = await _read(process.stdout)
         except TimeoutError:
-            return PlayedTests(tests, unfinished=f"The tests take over {self._seconds:g} s here.")
+            return PlayedTests(tests, unfinished=f"The tests took over {self._seconds:g} s and were stopped.")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -80,7 +76,7 @@ class PlaybookTestProcess:
 
 
 def _bound(pid: int, seconds: float) -> None:
-    with contextlib.suppress(OSError):  # it is over already, or the system does not let us; its time is bounded here
+    with contextlib.suppress(OSError):  # It has ended, or the system forbids it. Its time is limited here.
         os.setpriority(os.PRIO_PROCESS, pid, _NICE)
         if sys.platform == "linux":
             resource.prlimit(pid, resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
@@ -89,7 +85,6 @@ def _bound(pid: int, seconds: float) -> None:
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    """All that is printed; empty where that is more than a report of tests would be."""
     assert stream is not None
     printed = bytearray()
     while piece := await stream.read(1 << 16):

@@ -1,7 +1,4 @@
-"""What presences say, read from their text; what one says again is neither read again nor kept twice.
-
-Who calls it: ``redis_presence_judge``, once it knows that a text is genuine.
-"""
+"""Content of genuine presences. Unchanged content is neither parsed nor stored again."""
 
 from __future__ import annotations
 
@@ -18,20 +15,17 @@ _TIME_BEGINS = b', "at": "'
 _TIME_ENDS = b'"}'
 _LONGEST_TIME = 64
 _MOST_BYTES = 128 * 1024 * 1024
-"""Of all texts together whose meaning is remembered: five times those of 12,500 agents and 2,000 jobs of 50 ranks."""
+"""Five times the texts of 12,500 agents and 2,000 jobs of 50 ranks."""
 
 
 class _Said(NamedTuple):
-    """What the last text under a key has said."""
-
     digest: bytes
-    """Of the text up to its time."""
     details: Mapping[str, Any]
     size: int
 
 
 class PresenceTexts:
-    """Remembers what was last read under each of at most `most` keys. May be used by several threads."""
+    """Last content of at most `most` keys. Safe in several threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -40,8 +34,6 @@ class PresenceTexts:
         self._lock = threading.Lock()
 
     def details(self, key: str, raw: bytes) -> Mapping[str, Any]:
-        """What the text says; nothing where it is no object, or too large. Parts that are as before are the same
-        objects as before."""
         with self._lock:
             before = self._said.get(key)
         body, at = _without_time(raw)
@@ -65,7 +57,6 @@ class PresenceTexts:
 
 
 def read(raw: bytes) -> dict[str, Any]:
-    """The object that a text is; empty where it is none, or too large."""
     if len(raw) > LARGEST_PRESENCE:
         return {}
     try:
@@ -79,11 +70,6 @@ def digest(raw: bytes) -> bytes:
 
 
 def _without_time(raw: bytes) -> tuple[bytes, str | None]:
-    """The text up to its time, and the time; None where it does not end with one, as agents and jobs write it.
-
-    Two texts that are the same up to there say the same but for the time: it is text without a quotation mark in it,
-    and after it the object ends.
-    """
     begins_at = raw.rfind(_TIME_BEGINS)
     at = raw[begins_at + len(_TIME_BEGINS) : -len(_TIME_ENDS)]
     if begins_at < 0 or not raw.endswith(_TIME_ENDS) or len(at) > _LONGEST_TIME or b'"' in at or b"\\" in at:
@@ -92,5 +78,4 @@ def _without_time(raw: bytes) -> tuple[bytes, str | None]:
 
 
 def _same(before: Any, value: Any) -> Any:
-    """`before` where it is the same as `value`, of those that are large."""
     return before if isinstance(value, list | dict) and before == value else value

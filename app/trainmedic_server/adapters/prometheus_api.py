@@ -1,8 +1,5 @@
-"""Prometheus's own query API (version 1), or that of whatever answers alike; implements
-`ports.metric_history.MetricHistory` and `AlertRules`.
-
-Authentication is as with the Alertmanager: a user name and password in the URL are sent as Basic, the content of a
-token file as Bearer. The file is read for each call, so that it may be renewed.
+"""Prometheus's query API (version 1) or a compatible one; implements `ports.metric_history.MetricHistory` and
+`AlertRules`. Authentication is as in ``alertmanager_api``.
 """
 
 from __future__ import annotations
@@ -25,17 +22,15 @@ T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=10)
 BODY_LIMIT = 32 * 1024 * 1024
-"""Some 1.2 million points."""
+"""1.2 million points."""
 
 
 class PrometheusApi(MetricsAndRules):
-    """One Prometheus."""
-
     def __init__(self, url: str, token_file: Path | None = None, on_error: Callable[[], None] = lambda: None) -> None:
-        """`on_error` is called for each question that was not answered. Raises ConfigurationError."""
+        """`on_error` is called for each failed query. Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the URL of Prometheus is not one: write http://host:9090")
+            raise ConfigurationError("the URL of Prometheus is invalid; write http://host:9090")
         user, _, host = parts.netloc.rpartition("@")
         self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
         self._basic = base64.b64encode(unquote(user).encode()).decode() if user else None
@@ -71,7 +66,7 @@ class PrometheusApi(MetricsAndRules):
         except MetricsUnavailable:
             self._on_error()
             raise
-        # Those before 2.46 know no such condition, and answer with all.
+        # Prometheus before 2.46 ignores this filter and returns all rules.
         return [rule for name, rule in rules if name == alertname]
 
     async def _call(self, method: str, path: str, body: bytes | None) -> HttpReply:
@@ -93,7 +88,6 @@ class PrometheusApi(MetricsAndRules):
 
 
 def _read(reply: HttpReply, read: Callable[[Any], T]) -> T:
-    """What `read` makes of the answer's data. Raises MetricsUnavailable."""
     try:
         answer = json.loads(reply.body)
         if reply.status == 200 and answer["status"] == "success":

@@ -1,12 +1,7 @@
-"""`ports.outside.CommandBus` on Redis Streams.
+"""`ports.outside.CommandBus` on Redis Streams: one command stream for each receiver, and ``trainmedic:replies``.
 
-A command goes to its receiver's own stream; every reply comes back on ``trainmedic:replies``. The parts:
-``redis_outbox`` writes, ``redis_inbox`` reads, ``redis_replies`` matches the two, ``redis_presence`` knows who is
-connected, and ``redis_presence_judge`` whether that is believed. Who calls it: ``wiring`` builds and starts it;
-actions use it through the port.
-
-While Redis is unreachable, commands wait until they expire. When it is back, replies that were not acknowledged are
-delivered again, and commands without a full answer are sent again, since Redis may have lost them.
+While Redis is unreachable, commands wait until they expire. Afterwards, commands without all replies are sent again,
+because Redis may have lost them.
 """
 
 from __future__ import annotations
@@ -38,20 +33,16 @@ from trainmedic_server.ports.jobs import ArrivedNotice
 from trainmedic_server.ports.outside import Clock, Presence
 
 GRACE = timedelta(seconds=1)
-"""How long after a command has expired its replies are still waited for (the port's promise)."""
+"""Wait for replies after a command has expired (the port's promise)."""
 UNHEARD_AFTER = timedelta(seconds=10)
-"""How long after a command was sent its receiver counts as absent if there is neither a presence nor a reply; longer
-than an agent takes to restart."""
+"""A receiver without presence and reply counts as absent. Longer than an agent's restart."""
 
 
 class RedisBus:
-    """Sends commands and receives their replies. `start` it before use, `close` it after.
+    """``consumer`` is the name in the consumer group. It must stay the same over restarts and for each leader of
+    several servers, because Redis delivers unacknowledged replies to the same name again.
 
-    ``signer`` signs commands, and checks who wrote replies and presences; None where no signing key is set.
-    ``consumer`` is this server's name in the consumer group of the replies. It must stay the same over restarts, and
-    for each leader of several servers, because Redis delivers unacknowledged replies to the same name again.
-    ``on_late_reply`` is called with each final reply that no request waits for. ``fence`` is called before anything is
-    read or sent, and does not return if this server is no longer the leader.
+    ``on_late_reply`` receives final replies that no request waits for. ``fence`` is called before any read or write.
     """
 
     def __init__(
@@ -67,7 +58,7 @@ class RedisBus:
         self._clock = clock
         self._signer = signer
         self._client: Redis = open_client(url)
-        # A client of its own, because its timeout must exceed that of the blocking read.
+        # A separate client, because its timeout must exceed that of the blocking read.
         self._reading: Redis = open_client(url, BLOCK_SECONDS + ANSWER_SECONDS)
         self._judge = PresenceJudge(signer, clock, metrics)
         self._presences = PresenceReader(self._client, self._judge)
@@ -90,17 +81,17 @@ class RedisBus:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to read and write. Returns at once, whether or not Redis answers."""
+        """Returns at once, whether or not Redis answers."""
         self._tasks = [
             asyncio.create_task(self._outbox.run(), name="redis-outbox"),
             asyncio.create_task(self._inbox.run(), name="redis-inbox"),
         ]
 
     async def close(self) -> None:
-        """Stop. Acknowledgements still queued are sent if Redis takes them now, else replies come again."""
+        """Send queued acknowledgements if Redis is available; otherwise the replies come again."""
         await end_tasks(self._tasks)
         if self._tasks and not self._reader_outage.is_on:
-            with contextlib.suppress(*FAULTS):  # nothing is lost: what is not acknowledged is delivered again
+            with contextlib.suppress(*FAULTS):  # Unacknowledged replies are delivered again.
                 await self._outbox.flush()
         self._tasks = []
         await self._client.aclose()
@@ -113,7 +104,7 @@ class RedisBus:
     async def request(
         self, command: Command, unheard: Callable[[], Awaitable[bool]] | None = None
     ) -> tuple[Reply, ...]:
-        """See the port. A rank that accepted the command and did not finish is represented by its ``accepted``."""
+        """A rank that accepted the command and did not finish is represented by its ``accepted``."""
         address = _address_of(command)
         waiter = self._router.register(command.id, command.expires_at, address.identity)
         try:
@@ -121,7 +112,7 @@ class RedisBus:
             async with asyncio.timeout(remaining.total_seconds()):
                 await self._send_and_wait(command, address, waiter, unheard)
         except TimeoutError:
-            pass  # the replies so far are the answer
+            pass  # Return the replies so far.
         finally:
             self._router.unregister(command.id, waiter)
         return waiter.replies()
@@ -134,15 +125,12 @@ class RedisBus:
         self._router.acknowledge(command_id)
 
     async def agents(self) -> list[Presence]:
-        """Raises BusUnavailable."""
         return await self._presences.all_under(envelope.agent_presence(""))
 
     async def jobs(self) -> list[Presence]:
-        """Raises BusUnavailable."""
         return await self._presences.all_under(envelope.job_presence(""))
 
     async def launchers(self) -> list[Presence]:
-        """Raises BusUnavailable."""
         presences = await self._presences.all_under(notice.launcher_presence(""))
         return [replace(presence, name=notice.job_of_launcher(presence.name)) for presence in presences]
 
@@ -173,7 +161,7 @@ class RedisBus:
         unheard: Callable[[], Awaitable[bool]] | None,
     ) -> None:
         presence = address.presence
-        if waiter.finals:  # they came before this server restarted; perhaps none is missing
+        if waiter.finals:  # They came before this server restarted; perhaps all are here.
             waiter.expect(await self._ranks(presence))
         if waiter.is_complete:
             return
@@ -191,8 +179,8 @@ class RedisBus:
             await _completion(waiter)
             if waiter.knows_who_answers:
                 return
-            # The job was not connected when the command was sent; since one rank has answered it is, and its presence
-            # now says which others must answer.
+            # The job was not connected when the command was sent. Since a rank has answered, its presence lists the
+            # others.
             waiter.expect(await self._ranks(presence))
             if waiter.is_complete:
                 return
@@ -209,8 +197,7 @@ class RedisBus:
         return QueuedCommand(address.stream, address.presence, raw, signatures, command.expires_at, on_sent, is_wanted)
 
     async def _is_unheard(self, waiter: ReplyWaiter, presence: str) -> bool:
-        """Whether, `UNHEARD_AFTER` after the command was sent, there is neither a reply nor a presence that is
-        believed."""
+        """Return whether there is neither a reply nor a trusted presence `UNHEARD_AFTER` the sending."""
         await waiter.sent.wait()
         try:
             async with asyncio.timeout(UNHEARD_AFTER.total_seconds()):
@@ -225,7 +212,6 @@ class RedisBus:
         return present is None or not (present.details or present.doubt is None)
 
     async def _ranks(self, presence: str) -> frozenset[int] | None:
-        """The ranks that must answer, by the presence under this key."""
         try:
             return self._judge.ranks_of(presence, await self._presences.value(presence))
         except errors.BusUnavailable:
@@ -239,17 +225,12 @@ async def _completion(waiter: ReplyWaiter) -> None:
 
 
 class CommandAddress(Struct, frozen=True):
-    """Where the receiver of a command is found."""
-
     stream: str
     presence: str
-    """The key under which it says that it is connected."""
     identity: str
-    """Whose identity key it may have."""
 
 
 def _address_of(command: Command) -> CommandAddress:
-    """Return the address of the command's receiver: a launcher, else its job, else its node."""
     job, node, launcher = (command.target.get(name) for name in ("job", "node", "launcher"))
     if isinstance(launcher, str) and launcher:
         owner = job_identity(notice.job_of_launcher(launcher))

@@ -1,8 +1,6 @@
-"""The one reader of ``trainmedic:findings``.
+"""The only reader of the stream ``trainmedic:findings``.
 
-It hands the genuine ones on, a few at a time. An entry is taken off the stream once what it says is durable.
-
-Who calls it: ``wiring`` runs it. Not here: what the entries mean (``engine.finding_intake``).
+It passes genuine findings on and deletes an entry after its content is durable.
 """
 
 from __future__ import annotations
@@ -29,14 +27,10 @@ from trainmedic_server.ports.findings import TakeUpdates
 log = telemetry.logger(__name__)
 
 _ENTRIES_PER_READ = 64
-"""Few, for each may have an excerpt of a quarter of a megabyte."""
 
 
 class RedisFindings:
-    """Reads findings, and hands those that are genuine to ``take``. ``signer`` is None where no key is in use.
-
-    ``consumer`` and ``fence`` are those of `StreamReader`.
-    """
+    """Passes genuine findings to ``take``. ``consumer`` and ``fence`` are those of `StreamReader`."""
 
     def __init__(
         self,
@@ -59,14 +53,12 @@ class RedisFindings:
         self._log_limit = LogLimit()
 
     async def run(self) -> None:
-        """Read until cancelled."""
         await self._reader.run()
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def _hand_on(self, entries: Sequence[Entry]) -> None:
-        """Have what is genuine taken, and take all of them off the stream."""
         if not entries:
             return
         updates = [update for entry in entries if (update := self._update_in(entry)) is not None]
@@ -79,12 +71,12 @@ class RedisFindings:
         await pipeline.execute()
 
     async def _have_taken(self, updates: list[FindingUpdate]) -> None:
-        """Have all of them taken. Where one cannot be, the others are, so that nobody keeps the others out by it."""
+        """Pass all updates on. If that fails, pass them one by one, so that a bad one does not block the others."""
         try:
             await self._take(updates)
         except StoreUnavailable:
             raise
-        except Exception as error:  # whatever is wrong with one of them, it must not come back for ever
+        except Exception as error:  # Whatever the error, the entry must not be read again permanently.
             if len(updates) > 1:
                 for update in updates:
                     await self._have_taken([update])
@@ -93,7 +85,6 @@ class RedisFindings:
             self._note_refused("unreadable", updates[0].finding.id.encode(), f"it cannot be kept: {error!r}"[:200])
 
     def _update_in(self, entry: Entry) -> FindingUpdate | None:
-        """What the entry says; None where it is not genuine, or no finding."""
         entry_id, fields = entry
         try:
             if fields is None or sum(map(len, fields.values())) > wire.LARGEST_UPDATE:
@@ -111,8 +102,7 @@ class RedisFindings:
         return None
 
     def _note_refused(self, reason: str, entry: bytes, why: str) -> None:
-        """Count a message that is refused, and log it if not too many were logged already."""
         self._metrics.refused_messages.labels(reason=reason).inc()
         if self._log_limit.lets_through():
             others = {"others": "are only counted, for a minute"} if self._log_limit.is_last else {}
-            log.warning("a finding is refused", entry=entry.decode(errors="replace"), why=why, **others)
+            log.warning("refusing finding", entry=entry.decode(errors="replace"), why=why, **others)

@@ -1,7 +1,4 @@
-"""The one reader of ``trainmedic:replies``.
-
-Who calls it: ``redis_bus``. Not here: how a stream is followed (``redis_stream_reader``).
-"""
+"""The only reader of the stream ``trainmedic:replies``."""
 
 from __future__ import annotations
 
@@ -25,16 +22,12 @@ log = telemetry.logger(__name__)
 
 LARGEST_REPLY = 256 * 1024
 MOST_NOTICES = 1000
-"""Notices that wait for the engine, which takes them every few seconds."""
 _ENTRIES_PER_READ = 100
-"""Few, for each can be as large as Redis lets it be, and only who has read it knows."""
 
 LateReply = Callable[[envelope.Reply], Awaitable[None]]
 
 
 class ReplyInbox:
-    """Reads replies, and hands those that are genuine to the router. ``signer`` is None where no key is in use."""
-
     def __init__(
         self,
         client: Redis,
@@ -55,15 +48,13 @@ class ReplyInbox:
         self._reader = StreamReader(
             client, envelope.REPLIES, self._take_all, metrics, outage,
             loop="replies", consumer=consumer, most=_ENTRIES_PER_READ, fence=fence,
-            # Redis may have lost commands that it had not written to disk; receivers recognise repeats.
+            # Redis may have lost commands that were not on disk. Receivers recognise repetitions.
             on_back=router.send_again,
         )  # fmt: skip
         self._log_limit = LogLimit()
         self.notices: dict[bytes, Notice] = {}
-        """The genuine notices that have come, by their entries; whoever has dealt with one takes it out."""
 
     async def run(self) -> None:
-        """Read until cancelled."""
         await self._reader.run()
 
     async def _take_all(self, entries: Sequence[Entry]) -> None:
@@ -83,16 +74,16 @@ class ReplyInbox:
             reply = envelope.Reply.of_entry(fields)
             self._verify(reply, fields)
         except BadSignature as error:
-            event = "a notice is refused" if reply is None else "a reply is refused"
+            event = "refusing notice" if reply is None else "refusing reply"
             self._note_refused("signature", event, reply, why=f"it {error}")
             self._router.discard(entry)
         except envelope.EnvelopeError as error:
-            self._note_refused("unreadable", "a reply cannot be read", entry=entry.decode(), why=str(error)[:200])
+            self._note_refused("unreadable", "cannot read reply", entry=entry.decode(), why=str(error)[:200])
             self._router.discard(entry)
         else:
             if not self._router.take(entry, reply, self._clock.now()):
                 why = "it answers another command than was sent under this id"
-                self._note_refused("other_command", "a reply is refused", reply, why=why)
+                self._note_refused("other_command", "refusing reply", reply, why=why)
 
     def _take_notice(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
         raw = fields[FIELD]
@@ -104,7 +95,6 @@ class ReplyInbox:
         self.notices[entry] = notice
 
     def _verify(self, reply: envelope.Reply, fields: dict[bytes, bytes]) -> None:
-        """Raise BadSignature where a key is in use and the reply is not genuine."""
         if self._signer is None:
             return
         if envelope.is_in_several_fields(fields):
@@ -112,7 +102,6 @@ class ReplyInbox:
         self._signer.verify(envelope.body_of(fields, b"reply"), signatures_of(fields), reply.identity)
 
     def _note_refused(self, reason: str, event: str, reply: envelope.Reply | None = None, **fields: str) -> None:
-        """Count a message that is refused, and log it if not too many were logged already."""
         self._metrics.refused_messages.labels(reason=reason).inc()
         if not self._log_limit.lets_through():
             return
@@ -124,15 +113,15 @@ class ReplyInbox:
 
     async def _hand_on_late_replies(self) -> None:
         for entry, reply in self._router.take_unclaimed(self._clock.now()):
-            self._note_refused("unmatched", "a reply came that nobody waits for", reply)
+            self._note_refused("unmatched", "received a reply that no request waits for", reply)
             if self._on_late_reply is not None:
                 try:
                     await self._on_late_reply(reply)
                 except StoreUnavailable as error:
-                    message = "a late reply could not be noted; it stays in Redis until the next start"
+                    message = "cannot record late reply; it stays in Redis until the next start"
                     log.warning(message, command_id=reply.command_id, error=str(error))
                     continue
-                except Exception:  # a callback: a late reply that cannot be recorded must not stop the others
+                except Exception:  # A late reply that cannot be recorded must not stop the others.
                     self._metrics.loop_errors.labels(loop="late replies").inc()
-                    log.exception("a late reply could not be noted")
+                    log.exception("cannot record late reply")
             self._router.discard(entry)

@@ -1,10 +1,6 @@
-"""Hands the log rules to the agents: the rules under one key, and a signed notice of them for each node.
+"""Distribution of log rules to the agents: the rules under one key, and a signed notice for each node.
 
-Both are written when they change, for a node when its agent is first seen, and again from time to time, because Redis
-may lose what it has. An agent that reads nothing goes on with the rules that it has.
-
-Who calls it: ``wiring`` runs it. Not here: where the rules are loaded from
-(``trainmedic_logs.rules.log_rule_library``), and the form of the notice (``trainmedic.wire.findings``).
+Both are written on changes and periodically, because Redis may lose data. An agent that reads none keeps its rules.
 """
 
 from __future__ import annotations
@@ -32,9 +28,6 @@ _NODES_PER_PIPELINE = 500
 
 
 class RedisLogRules:
-    """``rules`` returns the rules that are loaded, ``nodes`` the nodes whose agents are there. ``signer`` is None where
-    no key is in use; ``fence`` does not return if this server is no longer the leader."""
-
     def __init__(
         self,
         url: str,
@@ -60,25 +53,23 @@ class RedisLogRules:
         self._noticed: set[str] = set()
 
     async def run(self) -> None:
-        """Hand out what has changed, until cancelled."""
         while True:
             wait = LOOK_SECONDS
             try:
                 await self.hand_out()
             except FAULTS as error:
                 wait = self._outage.begin(error)
-            except StoreUnavailable as error:  # the fence: another server works
-                log.warning("log rules are left to the server that works", reason=str(error))
-            except Exception:  # the loop's boundary: the rules that were handed out stay
+            except StoreUnavailable as error:  # The fence: another server is the leader.
+                log.warning("not publishing log rules: not the leader", reason=str(error))
+            except Exception:  # Distributed rules stay valid.
                 self._metrics.loop_errors.labels(loop="log rules").inc()
-                log.exception("handing out log rules failed; trying again")
+                log.exception("publishing log rules failed; trying again")
             await asyncio.sleep(wait)
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def hand_out(self) -> None:
-        """Write what has changed, and at times everything. May raise what redis-py raises."""
         self._fence()
         rule_set, now = self._rules(), asyncio.get_running_loop().time()
         if rule_set is not self._rule_set:
@@ -87,7 +78,7 @@ class RedisLogRules:
                 self._raw, self._since, self._written_at = raw, self._clock.now(), float("-inf")
             self._rule_set = rule_set
         if len(self._raw) > wire.LARGEST_RULES:
-            log.error("the log rules are too large to be handed out", bytes=len(self._raw), most=wire.LARGEST_RULES)
+            log.error("log rules are too large to publish", bytes=len(self._raw), most=wire.LARGEST_RULES)
             return
         if now - self._written_at >= AGAIN_SECONDS:
             await self._client.set(wire.RULES, self._raw)

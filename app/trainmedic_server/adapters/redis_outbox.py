@@ -1,7 +1,5 @@
-"""What the server writes to Redis: commands, and acknowledgements of replies, in pipelines.
-
-Everything queued in one turn of the event loop goes out together. Who calls it: ``redis_bus``.
-Not here: waiting for replies.
+"""Writer of commands and of acknowledgements of replies, in pipelines. One pipeline takes all that is queued in a turn
+of the event loop.
 """
 
 from __future__ import annotations
@@ -26,36 +24,26 @@ log = telemetry.logger(__name__)
 
 GROUP = "trainmedic"
 STREAM_ENTRIES = 1000
-"""The approximate maximum length of a command stream; receivers delete what they have answered."""
+"""Approximate. Receivers delete answered commands."""
 STREAM_SECONDS = 24 * 3600
-"""A command stream is deleted this long after its last command has expired."""
 _COMMANDS_PER_PIPELINE = 256
-"""Enough for few round trips, and few enough that the event loop is never blocked for long."""
 _ACKNOWLEDGEMENTS_PER_PIPELINE = 2048
 
 
 class QueuedCommand(Struct):
-    """A command on its way to its receiver's stream."""
-
     stream: str
     presence: str
-    """The key under which the receiver says that it is connected."""
     raw: bytes
-    """The command's envelope, as it is signed and sent."""
     signatures: Mapping[bytes, str]
-    """The fields of the entry that carry them; none where no signing key is set."""
     expires_at: datetime
     on_sent: Callable[[bytes | None], None]
-    """Is called with the receiver's presence, as it was when the command was sent."""
     is_wanted: Callable[[], bool]
-    """Whether a request still waits for an answer; otherwise the command is not sent."""
     backoff: Backoff | None = None
-    """The waits between tries; None as long as its stream has not refused it."""
     is_queued: bool = False
 
 
 class CommandOutbox:
-    """Sends what is queued, in order, and keeps trying while Redis is unreachable."""
+    """Sends in order, and retries while Redis is unreachable."""
 
     def __init__(
         self,
@@ -75,7 +63,6 @@ class CommandOutbox:
         self._filled = asyncio.Event()
 
     def send(self, command: QueuedCommand) -> None:
-        """Queue a command, unless it is queued already."""
         if not command.is_queued:
             command.is_queued = True
             self._commands.append(command)
@@ -86,7 +73,6 @@ class CommandOutbox:
         self._filled.set()
 
     async def run(self) -> None:
-        """Send until cancelled."""
         while True:
             await self._filled.wait()
             self._filled.clear()
@@ -95,13 +81,13 @@ class CommandOutbox:
                     await self.flush()
                 except FAULTS as error:
                     await asyncio.sleep(self._outage.begin(error))
-                except Exception:  # the loop's boundary: a connection can die in ways redis-py has no name for
+                except Exception:  # A connection can fail in ways for which redis-py has no error.
                     self._metrics.loop_errors.labels(loop="commands").inc()
                     log.exception("sending commands failed; trying again")
                     await asyncio.sleep(1)
 
     async def flush(self) -> None:
-        """Send one pipeline. Where it fails as a whole, everything in it stays queued."""
+        """Send one pipeline. If it fails as a whole, its content stays queued."""
         self._fence()
         commands = [self._commands.popleft() for _ in range(min(_COMMANDS_PER_PIPELINE, len(self._commands)))]
         acks = [self._acks.popleft() for _ in range(min(_ACKNOWLEDGEMENTS_PER_PIPELINE, len(self._acks)))]
@@ -134,7 +120,7 @@ class CommandOutbox:
             self._acks.extendleft(reversed(acks))
             raise
         self._outage.end()
-        # An error of one presence, or of one stream, does not concern the others.
+        # An error of one presence or stream does not affect the others.
         values = dict(zip(presences, results, strict=False))
         for command, result in zip(commands, results[len(presences) :], strict=False):
             if isinstance(result, Exception):
@@ -145,11 +131,10 @@ class CommandOutbox:
                 command.on_sent(value if isinstance(value, bytes) else None)
 
     def _send_later(self, command: QueuedCommand, error: Exception) -> None:
-        """Retry a command whose stream refuses it (wrong type, out of memory), without delaying the others."""
         reason = self._outage.refuse(error)
         if command.backoff is None:
             command.backoff = new_backoff()
-            log.warning("a command's stream refuses it; trying again", error=reason)
+            log.warning("stream refuses command; trying again", error=reason)
         asyncio.get_running_loop().call_later(command.backoff.next(), self.send, command)
 
 

@@ -1,7 +1,5 @@
-"""Who is connected: the expiring keys by which agents and jobs say so.
-
-The receivers write their presence themselves. It says which ranks must answer, where a job runs, and what to show to
-a person; whether a command is sent never depends on it. Not here: whether it is believed (``redis_presence_judge``).
+"""Presences: expiring keys of connected agents, jobs and launchers. They state which ranks must answer, where a job
+runs, and what to show to people. Sending a command never depends on them.
 """
 
 from __future__ import annotations
@@ -25,20 +23,16 @@ log = telemetry.logger(__name__)
 
 MOST_LISTED = 50_000
 MOST_CLAIMS = 1000
-"""Presences of which is shown what they say although it is not believed."""
 _LONGEST_NAME = 4 * 253
-"""Bytes of the name of a job or node, which has 253 characters at most."""
+"""A name has up to 253 characters."""
 _KEYS_PER_SCAN = 1000
 _KEYS_PER_CALL = 128
 """Few, so that no turn of the event loop takes long."""
 _BYTES_PER_CALL = 4 * 1024 * 1024
 _USUAL_BYTES = _BYTES_PER_CALL // _KEYS_PER_CALL
-"""What is read of each at first; few are larger."""
 
 
 class PresenceReader:
-    """Reads presences, one by its key or all under a prefix, within bounds, whatever is in Redis."""
-
     def __init__(self, client: Redis, judge: PresenceJudge) -> None:
         self._client = client
         self._judge = judge
@@ -47,15 +41,10 @@ class PresenceReader:
 
     @property
     def refusal(self) -> BusExplained | None:
-        """Why Redis refused the last listing of agents or jobs. None if it did not."""
         return next(iter(self._refusals.values()), None)
 
     async def all_under(self, prefix: str) -> list[Presence]:
-        """Return all agents, or all jobs, by the key prefix. Raises BusUnavailable.
-
-        Calls that come while a listing is under way share it: when a storm of commands meets a dead cluster, all of
-        them ask at the same moment.
-        """
+        """Return all agents or jobs. Concurrent calls share one listing. Raises BusUnavailable."""
         task = self._listings.get(prefix)
         if task is None:
             task = self._listings[prefix] = asyncio.create_task(self._list(prefix))
@@ -63,12 +52,11 @@ class PresenceReader:
         return await asyncio.shield(task)
 
     async def read(self, key: str) -> Presence | None:
-        """Return one presence; None if there is none. Raises BusUnavailable."""
         value = await self.value(key)
         return self._judge.presence_of(key, value) if value else None
 
     async def value(self, key: str) -> bytes | None:
-        """Return what is under a key, or its beginning where it is too large for a presence. Raises BusUnavailable."""
+        """Cut a value that is too large for a presence. Raises BusUnavailable."""
         try:
             [value] = await self._each([presence_reading(key)])
         except FAULTS as error:
@@ -82,7 +70,7 @@ class PresenceReader:
             for start in range(0, len(keys), _KEYS_PER_CALL):
                 chunk = keys[start : start + _KEYS_PER_CALL]
                 values = await self._each([presence_reading(key, _USUAL_BYTES) for key in chunk])
-                # In a thread, because somebody may have put much there that takes long.
+                # In a thread: foreign data may take long.
                 presences += await asyncio.to_thread(self._presences_in, chunk, values)
                 presences += await self._large(
                     [key for key, value in zip(chunk, values, strict=True) if _is_cut(value)]
@@ -96,7 +84,6 @@ class PresenceReader:
         return _with_few_claims(presences)
 
     async def _large(self, keys: Sequence[bytes]) -> list[Presence]:
-        """The presences of which more is read than of most."""
         presences: list[Presence] = []
         sizes = await self._each([("STRLEN", key) for key in keys]) if keys else []
         for batch in _batches(keys, sizes):
@@ -112,17 +99,16 @@ class PresenceReader:
         ]
 
     async def _keys(self, prefix: str) -> list[bytes]:
-        keys: set[bytes] = set()  # a scan may give a key twice
+        keys: set[bytes] = set()  # A scan may return a key twice.
         async for key in self._client.scan_iter(match=f"{prefix}*", count=_KEYS_PER_SCAN):
             if len(key) <= len(prefix) + _LONGEST_NAME:
                 keys.add(key)
             if len(keys) >= MOST_LISTED:
-                log.warning("there are too many presences; the others are left out", prefix=prefix, listed=MOST_LISTED)
+                log.warning("too many presences; skipping the others", prefix=prefix, listed=MOST_LISTED)
                 break
         return sorted(keys)
 
     async def _each(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> list[Any]:
-        """The answers to commands in one round trip; an error, such as of a key of another type, is one of them."""
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
@@ -130,24 +116,20 @@ class PresenceReader:
 
 
 def _with_few_claims(presences: Sequence[Presence]) -> list[Presence]:
-    """The same, with what is not believed shown of the first of them alone."""
     doubtful = [presence for presence in presences if presence.claims]
     too_many = {id(presence) for presence in doubtful[MOST_CLAIMS:]}
     return [replace(presence, claims={}) if id(presence) in too_many else presence for presence in presences]
 
 
 def presence_reading(key: str | bytes, most: int = LARGEST_PRESENCE) -> tuple[str | bytes | int, ...]:
-    """The Redis command that reads a presence, and never more than `most` bytes and one of it."""
     return "GETRANGE", key, 0, most
 
 
 def _is_cut(value: Any, most: int = _USUAL_BYTES) -> bool:
-    """Whether a presence has more bytes than were read; of one that is larger than any may be, what was read counts."""
     return isinstance(value, bytes) and len(value) > most and most < LARGEST_PRESENCE
 
 
 def _batches(keys: Sequence[bytes], sizes: Sequence[Any]) -> Iterator[list[bytes]]:
-    """The keys in groups that are not too large to be read at once. What is no string has no size, and is left out."""
     batch: list[bytes] = []
     total = 0
     for key, size in zip(keys, sizes, strict=True):

@@ -1,10 +1,8 @@
-"""Whether a presence is believed, and what it says.
+"""Trust in presences, and their content.
 
-Anybody who can write to Redis can write a presence. With a signing key, one is believed if it is signed by the job or
-agent whose key it has, names this job or agent, and is not older than the last that was believed. Others are shown,
-with the doubt, and nothing follows from what they say: what was believed last counts on, for as long as it could be
-there if nobody had overwritten it. Of thousands, most say again what they have said before, with another time: every
-signature is checked, and only what is new is read. Nothing here calls Redis; ``redis_presence`` reads.
+Any client of Redis can write a presence. With a signing key it is trusted if it is signed by the job or agent of its
+key, names it, and is not older than the last trusted one. Others are shown with the reason for distrust and have no
+effect. The last trusted one stays valid for as long as it would exist without being overwritten.
 """
 
 from __future__ import annotations
@@ -25,38 +23,34 @@ from trainmedic_server.ports.outside import Clock, Presence
 log = telemetry.logger(__name__)
 
 OLDEST = timedelta(minutes=2)
-"""How old a signed presence may be, and how far ahead of this server's clock: after a restart of this server, what
-somebody has recorded can be believed once more for so long at most."""
+"""Maximum age of a signed presence, and maximum lead over this server's clock. After a restart, a recorded presence can
+be trusted again within this time.
+"""
 COUNTS_FOR = timedelta(seconds=45)
-"""How long a presence that was believed counts where somebody else has overwritten it. An agent, whose presence is
-the rarer, writes every 10 s, and its presence lives for 30."""
+"""Validity of a trusted presence that another client has overwritten. An agent writes every 10 s, with a lifetime of 30
+s.
+"""
 _READ_MEANWHILE = timedelta(seconds=15)
-"""While many presences are read, newer ones are: what is older by so much at most is no sign of anything."""
+"""Reading many presences takes time, so such an age proves nothing."""
 _LARGEST_CLAIMS = 2 * 1024
-"""Bytes of a presence that is not believed and is shown all the same."""
 _REMEMBERED = 100_000
 _KINDS: Mapping[str, tuple[str, Callable[[str], str], Callable[[str], str]]] = {
     envelope.agent_presence(""): ("node", node_identity, str),
     envelope.job_presence(""): ("job", job_identity, str),
     notice.launcher_presence(""): ("job", job_identity, notice.job_of_launcher),
 }
-"""By the beginning of the key: the member that names the writer, the identity that signs, and the writer's name in the
-rest of the key."""
+"""By key prefix: the member with the writer's name, its signing identity, and the name in the key."""
 
 
 class _Believed(NamedTuple):
-    """The last presence under a key that was believed."""
-
     written_at: datetime
     ranks: frozenset[int] | None
-    """Those that it listed."""
     digest: bytes
-    """Of its text."""
     details: Mapping[str, Any]
 
 
 class PresenceJudge:
-    """Judges presences, in any thread. ``signer`` is None where no signing key is in use."""
+    """Safe in any thread. ``signer`` is None without a signing key."""
 
     def __init__(self, signer: Signer | None, clock: Clock, metrics: telemetry.Metrics) -> None:
         self._signer = signer
@@ -65,12 +59,11 @@ class PresenceJudge:
         self._texts = PresenceTexts(_REMEMBERED)
         self._believed: OrderedDict[str, _Believed] = OrderedDict()
         self._doubted: OrderedDict[str, None] = OrderedDict()
-        """The keys whose doubt is in the log."""
         self._log_limit = LogLimit()
         self._lock = threading.Lock()
 
     def presence_of(self, key: str, value: bytes) -> Presence:
-        """The presence in the value of a key. An existing key counts as present whatever its value."""
+        """An existing key counts as present with any value."""
         now = self._clock.now()
         prefix = next(prefix for prefix in _KINDS if key.startswith(prefix))
         name = key.removeprefix(prefix)
@@ -80,7 +73,7 @@ class PresenceJudge:
             return Presence(name, _time_of(details) or now, details)
         member, identity_of, writer_of = _KINDS[prefix]
         try:
-            # Before anything is read of it: what is not genuine costs no more than that.
+            # Verify before parsing, so that forged presences cost nothing more.
             proof = self._signer.verify_sealed(sealed, key, identity_of(writer_of(name)))
             details = self._texts.details(key, sealed.raw)
             if details.get(member) != writer_of(name):
@@ -95,10 +88,8 @@ class PresenceJudge:
         return Presence(name, newest.written_at, newest.details, uses_previous_key=proof.is_previous)
 
     def ranks_of(self, key: str, value: bytes | None) -> frozenset[int] | None:
-        """The ranks that must answer each command; None if that is not known.
-
-        Where the presence is not believed, or gone, they are those of the last one that was: to hide a presence must
-        not hide a rank's answer.
+        """Return None if unknown. Without a trusted presence, use the last trusted one: hiding a presence must not hide
+        a rank's answer.
         """
         with self._lock:
             last = self._believed.get(key)
@@ -109,7 +100,6 @@ class PresenceJudge:
         return last.ranks if last is not None else None
 
     def _checked_time(self, written_at: datetime | None, now: datetime) -> datetime:
-        """When a signed presence was written. Raises BadSignature where that was not of late."""
         if written_at is None:
             raise BadSignature("does not say when it was written")
         if abs(now - written_at) > OLDEST:
@@ -119,8 +109,7 @@ class PresenceJudge:
         return written_at
 
     def _newest(self, key: str, genuine: _Believed) -> _Believed:
-        """Believe a genuine presence, unless a later one was believed; return the later. Raises BadSignature where it
-        is so much older that it was not merely read a moment ago."""
+        """Return the later of this and the last trusted presence. Raises BadSignature if this one is much older."""
         with self._lock:
             last = self._believed.get(key)
             if last is not None and genuine.written_at < last.written_at:
@@ -143,7 +132,6 @@ class PresenceJudge:
         return Presence(name, last.written_at, last.details, doubt, claims)
 
     def _note(self, key: str, doubt: str) -> None:
-        """Count a presence that is not believed, and log it once, until there is one that is."""
         self._metrics.refused_messages.labels(reason="presence").inc()
         with self._lock:
             is_new = key not in self._doubted
@@ -151,11 +139,10 @@ class PresenceJudge:
             if len(self._doubted) > _REMEMBERED:
                 self._doubted.popitem(last=False)
         if is_new and self._log_limit.lets_through():
-            log.warning("a presence is not believed", key=key[:300], why=doubt)
+            log.warning("ignoring untrusted presence", key=key[:300], why=doubt)
 
 
 def ranks_in(details: Mapping[str, Any]) -> frozenset[int] | None:
-    """Return the ranks that a presence says answer each command; None if it lists none."""
     ranks = details.get("ranks")
     if not isinstance(ranks, list) or not ranks:
         return None

@@ -1,7 +1,5 @@
-"""Matches replies to waiting requests, and tracks which stream entries are not acknowledged yet.
-
-Nothing here calls Redis: ``redis_inbox`` passes in the replies that it reads, ``redis_bus`` registers the requests.
-An entry is acknowledged only when the outcome that it carries is durable, so that a killed server gets it again.
+"""Matching of replies to waiting requests. A stream entry is acknowledged only when the outcome in it is durable, so
+that a killed server receives it again.
 """
 
 from __future__ import annotations
@@ -14,39 +12,31 @@ from datetime import datetime, timedelta
 from trainmedic.wire.envelope import EXPIRED, Reply
 
 GRACE = timedelta(minutes=5)
-"""How long after the start an unclaimed reply is kept: recovery asks for it again."""
+"""Unclaimed replies are stored for this time: recovery requests them again."""
 EARLY_LIMIT = 10_000
-"""How many commands' early replies are kept, and how many entries of one command."""
 RECENT_LIMIT = 20_000
 
 
 class ReplyWaiter:
-    """The state that all requests waiting for the replies to one command share."""
-
     def __init__(self, expires_at: datetime, identity: str) -> None:
         self.expires_at = expires_at
-        """The command's expiry, as it was last sent."""
         self.identity = identity
-        """Whom the command is for, and who alone may answer it."""
         self.send_again: Callable[[], None] | None = None
-        """Set once the command has been handed to the outbox."""
         self.ranks: frozenset[int] | None = None
-        """The ranks that must answer; None while that is unknown."""
+        """None while unknown."""
         self.finals: dict[int | None, Reply] = {}
-        """The final reply of each rank; the rank is None where the receiver has no ranks."""
+        """By rank. None if the receiver has no ranks."""
         self.accepted: dict[int | None, Reply] = {}
         self.changed = asyncio.Event()
         self.sent = asyncio.Event()
         self.heard = asyncio.Event()
-        """Set with the first reply, final or not."""
         self.users = 0
-        """Requests that wait."""
 
     @property
     def is_complete(self) -> bool:
         if not self.finals:
             return False
-        # What a reply itself says of how many there are comes first: a presence is of another moment, and can be lost.
+        # The number of ranks in a reply has priority: a presence is of another moment, and can be lost.
         counts = [reply.ranks for reply in self.finals.values() if reply.ranks is not None]
         if counts:
             return len(self.finals) >= max(counts)
@@ -54,7 +44,6 @@ class ReplyWaiter:
 
     @property
     def knows_who_answers(self) -> bool:
-        """Whether the presence or a final reply has said whose answers make it complete."""
         told = any(rank is None or reply.ranks is not None for rank, reply in self.finals.items())
         return told or self.ranks is not None
 
@@ -63,18 +52,16 @@ class ReplyWaiter:
         self.changed.set()
 
     def mark_sent(self, ranks: frozenset[int] | None) -> None:
-        """The command is on its stream; `ranks` is who its receiver's presence says must answer."""
         self.sent.set()
         self.expect(ranks)
 
     def offer(self, reply: Reply) -> bool:
-        """Take a reply; return whether it is the first final one of its rank."""
         if reply.status == EXPIRED and reply.at < self.expires_at:
-            # It answers an earlier sending of this command, which had less time; this one is still good,
-            # and taking it for refused would have it done again under another id.
+            # It answers an earlier, shorter sending of this command. Counting it would repeat a still valid command
+            # under another ID.
             return False
         self.heard.set()
-        self.sent.set()  # perhaps by the server before this one; the outbox leaves out what is answered
+        self.sent.set()  # Possibly by the previous server. The outbox omits answered commands.
         if not reply.is_final:
             self.accepted[reply.rank] = reply
             return False
@@ -85,13 +72,13 @@ class ReplyWaiter:
         return True
 
     def replies(self) -> tuple[Reply, ...]:
-        """The final replies, then an ``accepted`` for each rank that took it up and did not finish."""
+        """Return the final replies, then an ``accepted`` for each unfinished rank."""
         unfinished = [reply for rank, reply in self.accepted.items() if rank not in self.finals]
         return (*self.finals.values(), *unfinished)
 
 
 class ReplyRouter:
-    """Hands each reply to the request that waits for it. `acknowledge` is called with entries that are done with."""
+    """Passes each reply to the waiting request. `acknowledge` receives completed entries."""
 
     def __init__(self, now: datetime, acknowledge: Callable[[list[bytes]], None], is_signed: bool = False) -> None:
         self._is_signed = is_signed
@@ -99,15 +86,14 @@ class ReplyRouter:
         self._acknowledge = acknowledge
         self._waiters: dict[str, ReplyWaiter] = {}
         self._unacknowledged: dict[str, dict[bytes, None]] = {}
-        """Entries whose replies were handed out and whose outcome is not durable yet; a dict keeps their order."""
+        """Entries whose reply was passed on but whose outcome is not durable yet."""
         self._early: OrderedDict[str, dict[bytes, Reply]] = OrderedDict()
-        """Replies, by entry, that came within `GRACE` after the start and for which no request waits yet."""
+        """Replies by entry within `GRACE` after the start, without a waiting request."""
         self._recent: OrderedDict[str, frozenset[int | None]] = OrderedDict()
-        """Ranks that answered a request which has returned: their repeats are discarded."""
         self._unclaimed: list[tuple[bytes, Reply]] = []
 
     def register(self, command_id: str, expires_at: datetime, identity: str) -> ReplyWaiter:
-        """Begin to wait. Replies that came before (delivered again after a restart) are handed to the new waiter."""
+        """Earlier replies (delivered again after a restart) go to the new waiter."""
         waiter = self._waiters.setdefault(command_id, ReplyWaiter(expires_at, identity))
         waiter.users += 1
         waiter.expires_at = max(waiter.expires_at, expires_at)
@@ -117,37 +103,32 @@ class ReplyRouter:
         return waiter
 
     def unregister(self, command_id: str, waiter: ReplyWaiter) -> None:
-        """End the wait of one request."""
         waiter.users -= 1
         if waiter.users:
             return
         del self._waiters[command_id]
-        waiter.send_again = None  # it holds the waiter too, and only the garbage collector would part them
+        waiter.send_again = None  # Breaks the reference cycle.
         self._recent[command_id] = frozenset(waiter.finals)
         if len(self._recent) > RECENT_LIMIT:
             self._recent.popitem(last=False)
 
     def send_again(self) -> None:
-        """Send again every command that a request waits for and that is not answered in full."""
         for waiter in self._waiters.values():
             if waiter.send_again is not None and not waiter.is_complete:
                 waiter.send_again()
 
     def acknowledge(self, command_id: str) -> None:
-        """The outcome of a command is durable: its replies need not come again."""
+        """The outcome is durable, so the replies need not come again."""
         entries = self._unacknowledged.pop(command_id, None)
         if entries:
             self._acknowledge(list(entries))
 
     def discard(self, entry: bytes) -> None:
-        """Acknowledge an entry that no request needs any more."""
         self._acknowledge([entry])
 
     def take(self, entry: bytes, reply: Reply, now: datetime) -> bool:
-        """Route one reply that was read from the stream; return False where it answers something else than the
-        command that was sent."""
         if self._is_signed and not reply.is_to_genuine:
-            # Whoever wrote what was refused can have given it the id of the command that was sent.
+            # The author of the refused message can have chosen the ID of the command sent.
             self.discard(entry)
             return False
         kept = self._early.get(reply.command_id, {}), self._unacknowledged.get(reply.command_id, {})
@@ -167,7 +148,6 @@ class ReplyRouter:
         return True
 
     def take_unclaimed(self, now: datetime) -> list[tuple[bytes, Reply]]:
-        """Remove and return the entries whose reply no request waits for."""
         if now >= self._early_until and self._early:
             for entries in self._early.values():
                 self._unclaimed.extend(entries.items())

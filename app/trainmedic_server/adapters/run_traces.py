@@ -1,12 +1,7 @@
-"""Sends each run as a trace to a collector of OpenTelemetry; implements ``engine.event_teller``'s listener.
+"""Listener that sends each closed run as a trace to an OpenTelemetry collector, as OTLP over HTTP in JSON.
 
-A trace is made from what the history has of the run when it closes, so that neither a kill nor an outage leaves a hole
-in it and no run pays for it: the run is its root; below it stand its steps, below each step its attempts, and below an
-attempt the ranks that answered. An undo's span comes when the undo is done, which may be hours later. Ids are made from
-the run's, so that what is sent twice is the same spans; the trace's id is the run's id without its dashes.
-
-The form is OTLP over HTTP in JSON (OpenTelemetry Protocol 1.x, ``/v1/traces``). Spans carry no parameters and no
-labels but the alert's name.
+The run is the root span, with steps, attempts and ranks below it. IDs derive from the run's, so repetitions are the
+same spans. Spans contain no parameters and no labels except the alert's name.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from typing import Any, Protocol
 
 from trainmedic.wire.envelope import EnvelopeError, read_time
 from trainmedic_server import __version__, telemetry
-from trainmedic_server.adapters.web_door import WebDoor
+from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.domain.event_codec import UNDO_OVER, content_of, names
 from trainmedic_server.domain.event_kinds import Closed, UndoClosed, UndoDone
 from trainmedic_server.domain.links import run_link
@@ -29,10 +24,8 @@ from trainmedic_server.ports.store import RunRecord
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_TEXT = 1_000
 _MOST_EVENTS = 128
-"""Of a span; what the SDKs of OpenTelemetry keep by default."""
 _SPAN_KIND_INTERNAL = 1
 _OK, _ERROR = 1, 2
-"""Codes of OTLP's ``Status``."""
 _WENT_WRONG = frozenset({Status.FAILED})
 _STEP_WENT_WRONG = frozenset({StepStatus.FAILED, StepStatus.TIMED_OUT, StepStatus.UNKNOWN})
 
@@ -40,23 +33,23 @@ log = telemetry.logger(__name__)
 
 
 class RunReader(Protocol):
-    """Reads a run's record; `ports.store.History` does."""
-
     async def record(self, run_id: str) -> RunRecord | None: ...
 
 
 class RunTraces:
-    """One collector. ``instance`` tells servers of several clusters apart; `on_left_out` is called with the number of
-    spans that the collector takes for wrong."""
-
     name = "traces_to"
     kinds = UNDO_OVER | names(Closed)
     at_once = 50
 
     def __init__(
-        self, door: WebDoor, runs: RunReader, instance: str, external_url: str, on_left_out: Callable[[int], None]
+        self,
+        endpoint: JsonEndpoint,
+        runs: RunReader,
+        instance: str,
+        external_url: str,
+        on_left_out: Callable[[int], None],
     ) -> None:
-        self._door = door
+        self._endpoint = endpoint
         self._runs = runs
         self._instance = instance
         self._external_url = external_url
@@ -67,7 +60,7 @@ class RunTraces:
         for event in events:
             record = await self._runs.record(event.run_id) if event.run_id is not None else None
             if record is None:
-                continue  # --retention was quicker
+                continue  # deleted by --retention
             content = content_of(event)
             if event.kind not in UNDO_OVER:
                 spans += _spans_of_run(record, run_link(self._external_url, record.run.id))
@@ -85,7 +78,7 @@ class RunTraces:
         scope = {"scope": {"name": "trainmedic", "version": __version__}, "spans": spans}
         document = {"resourceSpans": [{"resource": {"attributes": _attributes(resource)}, "scopeSpans": [scope]}]}
         try:
-            answer = await self._door.send("POST", "/v1/traces", document)
+            answer = await self._endpoint.send("POST", "/v1/traces", document)
         except PermanentFailure as error:
             self._leave_out(len(spans), str(error))
             return
@@ -98,13 +91,13 @@ class RunTraces:
 
     def _leave_out(self, number: int, why: str) -> None:
         self._on_left_out(number)
-        log.warning("the collector does not take spans", spans=number, error=why[:_LONGEST_TEXT])
+        log.warning("collector rejects spans", spans=number, error=why[:_LONGEST_TEXT])
 
 
 def _spans_of_run(record: RunRecord, link: str) -> Iterator[dict[str, Any]]:
     run = record.run
     if run.ended_at is None:
-        return  # a later closing will be told of
+        return  # A later closing sends it.
     attributes = {
         "trainmedic.run.id": run.id,
         "trainmedic.run.link": link,
@@ -167,7 +160,7 @@ def _spans_of_attempt(
     for rank, answer in answers.items() if isinstance(answers, Mapping) else ():
         if (answered_at := _answered_at(answer)) is None:
             continue
-        # By the clock of the job's node, which may be a little off.
+        # The clock of the job's node may differ.
         within = min(max(answered_at, attempt.started_at), ended_at)
         told = {"trainmedic.rank": rank, "trainmedic.status": answer.get("status")}
         span = _span(run, f"{own}.rank{rank}", f"rank {rank}", attempt.started_at, within, told, own)
@@ -206,7 +199,6 @@ def _span(
     attributes: Mapping[str, Any],
     parent: str | None = None,
 ) -> dict[str, Any]:
-    """A span of OTLP's JSON. ``path`` is its place in the run; ``parent`` that of the span above, None for the root."""
     above = {} if parent is None else {"parentSpanId": _span_id(run, parent)}
     return {
         "traceId": _trace_id(run),
@@ -221,12 +213,10 @@ def _span(
 
 
 def _trace_id(run: Run) -> str:
-    """16 bytes in hexadecimal: those of the UUID that the run's id is."""
     return run.id.replace("-", "").lower()
 
 
 def _span_id(run: Run, path: str) -> str:
-    """8 bytes in hexadecimal."""
     return hashlib.sha256(f"{run.id}/{path}".encode()).hexdigest()[:16]
 
 
@@ -243,7 +233,6 @@ def _value(value: Any) -> dict[str, Any]:
 
 
 def _told(event: Event) -> dict[str, Any]:
-    """What of an event helps to see where time went."""
     told = {name: event.data.get(name) for name in ("step", "action", "attempt", "why", "error", "outcome", "holder")}
     plain = {name: value for name, value in told.items() if isinstance(value, (str, int))}
     return {"actor": event.actor, **plain}
@@ -263,5 +252,5 @@ def _answered_at(answer: Any) -> datetime | None:
 
 
 def _nanoseconds(moment: datetime) -> str:
-    """Since 1970, as a decimal text, which is how OTLP's JSON holds 64 bits; exact to the microsecond."""
+    """Decimal text is OTLP's JSON form of 64 bits."""
     return str((moment - _EPOCH) // timedelta(microseconds=1) * 1_000)

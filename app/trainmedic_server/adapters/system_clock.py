@@ -1,4 +1,4 @@
-"""The machine's time of day, kept steady, as the port."""
+"""The machine's clock, made steady, as a port."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ from trainmedic.wire import steady_time
 from trainmedic.wire.steady_time import ClockStep, SteadyTime
 
 _LONGEST_SLEEP_SECONDS = 30.0
-"""A longer sleep is taken in parts, so that it ends where the time goes forward meanwhile."""
+"""Longer sleeps are split, to end in time if the clock is set forward."""
 _RUNNING_APART_SECONDS = 1.0
 _KEPT_STEPS = 100
 
 
 class SystemClock:
-    """A `ports.outside.Clock`, and a `ports.outside.ClockWatch`, on the machine's clock.
-
-    The machine's clock may be set while the server runs; `SteadyTime` says what becomes of it.
-    """
-
     def __init__(self, time: SteadyTime = steady_time.OF_PROCESS) -> None:
         self._time = time
         self._steps: deque[ClockStep] = deque(maxlen=_KEPT_STEPS)
@@ -40,14 +35,13 @@ class SystemClock:
         return taken
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at `when`, or at once where it has passed. A clock that is set back meanwhile makes it no longer."""
+        """Setting the clock back does not lengthen the sleep."""
         loop = asyncio.get_running_loop()
         until = loop.time() + (when - self.now()).total_seconds()
         while (left := self._left(when, until - loop.time())) > 0:  # noqa: ASYNC110 - there is no event; the time is what is waited for
             await asyncio.sleep(min(left, _LONGEST_SLEEP_SECONDS))
 
     def _left(self, when: datetime, left: float) -> float:
-        """Seconds until `when`, and at most `left`, but for what two clocks differ in running."""
         by_time = (when - self.now()).total_seconds()
         return by_time if by_time < left + _RUNNING_APART_SECONDS else left
 

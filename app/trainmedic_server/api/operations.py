@@ -31,7 +31,7 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.tallies import PlaybookTally
-from trainmedic_server.reports import worth
+from trainmedic_server.reports import repair_outcomes
 from trainmedic_server.reports.compiling import ReportCompiler
 
 CountsOfLate: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
@@ -105,7 +105,7 @@ class PlaybookSummary(ApiModel):
         description="Its runs of the last 30 days, and decisions not to start one, by status.",
         examples=[{"succeeded": 12}],
     )
-    last_30_days: worth.RepairTotal = Field(description="What they came to; up to a quarter of an hour old.")
+    last_30_days: repair_outcomes.RepairTotal = Field(description="What they came to; up to a quarter of an hour old.")
 
 
 class PlaybookView(PlaybookSummary):
@@ -275,5 +275,5 @@ def _summary(playbook: CompiledPlaybook, counts: Mapping[str, PlaybookTally]) ->
         "source": playbook.source,
         "version": playbook.version,
         "runs": {status.value: count for status, count in sorted(tally.statuses.items())},
-        "last_30_days": worth.repair_total(spec.name, tally),
+        "last_30_days": repair_outcomes.repair_total(spec.name, tally),
     }

@@ -1,7 +1,5 @@
-"""Compiled alert map: which alerts are accepted, and what each is renamed to.
-
-Pure. ``alert_map_compiler`` builds it from a file, ``alert_map_library`` keeps it up to date. The engine applies it
-through `ports.alert_map.AlertMap` to each alert, once and before any playbook.
+"""Compiled alert map: the accepted alerts and their renames. The engine applies it to each alert before any playbook
+(`ports.alert_map.AlertMap`). Pure.
 """
 
 from __future__ import annotations
@@ -25,38 +23,33 @@ from trainmedic_server.ports.alert_map import MappedAlert
 log = telemetry.logger(__name__)
 
 LabelValue = Expression | TextTemplate | str
-"""Value of a label: a template over ``labels``, or a constant."""
+"""A template over ``labels``, or a constant."""
 
 
 class Rename(Struct, frozen=True):
-    """One entry of ``rename``."""
-
     source: str
     line: int
     column: int
     alertnames: tuple[str, ...]
-    """Alertnames that the entry takes."""
     name: str | None = None
-    """New alertname, from ``as``. None if the alert keeps its own."""
+    """None if the alert keeps its name."""
     matchers: tuple[Matcher, ...] = ()
     labels: tuple[tuple[str, LabelValue], ...] = ()
-    """Labels to set if the alert lacks them."""
     drop: frozenset[str] = frozenset()
 
     @property
     def constants(self) -> Mapping[str, str]:
-        """Labels that the entry sets to the same value for every alert."""
         return {label: value for label, value in self.labels if isinstance(value, str)}
 
     def takes(self, labels: Mapping[str, str]) -> bool:
-        """Return whether its matchers hold. A value that is too long to be matched does not match."""
+        """A value that is too long does not match."""
         try:
             return all(matcher.matches(labels) for matcher in self.matchers)
         except ValueTooLong:
             return False
 
     def renamed(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Return the labels of the renamed alert. Templates see the labels before any is dropped."""
+        """Templates see the labels before any is dropped."""
         made = {label: value for label, value in labels.items() if label not in self.drop}
         scope = {"labels": dict(labels)}
         for label, value in self.labels:
@@ -70,13 +63,10 @@ class Rename(Struct, frozen=True):
 
 
 class Accept(Struct, frozen=True):
-    """One matcher of ``accept``."""
-
     source: str
     matcher: Matcher
 
     def refusal(self, labels: Mapping[str, str]) -> str:
-        """Return why the matcher refuses an alert with these labels. Empty if it accepts the alert."""
         try:
             if self.matcher.matches(labels):
                 return ""
@@ -86,13 +76,12 @@ class Accept(Struct, frozen=True):
 
 
 class CompiledAlertMap(Struct, frozen=True):
-    """All alert map files together; implements `ports.alert_map.AlertMap`."""
+    """All files together; implements `ports.alert_map.AlertMap`."""
 
     accept: tuple[Accept, ...] = ()
     renames: Mapping[str, Sequence[Rename]] = field(default_factory=dict)
-    """Entries by alertname, in the order of the files and their entries."""
     unusable: str = ""
-    """Why no alert is accepted, if a file could never be loaded. Its conditions are then unknown."""
+    """Reason to accept no alert: a file that was never loaded may have conditions."""
 
     @classmethod
     def of(cls, accept: Iterable[Accept], renames: Iterable[Rename], unusable: str = "") -> CompiledAlertMap:
@@ -104,12 +93,12 @@ class CompiledAlertMap(Struct, frozen=True):
 
     @property
     def names(self) -> int:
-        """Number of renamed alertnames."""
         return len(self.renames)
 
     def apply(self, alert: Alert) -> MappedAlert:
-        """Return the alert as playbooks see it. Trainmedic's own alerts stay as they are: without an Alertmanager the
-        server reports them to itself, and no Prometheus adds a cluster's label to them."""
+        """Trainmedic's own alerts stay unchanged: without an Alertmanager no Prometheus adds a cluster's label
+        to them.
+        """
         sent = alert.sent_labels
         if is_own(sent):
             return MappedAlert(alert)
@@ -122,7 +111,6 @@ class CompiledAlertMap(Struct, frozen=True):
         return MappedAlert(mapped, self._refusal(sent))
 
     def rename_of(self, labels: Mapping[str, str]) -> Rename | None:
-        """Return the first entry that takes an alert with these labels."""
         return next((each for each in self.renames.get(labels.get("alertname", ""), ()) if each.takes(labels)), None)
 
     def _refusal(self, labels: Mapping[str, str]) -> str:
@@ -130,12 +118,11 @@ class CompiledAlertMap(Struct, frozen=True):
 
 
 def _text(value: LabelValue, scope: Mapping[str, Any]) -> str:
-    """Return the label's value. Empty if its template names a label that the alert lacks."""
     if isinstance(value, str):
         return value
     try:
         made = value.evaluate(scope)
     except ExpressionError as error:
-        log.debug("an alert map's template gave no value", why=shown(str(error), 200))
+        log.debug("alert map template has no value", why=shown(str(error), 200))
         return ""
     return "" if made is None else str(made)

@@ -1,8 +1,4 @@
-"""Compiler of alert maps from YAML. Errors have line, column and the nearest valid names.
-
-`warnings` lists what is suspicious in a valid map, by all maps and playbooks together. Callers: ``alert_map_library``
-and ``simulation.check``.
-"""
+"""Compiler of alert maps from YAML. Errors have line, column and the nearest valid names."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ from trainmedic_server.ports.actions import Actions
 
 MOST_MATCHERS = 50
 MOST_NAMES = 10_000
-"""Most alertnames in one file."""
 _LONGEST_NAME = 500
 _NOT_A_LETTER = re.compile(r"[^a-z0-9]")
 
@@ -45,8 +40,6 @@ class _Form(BaseModel):
 
 
 class _RenameForm(_Form):
-    """One entry of ``rename``."""
-
     alert: _Text | tuple[_Text, ...]
     matchers: _Matchers = ()
     name: _Text | None = Field(None, alias="as")
@@ -59,21 +52,16 @@ class _RenameForm(_Form):
 
 
 class AlertMapForm(_Form):
-    """An alert map as it is written."""
-
     accept: _Matchers = ()
     rename: tuple[_RenameForm, ...] = ()
 
 
 class CompiledFile(Struct, frozen=True):
-    """The content of one file of an alert map."""
-
     accept: tuple[Accept, ...] = ()
     renames: tuple[Rename, ...] = ()
 
 
 def compile_text(text: str, source: str) -> CompiledFile | list[FileProblem]:
-    """Return the map in `text`, or all its errors. Raises nothing."""
     documents, problems = yaml_text.read(text, source)
     if problems:
         return problems
@@ -160,7 +148,6 @@ class _Compilation:
 
 
 def _forbidden(label: str) -> str:
-    """Return why a map may not set this label, in any spelling. Empty if it may."""
     plain = _NOT_A_LETTER.sub("", unicodedata.normalize("NFKC", label).casefold())
     if plain == _NOT_A_LETTER.sub("", SHIPPED_RULE_LABEL):
         return "is the proof of a shipped rule, which playbooks that can do harm require; a map cannot set it"
@@ -174,7 +161,6 @@ def _forbidden(label: str) -> str:
 
 
 def _is_code(label: str) -> bool:
-    """Return whether playbooks that can do harm read an XID from this label."""
     plain = unicodedata.normalize("NFKC", label).casefold().strip().removeprefix("exported_")
     return plain.replace("-", "_") in XID_LABELS
 
@@ -182,8 +168,9 @@ def _is_code(label: str) -> bool:
 def warnings(
     files: Iterable[CompiledFile], playbooks: Sequence[YamlPlaybook] | None = None, actions: Actions | None = None
 ) -> Iterator[FileProblem]:
-    """Yield what is probably not meant, over all files in their order. With `playbooks`, also names that start none,
-    and constants that an acting playbook takes for proof."""
+    """With `playbooks`, warn also of names that start none, and of constants that an acting playbook accepts as
+    proof.
+    """
     renames = [rename for file in files for rename in file.renames]
     sources: dict[str, Rename] = {}
     for rename in renames:
@@ -227,7 +214,7 @@ def _without_use(
     for playbook in playbooks:
         if actions is None or not overlaps.acts(playbook, actions):
             continue
-        # The urgency may be the same for all alerts of a name. Proof has to come from the alert itself.
+        # A severity may be the same for all alerts of a name. Proof must come from the alert itself.
         matched = {matcher.label for matcher in playbook.matchers} - {"severity"}
         for label in sorted(rename.constants.keys() & matched):
             yield (

@@ -1,7 +1,7 @@
 """Alert map of some files, kept up to date.
 
-A file that is missing or cannot be loaded keeps its last valid content. If a file could never be loaded, its conditions
-are unknown. Then no alert is accepted, and the problem is reported. Callers: ``wiring`` and ``cli``.
+A file that is missing or invalid keeps its last valid content. If it was never valid, its conditions are unknown, and
+no alert is accepted.
 """
 
 from __future__ import annotations
@@ -22,23 +22,19 @@ from trainmedic_server.catalog.alert_map import CompiledAlertMap
 from trainmedic_server.catalog.alert_map_compiler import CompiledFile
 
 RESCAN = 2.0
-"""Seconds between checks of the files. They are few and small, and are read again each time."""
+"""Seconds. The few small files are read each time."""
 
 log = telemetry.logger(__name__)
 
 
 class LoadedMap(Struct, frozen=True):
-    """Content of a file when it was last read."""
-
     path: Path
     digest: str = ""
     content: CompiledFile | None = None
-    """The newest valid content. None if there never was any."""
     problems: tuple[FileProblem, ...] = ()
 
 
 def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
-    """Return the current content of the file. If it is not valid, keep the content of `before`."""
     kept = before.content if before is not None else None
     text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
@@ -53,8 +49,7 @@ def load_file(path: Path, before: LoadedMap | None = None) -> LoadedMap:
 
 
 class AlertMapLibrary:
-    """Alert map of `roots` (files or directories). The first entry that takes an alert wins. Empty until the first
-    `reload`."""
+    """The first entry that takes an alert wins. Empty until the first `reload`."""
 
     def __init__(self, roots: Sequence[Path], metrics: telemetry.Metrics | None = None) -> None:
         self._roots = tuple(roots)
@@ -65,26 +60,21 @@ class AlertMapLibrary:
 
     @property
     def is_used(self) -> bool:
-        """True if there is a file to load."""
         return bool(self._roots)
 
     @property
     def current(self) -> CompiledAlertMap:
-        """The active map."""
         return self._current
 
     @property
     def contents(self) -> tuple[CompiledFile, ...]:
-        """Content of each file, the first one with priority."""
         return tuple(file.content for file in self._files.values() if file.content is not None)
 
     @property
     def problems(self) -> Sequence[FileProblem]:
-        """The problems of the files as they are now."""
         return self._problems
 
     def reload(self) -> bool:
-        """Reload changed files. Return whether anything has changed."""
         files: dict[Path, LoadedMap] = {}
         problems: list[FileProblem] = []
         for root in self._roots:
@@ -110,12 +100,10 @@ class AlertMapLibrary:
         return True
 
     def _kept_below(self, path: Path) -> dict[Path, LoadedMap]:
-        """Return the last known content of a file or directory that is missing or cannot be read."""
         known = {old: file for old, file in self._files.items() if old == path or path in old.parents}
         return {old: replace(file, problems=()) for old, file in known.items()} or {path: LoadedMap(path)}
 
     async def watch(self) -> None:
-        """Look for changes every few seconds, until cancelled."""
         while self._roots:
             await asyncio.sleep(RESCAN)
             try:

@@ -8,22 +8,17 @@ from pathlib import Path
 
 SETTING = "TRAINMEDIC_ALERT_MAP"
 SHIPPED = "shipped"
-"""Name of all shipped maps together."""
 _FOLDER = "alert-maps"
 _INSTALLED = Path("/etc/trainmedic") / _FOLDER
-"""Folder of the shipped maps in the image."""
 _CHECKOUT = Path(__file__).parents[3] / _FOLDER
-"""Folder of the shipped maps in a checkout, next to the code."""
 
 
 def shipped() -> Path | None:
-    """Return the folder of the maps that come with Trainmedic. None if it does not exist."""
     return next((path for path in (_CHECKOUT, _INSTALLED, Path(_FOLDER)) if path.is_dir()), None)
 
 
 def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
-    """Return the files and folders to load: the named ones, or those of the setting. A name without a folder and an
-    ending, such as ``kube-prometheus``, is a shipped map, unless a file of that name exists."""
+    """A name without folder and suffix, such as ``kube-prometheus``, is a shipped map unless such a file exists."""
     setting = environment.get(SETTING, "") if not named else ""
     return [_found(path) for path in (*named, *(Path(part).expanduser() for part in setting.split(os.pathsep) if part))]
 

@@ -1,9 +1,5 @@
-"""Files that a playbook's steps name: read from its folder, and made part of the document.
-
-A step such as ``k8s.create_job`` names a manifest by ``template: health-check_template.yaml``. When the
-playbook is loaded the file's text goes into the document under ``files``, and so into its version: a
-run keeps the manifest that it started with, and the store needs nothing but the text. Who calls it:
-``loader`` attaches, ``compiler`` takes the manifest in the place of its name.
+"""Files that playbook steps name by ``template:``, embedded in the playbook's document. They become part of its version
+under ``files``, so a run keeps the manifest it started with.
 """
 
 from __future__ import annotations
@@ -23,12 +19,11 @@ from trainmedic_server.domain.playbook import PHASES
 
 PARAMETER = "template"
 MANIFEST = "manifest"
-"""An action with a parameter of this name takes a template; the template's content becomes its value."""
+"""Parameter with the template's content. An action with it accepts ``template``."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}_template\.ya?ml")
 
 
 def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
-    """Yield the places of ``with.template`` in steps, and what they name."""
     raw = document.value if isinstance(document.value, dict) else {}
     for phase in PHASES:
         for index, entry in enumerate(raw[phase] if isinstance(raw.get(phase), list) else ()):
@@ -38,14 +33,12 @@ def named(document: YamlDocument) -> Iterator[tuple[Place, str]]:
 
 
 def paths(document: YamlDocument) -> list[Path]:
-    """Return the files beside the document that its steps name."""
     return [Path(document.source).with_name(name) for _, name in named(document) if _NAME.fullmatch(name)]
 
 
 def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> YamlDocument | list[FileProblem]:
-    """Return the document with the files that it names in it, or what is wrong with them."""
     if isinstance(document.value, dict) and "files" in document.value:
-        return document  # it brings its own
+        return document  # It contains its files already.
     added: dict[str, str] = {}
     problems: list[FileProblem] = []
     for place, name in named(document):
@@ -54,7 +47,7 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
         if not _NAME.fullmatch(name):
             problems.append(
                 document.problem(
-                    place, f"template: {name!r} is no file name that ends in {yaml_files.TEMPLATE_SUFFIX}.yaml"
+                    place, f"template: {name!r} is not a file name that ends in {yaml_files.TEMPLATE_SUFFIX}.yaml"
                 )
             )
             continue
@@ -62,42 +55,39 @@ def attach(document: YamlDocument, texts: Mapping[Path, str | FileProblem]) -> Y
         if isinstance(text, str):
             added[name] = text
         else:
-            why = text.message if text is not None else "there is no such file beside the playbook"
+            why = text.message if text is not None else "there is no such file next to the playbook"
             problems.append(document.problem(place, f"template: {name}: {why}"))
     if problems or not added:
         return problems or document
     text = _written(document.text, added)
     if len(text) > yaml_text.MAX_BYTES:
-        # It could not be read again from the store, by a run that goes on after a restart.
-        return [document.problem((), f"with the files that it names it has over {yaml_text.MAX_BYTES} characters")]
+        # A resumed run could not read it again from the store.
+        return [document.problem((), f"together with its files it has over {yaml_text.MAX_BYTES} characters")]
     return replace(document, value={**document.value, "files": added}, text=text)
 
 
 def length(document: YamlDocument, name: str) -> int:
-    """Return how many characters the attached file has."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     return len(text) if isinstance(text, str) else 0
 
 
 def manifest(document: YamlDocument, place: Place, name: str) -> Mapping[str, Any] | list[FileProblem]:
-    """Return the one YAML mapping that the attached file holds."""
     files = document.value.get("files")
     text = files.get(name) if isinstance(files, dict) else None
     if not isinstance(text, str):
-        return [document.problem(place, f"template: there is no file {name!r} beside the playbook, nor in its files")]
+        return [document.problem(place, f"template: there is no file {name!r} next to the playbook or in its files")]
     source = str(Path(document.source).with_name(name))
     documents, problems = yaml_text.read(text, source)
     if problems:
         return problems
     if len(documents) != 1 or not isinstance(documents[0].value, dict):
-        return [FileProblem(source, 1, 1, "must hold one YAML mapping: the object to make")]
+        return [FileProblem(source, 1, 1, "must contain one YAML mapping: the object to create")]
     mapping: Mapping[str, Any] = documents[0].value
     return mapping
 
 
 def _written(text: str, added: Mapping[str, str]) -> str:
-    """Return the document's text with the files in it, as block literals, so that it can be read again."""
     lines = [text.rstrip("\n"), "files:"]
     for name, content in added.items():
         lines.append(f"  {name}: |2-")

@@ -1,8 +1,4 @@
-"""A compiled playbook: answers the engine's questions about it without reading anything again.
-
-Made by ``compiler``, kept by ``library``, used by the engine and the simulation through
-`ports.playbooks.CompiledPlaybook`.
-"""
+"""Compiled playbook: `ports.playbooks.CompiledPlaybook` without further reading or parsing."""
 
 from __future__ import annotations
 
@@ -31,34 +27,27 @@ _BUILT_IN_CHAIN = IdentityLabels()
 
 
 class UncheckedParams(BaseModel):
-    """Parameters of an action that this server does not have."""
+    """Parameters of an action that this server lacks."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
 class CompiledStep(Struct, frozen=True):
-    """The parts of a step that depend on the scope."""
-
     name: str
     when: Expression | None = None
     params: ValueTemplate | None = None
-    """The parameters of an action step, as written."""
     model: type[BaseModel] = UncheckedParams
     fixed: BaseModel | None = None
-    """The checked parameters where no template is among them."""
+    """None if the parameters contain templates."""
     message: Expression | TextTemplate | str = ""
-    """What an approve step asks."""
 
 
 class YamlPlaybook(Struct, frozen=True):
-    """A playbook that is checked and compiled; implements `ports.playbooks.CompiledPlaybook`."""
-
     definition: Playbook
     version: str
     text: str
     source: str
     line: int
-    """Where the document begins in its file."""
     matchers: tuple[Matcher, ...] = ()
     condition: Expression | None = None
     parts: Mapping[str, Expression | TextTemplate | str] = field(default_factory=dict)
@@ -67,12 +56,11 @@ class YamlPlaybook(Struct, frozen=True):
     effect: EffectQuery | None = None
 
     def effect_query(self, run: Run) -> str | None:
-        """Return what is asked to measure the run's effect; None where the alert's rule says it. Raises
-        ExpressionError."""
+        """Return None to use the alert's rule. Raises ExpressionError."""
         return self.effect.rendered(run, self.definition.vars) if self.effect else None
 
     def match(self, alert: Alert) -> Match:
-        """Return whether the playbook reacts to this alert: alertname, matchers, ``when``, ``proof``, in this order."""
+        """Check alertname, matchers, ``when`` and ``proof``, in this order."""
         if alert.name not in self.definition.on.alertnames:
             return Match(
                 False, f"alertname is {alert.name!r}, not {' or '.join(map(repr, self.definition.on.alertnames))}"
@@ -93,7 +81,7 @@ class YamlPlaybook(Struct, frozen=True):
         return Match(False, missing, unproven=True) if missing else Match(True)
 
     def target_of(self, alert: Alert, topology: Topology) -> Target | Unresolved:
-        """Return the target that the alert names; refused, never guessed, where it names none."""
+        """Return Unresolved, never a guess, if the alert names no target."""
         target = self._target_of(alert, topology)
         if isinstance(target, Unresolved) or isinstance(target := target_resolution.bounded(target), Unresolved):
             return target
@@ -123,12 +111,12 @@ class YamlPlaybook(Struct, frozen=True):
         return Target(self.definition.target.kind, **parts)
 
     def when(self, phase: str, index: int, scope: Scope) -> bool:
-        """Return whether the step is to run. Raises ExpressionError."""
+        """Raises ExpressionError."""
         condition = self.steps[phase, index].when
         return condition is None or condition.holds(scope)
 
     def params(self, phase: str, index: int, scope: Scope) -> BaseModel:
-        """Return the action step's rendered and checked parameters. Raises ExpressionError."""
+        """Raises ExpressionError."""
         step = self.steps[phase, index]
         if step.fixed is not None:
             return step.fixed
@@ -142,12 +130,12 @@ class YamlPlaybook(Struct, frozen=True):
                 f"{path_text(fault.path)}: {fault.message}" if fault.path else fault.message for fault in faults
             )
             raise errors.ExpressionError(f"the parameters of {step.name} are not valid: {wrong}") from error
-        except Exception as error:  # what a check of an action, of another package too, runs into fails this step alone
+        except Exception as error:  # A faulty check, also of another package's action, fails only this step.
             reason = f"the parameters of {step.name} cannot be checked: {type(error).__name__}"
             raise errors.ExpressionError(reason) from error
 
     def message(self, phase: str, index: int, scope: Scope) -> str:
-        """Return what an approve step asks. Raises ExpressionError."""
+        """Raises ExpressionError."""
         return _text(self.steps[phase, index].message, scope)
 
     def _part(self, name: str, template: Expression | TextTemplate | str, alert: Alert) -> str | Unresolved:
@@ -158,7 +146,6 @@ class YamlPlaybook(Struct, frozen=True):
         return value or Unresolved("target_unknown", f"target.{name} is empty for this alert")
 
     def _scope_of(self, alert: Alert) -> dict[str, Any]:
-        """Return the names that are known before there is a run."""
         data = alert.as_data()
         return {
             "alert": data,
@@ -169,8 +156,7 @@ class YamlPlaybook(Struct, frozen=True):
 
 
 def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
-    """Return the parameters. A number that a template made where text is wanted is written out. Raises
-    ValidationError."""
+    """Rendered numbers are written out where text is required. Raises ValidationError."""
     try:
         return model.model_validate(rendered)
     except ValidationError as error:
@@ -181,7 +167,6 @@ def _validated(model: type[BaseModel], rendered: Any) -> BaseModel:
 
 
 def _write_out(rendered: Any, path: DocumentPath) -> bool:
-    """Make the number at `path` text; whether there was one."""
     for part in path[:-1]:
         rendered = rendered[part]
     value = rendered[path[-1]] if path else None

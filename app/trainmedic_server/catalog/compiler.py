@@ -1,7 +1,6 @@
-"""From one YAML document to a compiled playbook, or to everything that is wrong with it.
+"""Compiler from a YAML document to a playbook, or to all its errors.
 
-The checks look at the raw document part by part, so that a mistake in one place does not hide
-those in others; a playbook is made only where there is none.
+The parts of the raw document are checked one by one, so that one error does not hide others.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from trainmedic_core.expressions import evaluation, template_syntax
 from trainmedic_core.expressions.evaluation import Expression, TextTemplate, ValueTemplate
 from trainmedic_core.expressions.template_syntax import Malformed, SyntaxTree
 from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean
+from trainmedic_core.target import TargetKind
 from trainmedic_core.yaml_text import YamlDocument
-from trainmedic_server.catalog import action_steps, attachments, definition_check, effect_query, matchers, scope_check
+from trainmedic_server.catalog import attachments, definition_check, effect_query, matchers, scope_check
 from trainmedic_server.catalog.compiled_playbook import CompiledStep, YamlPlaybook
-from trainmedic_server.catalog.raw_texts import is_sure, texts
 from trainmedic_server.catalog.scope_check import ALERT_NAMES, STEP_NAMES, VisibleNames
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.playbook import (
@@ -30,6 +29,7 @@ from trainmedic_server.domain.playbook import (
     MOST_MATCHERS,
     MOST_STEPS,
     PHASES,
+    ActionStep,
     Playbook,
     TargetParts,
     UndoTrigger,
@@ -44,7 +44,6 @@ def compile_document(
     identity: IdentityLabels = IdentityLabels(),
     allowance: Allowance | None = None,
 ) -> YamlPlaybook | list[FileProblem]:
-    """Return the playbook of one document, or everything that is wrong with it, in the order of the file."""
     compilation = _Compilation(document, actions, identity, allowance or Allowance())
     try:
         return compilation.run()
@@ -60,9 +59,7 @@ class _Compilation:
     allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
     place: DocumentPath = ()
-    """Of the template that is compiled."""
     manifests: dict[str, Mapping[str, Any] | list[FileProblem]] = field(default_factory=dict)
-    """The attached files that were read, by name."""
 
     def run(self) -> YamlPlaybook | list[FileProblem]:
         definition = model_errors.validate(Playbook, self.document, PHASES)
@@ -102,7 +99,7 @@ class _Compilation:
             effect=effect,
         )
 
-    # --- what it reacts to ----------------------------------------------------------------------
+    # --- trigger, target, effect
 
     def _matchers(self, written: Any) -> tuple[matchers.Matcher, ...]:
         parsed: list[matchers.Matcher] = []
@@ -114,7 +111,7 @@ class _Compilation:
                     self._problem(("on", "matchers", index), f"on.matchers[{index}]: {error}")
         if len(parsed) > MOST_MATCHERS:
             self._problem(("on", "matchers"), f"on.matchers: a playbook has at most {MOST_MATCHERS} matchers")
-        # What needs no regular expression first: it costs less, and rules out more.
+        # Cheap matchers first: regular expressions cost more and exclude less.
         return tuple(sorted(parsed, key=lambda matcher: matcher.pattern is not None))
 
     def _parts(self, written: Any, names: VisibleNames) -> dict[str, Expression | TextTemplate | str]:
@@ -137,7 +134,7 @@ class _Compilation:
         return query
 
     def _constants(self, value: Any, path: DocumentPath) -> None:
-        """Variables are constants: a template in one would not be rendered, which nobody expects."""
+        """Templates in variables would not be rendered."""
         if isinstance(value, dict):
             for key, each in value.items():
                 self._constants(each, (*path, key))
@@ -147,7 +144,7 @@ class _Compilation:
         elif evaluation.is_template(value):
             self._problem(path, "variables are constants; a template in one is not rendered")
 
-    # --- steps ----------------------------------------------------------------------------------
+    # --- steps
 
     def _steps(self, raw: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], CompiledStep]]:
         entries = [
@@ -161,19 +158,16 @@ class _Compilation:
             if not isinstance(entry, dict):
                 continue
             if step_id == APPROVAL:
-                self._problem(
-                    (phase, index, "id"), f"the id {step_id!r} is that of the question which mode approve asks"
-                )
+                self._problem((phase, index, "id"), f"the id {step_id!r} is reserved for the question of mode approve")
             if step_id in ids[:position]:
                 self._problem((phase, index, "id"), f"the id {step_id!r} is used by an earlier step")
             before = [earlier for of, *_, earlier in entries[:position] if of in ("steps", phase)]
             later = [other for other in ids if other not in (*before, step_id)]
             names = VisibleNames(STEP_NAMES, self._vars, self._kind, before, outputs, later)
-            outputs[step_id] = action_steps.output_keys(entry, self.actions, self._kind)
+            outputs[step_id] = _output_keys(entry, self.actions, self._kind)
             yield (phase, index), self._step(entry, (phase, index), step_id, names)
 
     def _approval(self, written: Any) -> dict[tuple[str, int], CompiledStep]:
-        """The question of mode approve."""
         text = written.get("message") if isinstance(written, dict) else None
         names = VisibleNames(STEP_NAMES, self._vars, self._kind)
         message = self._text(text, ("approval", "message"), names) if isinstance(text, str) else ""
@@ -202,15 +196,13 @@ class _Compilation:
             self._problem((*path, "action"), f"there is no action {entry['action']!r}{hint}")
             return CompiledStep(step_id, when, template)
         self._suits(action, entry, path)
-        self.problems = action_steps.with_misplaced(self.problems, action, entry, self.document, path)
+        self.problems = _with_misplaced(self.problems, action, entry, self.document, path)
         fixed = self._params(action, raw, path)
         return CompiledStep(step_id, when, template, action.Params, fixed)
 
     def _with_manifest(
         self, action: type[Action] | None, raw: Mapping[str, Any], path: DocumentPath
     ) -> Mapping[str, Any]:
-        """Return the parameters with what a ``template`` holds in the place of its name, for an action that takes
-        one."""
         name = raw.get(attachments.PARAMETER)
         if not isinstance(name, str) or action is None or attachments.MANIFEST not in action.Params.model_fields:
             return raw
@@ -226,7 +218,6 @@ class _Compilation:
         return {**rest, attachments.MANIFEST: manifest}
 
     def _suits(self, action: type[Action], entry: Mapping[str, Any], path: DocumentPath) -> None:
-        """Check that the action can do what is asked of it here."""
         if self._kind is not None and self._kind not in action.targets:
             able = " or ".join(sorted(action.targets))
             self._problem((*path, "action"), f"action {action.name} works on a {able}, not on a {self._kind}")
@@ -234,23 +225,20 @@ class _Compilation:
             self._problem((*path, "undo"), f"action {action.name} cannot be undone")
 
     def _params(self, action: type[Action], raw: Mapping[str, Any], path: DocumentPath) -> BaseModel | None:
-        """Return the parameters where they are all constants; what is wrong with those that are, otherwise.
-
-        A templated value is known only when it is rendered, unless it is one variable; that it has a place is checked
-        here.
-        """
         place = (*path, "with")
-        templates = [inner for inner, text in texts(raw, ()) if evaluation.is_template(text)]
+        templates = [inner for inner, text in _texts(raw, ()) if evaluation.is_template(text)]
         filled = evaluation.with_variables(raw, self._vars)
-        unknown = [inner for inner, text in texts(filled, ()) if evaluation.is_template(text)]
+        unknown = [inner for inner, text in _texts(filled, ()) if evaluation.is_template(text)]
         faults: list[model_errors.ValidationFault] = []
         params: BaseModel | None = None
         try:
             params = action.Params.model_validate(filled)
         except ValidationError as error:
             wrong = model_errors.faults(error, action.Params, filled)
-            # A number that a template makes where text is wanted is written out.
-            faults = [fault for fault in wrong if is_sure(fault, templates if fault.type == "string_type" else unknown)]
+            # A rendered number is written out where text is required.
+            faults = [
+                fault for fault in wrong if _is_final(fault, templates if fault.type == "string_type" else unknown)
+            ]
             self.problems.extend(model_errors.problems(self.document, place, faults))
         if isinstance(action, TemplateChecked) and (templates or not faults):
             try:
@@ -259,7 +247,7 @@ class _Compilation:
                 self._problem(place, f"with: {error}")
         return None if templates else params
 
-    # --- the small languages --------------------------------------------------------------------
+    # --- expressions and templates
 
     def _expression(self, text: Any, path: DocumentPath, names: VisibleNames) -> Expression | None:
         if not isinstance(text, str) or not text:
@@ -277,10 +265,9 @@ class _Compilation:
     def _template(
         self, raw: Mapping[str, Any], path: DocumentPath, names: VisibleNames, name: str
     ) -> ValueTemplate | None:
-        """Return the parameters, compiled; None where a template among them is wrong."""
         compiled: dict[str, Expression | TextTemplate] = {}
         are_fine = True
-        for inner, text in texts(raw, path):
+        for inner, text in _texts(raw, path):
             if evaluation.is_template(text) and text not in compiled:
                 template = self._compiled(text, inner, names, name)
                 if template is None:
@@ -297,7 +284,6 @@ class _Compilation:
         name: str,
         parse: Callable[[str], SyntaxTree] = template_syntax.parse_template,
     ) -> Expression | TextTemplate | None:
-        """Return a text compiled whose syntax and names are right; None where they are not."""
         self.place = path
         try:
             tree = parse(text)
@@ -316,11 +302,7 @@ class _Compilation:
 
 
 def can_be_undone(action: type[Action]) -> bool:
-    """False for an action whose class says that nothing takes it back: ``def inverse(...) -> None``.
-
-    A class that can sometimes be taken back declares ``Inverse | None``; whether a particular use
-    can is then known at the latest when it is applied.
-    """
+    """Return False if the class declares ``def inverse(...) -> None``. ``Inverse | None`` is decided for each use."""
     returned = getattr(action.inverse, "__annotations__", {}).get("return", "")
     return returned is not None and returned != "None"
 
@@ -330,3 +312,49 @@ def _id_of(entry: Any, index: int, phase: str) -> str:
     if isinstance(written, str) and written:
         return written
     return default_id(index, phase)
+
+
+def _texts(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _texts(each, (*path, key))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _texts(each, (*path, index))
+    elif isinstance(value, str):
+        yield path, value
+
+
+def _is_final(fault: model_errors.ValidationFault, templates: list[tuple[str | int, ...]]) -> bool:
+    """Return whether rendering cannot fix the fault."""
+    if fault.type in ("missing", "extra_forbidden"):
+        return True
+    return not any(
+        fault.path[: len(template)] == template or template[: len(fault.path)] == fault.path for template in templates
+    )
+
+
+def _output_keys(entry: Any, actions: Actions, kind: TargetKind | None) -> Collection[str]:
+    name = entry.get("action") if isinstance(entry, dict) else None
+    action = actions.action_class(name) if isinstance(name, str) else None
+    keys: Collection[str] = getattr(action, "outputs", ())
+    return keys if kind is not None and kind is not TargetKind.JOB else ()
+
+
+def _with_misplaced(
+    problems: list[FileProblem],
+    action: type[Action],
+    entry: Mapping[str, Any],
+    document: YamlDocument,
+    path: DocumentPath,
+) -> list[FileProblem]:
+    for key in entry:
+        if key in action.Params.model_fields and key not in ActionStep.model_fields and key != "with":
+            misplaced = document.problem((*path, key), f"{key!r} belongs under 'with'", at_key=True)
+            problems = [*(each for each in problems if not _is_of_key(each, misplaced, key)), misplaced]
+    return problems
+
+
+def _is_of_key(problem: FileProblem, at: FileProblem, key: str) -> bool:
+    is_there = (problem.line, problem.column) == (at.line, at.column)
+    return is_there and problem.message.startswith(f"unknown key {key!r}")

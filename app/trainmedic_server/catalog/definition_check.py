@@ -1,5 +1,4 @@
-"""What the models of the language cannot check alone: times that make no sense, and questions that contradict
-themselves. Who calls it: ``compiler``."""
+"""Checks across fields that the playbook models cannot make: zero durations and contradictory questions."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ _NEVER_ASKED_AGAIN = ("approve", "continue", "escalate")
 
 
 def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
-    """Each mistake: where it is, and what."""
     yield from _durations(definition)
     yield from _question(("approval",), ("approval",), definition.approval)
     for phase in PHASES:
@@ -23,7 +21,6 @@ def problems(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
 
 
 def _durations(definition: Playbook) -> Iterator[tuple[DocumentPath, str]]:
-    """No wait is shorter than nothing, and a window of no length limits nothing."""
     limits: list[tuple[DocumentPath, timedelta | None]] = []
     if definition.guards.max_runs is not None:
         limits.append((("guards", "max_runs", "per"), definition.guards.max_runs.per))
@@ -50,7 +47,6 @@ def _times(place: DocumentPath, asking: Question | Approval) -> list[tuple[Docum
 def _question(
     place: DocumentPath, step_place: DocumentPath, asking: Question | Approval, step: ApproveStep | None = None
 ) -> Iterator[tuple[DocumentPath, str]]:
-    """What of a question contradicts itself. `step_place` is where its timeout is written."""
     if isinstance(asking, Approval):
         timeout, on_timeout, written = asking.timeout, asking.on_timeout, asking.model_fields_set
     else:
@@ -58,13 +54,13 @@ def _question(
         timeout, on_timeout, written = step.timeout, step.on_timeout, step.model_fields_set
     if timeout is None:
         if "on_timeout" in written and on_timeout not in ("fail", "continue"):
-            yield (*step_place, "on_timeout"), "on_timeout: means nothing without a timeout"
+            yield (*step_place, "on_timeout"), "on_timeout: has no effect without a timeout"
         if asking.ask_again is not None and "ask_again" in asking.model_fields_set:
-            yield (*place, "ask_again"), "ask_again: means nothing without a timeout"
+            yield (*place, "ask_again"), "ask_again: has no effect without a timeout"
     elif asking.remind is not None and asking.remind >= timeout:
         yield (*place, "remind"), "remind: must be shorter than the timeout"
     if "ask_again" in asking.model_fields_set and asking.ask_again is not None and on_timeout in _NEVER_ASKED_AGAIN:
-        yield (*place, "ask_again"), f"ask_again: cannot go with on_timeout {on_timeout}"
+        yield (*place, "ask_again"), f"ask_again: cannot be combined with on_timeout {on_timeout}"
     yield from _escalation(place, step_place, asking.escalate, on_timeout)
 
 
@@ -72,6 +68,6 @@ def _escalation(
     place: DocumentPath, step_place: DocumentPath, escalate: Escalation | None, on_timeout: str
 ) -> Iterator[tuple[DocumentPath, str]]:
     if on_timeout == "escalate" and escalate is None:
-        yield (*step_place, "on_timeout"), "on_timeout: escalate needs 'escalate', which says who is asked next"
+        yield (*step_place, "on_timeout"), "on_timeout: escalate needs 'escalate', which names whom to ask next"
     if escalate is not None and on_timeout != "escalate":
         yield (*place, "escalate"), "escalate: needs on_timeout: escalate"

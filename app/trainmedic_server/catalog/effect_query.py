@@ -1,7 +1,5 @@
-"""The query by which a playbook has its effect measured: PromQL, in whose quoted strings templates may stand.
-
-What a template makes is escaped for the string that it stands in, so that no label ends the string; a template that
-stands anywhere else is a mistake, found when the playbook is loaded.
+"""PromQL query of a playbook's ``effect``. Templates may stand only inside quoted strings and are escaped for them, so
+that no label can end the string.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from trainmedic_server.domain import promql
 from trainmedic_server.domain.run import Run
 
 NAMES = ("labels", "target", "vars")
-"""In scope in a query."""
 _TEMPLATE = re.compile(r"(\{\{.*?\}\})", re.DOTALL)
 _TARGET = ("kind", "key", "node", "gpu", "job")
 
@@ -26,12 +23,10 @@ Template = Expression | TextTemplate | str
 
 
 class EffectQuery(Struct, frozen=True):
-    """Pieces of a query: what is written, and in between templates."""
-
     pieces: Sequence[Template]
 
     def rendered(self, run: Run, variables: Mapping[str, Any]) -> str:
-        """The query for this run. Raises ExpressionError."""
+        """Raises ExpressionError."""
         target = run.target
         members = {name: str(value) for name in _TARGET if (value := getattr(target, name, None)) is not None}
         scope = {"labels": dict(run.alert_labels), "target": members, "vars": variables}
@@ -45,17 +40,17 @@ class EffectQuery(Struct, frozen=True):
 
 
 def compiled(text: str, compile_template: Callable[[str], Template]) -> EffectQuery | str:
-    """The query, or what is wrong with it. `compile_template` compiles ``{{ … }}``, and tells of mistakes in it."""
+    """`compile_template` compiles ``{{ … }}`` and reports its errors. Return an error as text."""
     pieces: list[Template] = []
     before = ""
     for place, piece in enumerate(_TEMPLATE.split(text)):
         if place % 2 == 0:
             if "{%" in piece or "{#" in piece:
-                return "only values, as {{ target.job }}, can stand in a query"
+                return "a query can contain only values such as {{ target.job }}"
             pieces.append(piece)
             before += piece
         elif promql.is_within_quotes(before):
             pieces.append(compile_template(piece))
         else:
-            return f'{piece} must stand within double or single quotes, as in {{job_name="{piece}"}}'
+            return f'{piece} must be inside double or single quotes, as in {{job_name="{piece}"}}'
     return EffectQuery(tuple(pieces))

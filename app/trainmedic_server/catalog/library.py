@@ -1,8 +1,6 @@
-"""The playbooks of some directories, kept up to date: the real `ports.playbooks.Catalog`.
+"""Playbooks of some directories, kept up to date; implements `ports.playbooks.Catalog`.
 
-What is loaded is one immutable snapshot that `reload` replaces, so readers need no lock and never
-see half a change. A file that cannot be used keeps the playbooks that it last gave; a file that is
-gone takes its playbooks with it.
+An invalid file keeps its last valid playbooks. A deleted file removes its playbooks.
 """
 
 from __future__ import annotations
@@ -11,7 +9,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import watchfiles
@@ -25,36 +24,70 @@ from trainmedic_server import telemetry
 from trainmedic_server.catalog import loader
 from trainmedic_server.catalog.compiled_playbook import YamlPlaybook
 from trainmedic_server.catalog.loader import LoadedFile
-from trainmedic_server.catalog.matcher_index import MatcherIndex
 from trainmedic_server.domain.alert import Alert
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.playbooks import Shortlist
 
 RESCAN = 30.0
-"""Seconds between looks at the directories without a notification: some file systems, such as NFS, send none."""
+"""Seconds between checks without a notification: some file systems, such as NFS, send none."""
 _RETRY = 1.0
 _MOST_SECONDS = 60.0
-"""That one reload may take; what it does not come to, the next one does, which finds the rest unchanged."""
+"""The next reload reads the remaining files."""
 _MOST_CHARACTERS = 32 << 20
 _PLAYBOOKS = "the playbooks"
 _VERSIONS_KEPT = 256
-"""Compiled texts of earlier versions; runs that are open seldom need more than a few."""
-
-_NO_PLAYBOOKS = MatcherIndex(())
+"""Open runs rarely need more than a few."""
+_Equality = tuple[str, str]
 
 log = telemetry.logger(__name__)
 
 
+class _MatcherIndex:
+    """Index by one ``=`` matcher of each playbook, the one that it shares with the fewest others.
+
+    An alert without this label and value cannot match, so only the other playbooks are evaluated.
+    """
+
+    def __init__(self, playbooks: Sequence[YamlPlaybook]) -> None:
+        self.playbooks = tuple(playbooks)
+        shared = Counter(equality for playbook in playbooks for equality in set(_equalities(playbook)))
+        self._asked_of_all: list[int] = []
+        self._by_label: dict[str, dict[str, list[int]]] = {}
+        for place, playbook in enumerate(playbooks):
+            equalities = list(_equalities(playbook))
+            if not equalities:
+                self._asked_of_all.append(place)
+                continue
+            label, value = min(equalities, key=shared.__getitem__)
+            self._by_label.setdefault(label, {}).setdefault(value, []).append(place)
+
+    def shortlist(self, labels: Mapping[str, str]) -> Shortlist:
+        places = list(self._asked_of_all)
+        for label, by_value in self._by_label.items():
+            places += by_value.get(labels.get(label, ""), ())
+        if len(places) == len(self.playbooks):
+            return Shortlist(self.playbooks)
+        places.sort()
+        chosen = set(places)
+        ruled_out = (playbook for place, playbook in enumerate(self.playbooks) if place not in chosen)
+        return Shortlist([self.playbooks[place] for place in places], ruled_out, len(self.playbooks) - len(places))
+
+
+def _equalities(playbook: YamlPlaybook) -> Iterator[_Equality]:
+    return ((matcher.label, matcher.value) for matcher in playbook.matchers if matcher.operator == "=")
+
+
+_NO_PLAYBOOKS = _MatcherIndex(())
+
+
 class _Snapshot(Struct, frozen=True):
     playbooks: Mapping[str, YamlPlaybook]
-    by_alert: Mapping[str, MatcherIndex]
+    by_alert: Mapping[str, _MatcherIndex]
     problems: tuple[FileProblem, ...]
 
 
 class _ReloadLimits:
-    """What one reload may take: its time, and the number and size of the files."""
-
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
         self._until = seconds() + _MOST_SECONDS
@@ -62,13 +95,12 @@ class _ReloadLimits:
         self._characters = 0
 
     def reason_against(self) -> str | None:
-        """Why no further file is read; None where one may be."""
         if self._files >= yaml_files.MOST_FILES:
             return f"there are over {yaml_files.MOST_FILES} files of playbooks"
         if self._characters > _MOST_CHARACTERS:
             return f"the playbooks before it have over {_MOST_CHARACTERS >> 20} MiB"
         if self._seconds() > self._until:
-            return f"loading those before it took over {_MOST_SECONDS:g} s; it is tried again"
+            return f"loading the files before it took over {_MOST_SECONDS:g} s; the next reload reads it"
         return None
 
     def count(self, file: LoadedFile) -> None:
@@ -77,7 +109,7 @@ class _ReloadLimits:
 
 
 class StaticCatalog:
-    """A catalog of the playbooks that it is made with: `ports.playbooks.Catalog` for simulations and tests."""
+    """Catalog of given playbooks, for simulations and tests."""
 
     def __init__(
         self, playbooks: Iterable[YamlPlaybook], actions: Actions, identity: IdentityLabels = IdentityLabels()
@@ -88,22 +120,18 @@ class StaticCatalog:
         self._versions: dict[str, YamlPlaybook] = {}
 
     def for_alert(self, alertname: str) -> Sequence[YamlPlaybook]:
-        """Return the playbooks that name this alertname, in the order of their names."""
         return self._snapshot.by_alert.get(alertname, _NO_PLAYBOOKS).playbooks
 
     def shortlist(self, alert: Alert) -> Shortlist:
-        """Return the same, with those set apart that the alert's labels rule out."""
         return self._snapshot.by_alert.get(alert.name, _NO_PLAYBOOKS).shortlist(alert.labels)
 
     def get(self, name: str) -> YamlPlaybook | None:
         return self._snapshot.playbooks.get(name)
 
     def all(self) -> Sequence[YamlPlaybook]:
-        """Return the playbooks in the order of their names."""
         return tuple(self._snapshot.playbooks.values())
 
     def compile(self, text: str, source: str) -> YamlPlaybook:
-        """Compile the text of an earlier version. Raises PlaybookError."""
         playbook = self._versions.get(text)
         if playbook is None:
             playbook = loader.load_one(text, source, self._actions, self._identity)
@@ -114,7 +142,7 @@ class StaticCatalog:
 
 
 class Library(StaticCatalog):
-    """A catalog of what `roots` (directories, or single files) hold. Empty until the first `reload`."""
+    """Catalog of directories or files. Empty until the first `reload`."""
 
     def __init__(
         self,
@@ -134,19 +162,17 @@ class Library(StaticCatalog):
 
     @property
     def problems(self) -> Sequence[FileProblem]:
-        """What is wrong with the files as they are now, in the order of files and lines."""
         return self._snapshot.problems
 
     def reload(self) -> bool:
-        """Take in what has changed on disk; whether anything had. Raises nothing.
-
-        Where it fails as a whole, what was loaded goes on, and that it failed is among the problems.
+        """Return whether anything changed. Raises nothing: a failure is added to `problems`, and the loaded playbooks
+        stay.
         """
         with self._reloading:
             try:
                 return self._reload()
-            except Exception as error:  # whatever goes wrong, the server goes on with what it has
-                log.exception("loading the playbooks failed; those that are loaded go on")
+            except Exception as error:  # The loaded playbooks stay active, whatever the error.
+                log.exception("loading playbooks failed; keeping the loaded ones")
                 self._count_failure()
                 problem = FileProblem(_PLAYBOOKS, None, None, f"loading failed: {type(error).__name__}; see the log")
                 others = tuple(other for other in self._snapshot.problems if other.file != _PLAYBOOKS)
@@ -161,7 +187,7 @@ class Library(StaticCatalog):
             for path in yaml_files.document_files(root):
                 if isinstance(path, FileProblem):
                     problems.append(path)
-                    if os.path.lexists(path.file):  # nobody can say that what was in it is gone
+                    if os.path.lexists(path.file):  # unreadable, but its files may exist
                         files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
                 elif path not in files:
                     files[path] = self._load_within(limits, path)
@@ -173,15 +199,12 @@ class Library(StaticCatalog):
         return changed
 
     async def watch(self) -> None:
-        """Reload on every change, until cancelled. Runs in the background; the first `reload` comes before.
-
-        Where the file system cannot be watched, the directories are looked at every `RESCAN` seconds.
-        """
+        """Reload on every change, or every `RESCAN` seconds without notifications. Call `reload` first."""
         while True:
             try:
                 await self._watch_once()
-            except Exception:  # whatever the file system does, the playbooks that are loaded go on
-                log.exception("watching the playbooks failed; looking at them now and then")
+            except Exception:  # The loaded playbooks stay active, whatever the error.
+                log.exception("watching playbooks failed; checking them periodically")
                 self._count_failure()
                 await asyncio.to_thread(self.reload)
                 await asyncio.sleep(self._rest.next())
@@ -205,7 +228,6 @@ class Library(StaticCatalog):
                 return
 
     def _load_within(self, limits: _ReloadLimits, path: Path) -> LoadedFile:
-        """Return the file as it is now; as it was where the limits of one reload leave no room for it."""
         before = self._files.get(path, LoadedFile(path, ""))
         reason = limits.reason_against()
         if reason is not None:
@@ -216,7 +238,6 @@ class Library(StaticCatalog):
         return now
 
     def _load(self, path: Path) -> LoadedFile:
-        """Return the file as it is now, with the playbooks that it last gave where it cannot be used."""
         before = self._files.get(path)
         now = loader.load_file(path, self._actions, self._identity, before)
         if before is None or now is before or not now.problems:
@@ -226,19 +247,18 @@ class Library(StaticCatalog):
         return LoadedFile(path, now.digest, (*now.playbooks, *kept), now.problems)
 
     def _show(self, snapshot: _Snapshot) -> None:
-        """Put the snapshot in the place of the one before, and report it."""
         before, self._snapshot = set(self._snapshot.problems), snapshot
         log.info("playbooks loaded", playbooks=len(snapshot.playbooks), problems=len(snapshot.problems))
         for problem in snapshot.problems:
             if problem not in before:
-                log.warning("a playbook cannot be loaded", problem=str(problem))
+                log.warning("cannot load playbook", problem=str(problem))
         if self._metrics is not None:
             self._metrics.playbooks_loaded.set(len(snapshot.playbooks))
             self._metrics.playbook_errors.set(len({problem.file for problem in snapshot.problems}))
 
 
 def _assemble(files: Iterable[LoadedFile], absent: Iterable[FileProblem], before: _Snapshot) -> _Snapshot:
-    """Return one catalog of all files. Of two playbooks with one name the one that is loaded already stays."""
+    """If two playbooks have one name, the one already loaded stays."""
     files = list(files)
     chosen: dict[str, YamlPlaybook] = {}
     problems = [*absent, *(problem for file in files for problem in file.problems)]
@@ -264,5 +284,5 @@ def _snapshot(playbooks: Iterable[YamlPlaybook], problems: Iterable[FileProblem]
     for playbook in by_name.values():
         for name in dict.fromkeys(playbook.definition.on.alertnames):
             naming.setdefault(name, []).append(playbook)
-    by_alert = {name: MatcherIndex(playbooks) for name, playbooks in naming.items()}
+    by_alert = {name: _MatcherIndex(playbooks) for name, playbooks in naming.items()}
     return _Snapshot(by_name, by_alert, tuple(sorted(problems)))

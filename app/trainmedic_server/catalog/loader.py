@@ -1,7 +1,4 @@
-"""One file of playbooks: what it holds, and everything that is wrong with it.
-
-Callers: ``library``, and ``check`` of the simulation.
-"""
+"""Loader of one playbook file, with all its errors."""
 
 from __future__ import annotations
 
@@ -28,11 +25,9 @@ Attached = Mapping[Path, str | FileProblem]
 
 
 class LoadedFile(Struct, frozen=True):
-    """What a file held."""
-
     path: Path
     digest: str
-    """SHA-256 of its bytes and those of the files that it names; empty where they could not be read."""
+    """SHA-256 of its bytes and its attached files. Empty if they could not be read."""
     playbooks: tuple[YamlPlaybook, ...] = ()
     problems: tuple[FileProblem, ...] = ()
 
@@ -40,9 +35,9 @@ class LoadedFile(Struct, frozen=True):
 def load(
     text: str, source: str, actions: Actions, identity: IdentityLabels, attached: Attached | None = None
 ) -> tuple[list[YamlPlaybook], list[FileProblem]]:
-    """Return the playbooks that `text` holds, and the problems of all its documents, or the first hundred.
+    """Return the playbooks and the first 100 problems.
 
-    `attached` are the texts of the files that they name; None where the text is complete. Raises nothing.
+    `attached` has the texts of named files. None if the text is complete.
     """
     documents, problems = yaml_text.read(text, source)
     if len(documents) > yaml_files.MOST_DOCUMENTS:
@@ -55,12 +50,12 @@ def load(
     in_doubt, allowance = bool(problems), Allowance()
     for document in documents:
         if isinstance(document.value, dict) and yaml_files.LOG_RULE in document.value:
-            continue  # of ``log_rule_library``, which reads the same folders
+            continue  # ``log_rule_library`` reads it from the same folder.
         made = _compiled(document, actions, identity, None if in_doubt else attached, allowance)
         if isinstance(made, list):
             problems.extend(made)
         elif not in_doubt:
-            # A document whose YAML is in doubt may not mean what it says; its other problems are reported too.
+            # With a YAML error in the file, a document may not mean what it says. Its problems are still reported.
             playbooks.append(made)
     return playbooks, _first(problems, source)
 
@@ -71,34 +66,34 @@ def _compiled(
     try:
         whole = document if attached is None else attachments.attach(document, attached)
         return whole if isinstance(whole, list) else compile_document(whole, actions, identity, allowance)
-    except Exception as error:  # what checking it runs into, in an action of another package too, is its own problem
-        log.exception("a playbook cannot be checked", file=document.source)
+    except Exception as error:  # A faulty check, also of another package's action, is a problem of this playbook.
+        log.exception("cannot check playbook", file=document.source)
         return [document.problem((), f"cannot be checked: {type(error).__name__}; the log has the place in the code")]
 
 
 def _first(problems: list[FileProblem], source: str) -> list[FileProblem]:
-    """Return the problems in the order of lines, and no more of them than anybody reads."""
     distinct = sorted(set(problems))
     if len(distinct) <= yaml_files.MOST_PROBLEMS:
         return distinct
     return [
         *distinct[: yaml_files.MOST_PROBLEMS],
-        FileProblem(source, None, None, f"has more mistakes than these {yaml_files.MOST_PROBLEMS}"),
+        FileProblem(source, None, None, f"has more than {yaml_files.MOST_PROBLEMS} errors; the others are not shown"),
     ]
 
 
 def load_one(text: str, source: str, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> YamlPlaybook:
-    """Return the one playbook that `text` holds. Raises PlaybookError with everything that is wrong."""
+    """Raises PlaybookError with all errors."""
     playbooks, problems = load(text, source, actions, identity)
     if problems or len(playbooks) != 1:
-        raise errors.PlaybookError("\n".join(map(str, problems)) or f"{source}: not one playbook, but {len(playbooks)}")
+        raise errors.PlaybookError(
+            "\n".join(map(str, problems)) or f"{source}: expected one playbook, found {len(playbooks)}"
+        )
     return playbooks[0]
 
 
 def load_file(
     path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels(), before: LoadedFile | None = None
 ) -> LoadedFile:
-    """Return the file's content; `before` itself where that has not changed."""
     raw = yaml_files.read(path)
     if isinstance(raw, FileProblem):
         return LoadedFile(path, "", (), (raw,))
@@ -115,9 +110,8 @@ def load_file(
 
 
 def _attached(text: str, source: str) -> Attached:
-    """Return the texts of the files that the playbooks in `text` name, or why one cannot be read."""
     if attachments.PARAMETER not in text:
-        return {}  # nearly every file; it is not read twice
+        return {}  # Most files have none; do not parse them twice.
     documents, _ = yaml_text.read(text, source)
     texts: dict[Path, str | FileProblem] = {}
     length = 0

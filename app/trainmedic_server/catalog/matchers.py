@@ -1,7 +1,6 @@
 """Alertmanager's matchers: ``severity=~"warning|critical"``, ``team!=infra``, ``{a="1",b!~"x.*"}``.
 
-The syntax is that of Alertmanager's UTF-8 mode. A label that an alert lacks is the empty text.
-Regular expressions match the whole value.
+Syntax of Alertmanager's UTF-8 mode. A missing label has the empty value. Regular expressions match the whole value.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 
 class Matcher(Struct, frozen=True):
-    """One condition on one label. ``pattern`` is set where the operator is a regular expression's."""
+    """``pattern`` is set for the operators ``=~`` and ``!~``."""
 
     label: str
     operator: str
@@ -37,7 +36,7 @@ class Matcher(Struct, frozen=True):
     pattern: Pattern | None = None
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether it holds. Raises ValueTooLong."""
+        """Raises ValueTooLong."""
         value = labels.get(self.label, "")
         if self.pattern is None:
             return (value == self.value) is (self.operator == "=")
@@ -47,7 +46,7 @@ class Matcher(Struct, frozen=True):
             raise ValueTooLong(f"label {self.label}: {error}") from None
 
     def refusal(self, labels: Mapping[str, str]) -> str:
-        """Why it does not hold for these labels, for a person."""
+        """Explain to users why it does not hold."""
         wish = "match" if self.pattern is not None else "be"
         wanted = self.value if self.pattern is not None else repr(self.value)
         no = " not" if self.operator.startswith("!") else ""
@@ -59,7 +58,7 @@ class Matcher(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[Matcher, ...]:
-    """Return the matchers that `text` writes: one, or several with commas, in braces or without. Raises ValueError."""
+    """Read one matcher, or several separated by commas, with or without braces. Raises ValueError."""
     if len(text) > _LONGEST:
         raise ValueError(f"a matcher has at most {_LONGEST} characters")
     tokens = _tokens(text)
@@ -106,8 +105,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 
 def _unquoted(token: str) -> str:
-    # An unknown escape stays as it is, so that "\d" reaches the regular expression (as in Alertmanager's
-    # classic mode).
+    # Unknown escapes stay, so that "\d" reaches the regular expression (as in Alertmanager's classic mode).
     return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), token[1:-1])
 
 

@@ -1,8 +1,5 @@
-"""Finds playbooks that would both act on one alert, which each of them does without regard to the other.
-
-What can be told from their texts alone is told: two that react to one alertname, with matchers that some alert can
-satisfy both, of which each changes something. What ``on.when`` tells apart nobody can know before an alert comes; where
-one of them has it, that is said. Who calls it: ``simulation.check``.
+"""Detection of playbooks that would both act on one alert, by alertnames and written matcher values. Conditions in
+``on.when`` are unknown before an alert arrives; the warning mentions them.
 """
 
 from __future__ import annotations
@@ -18,11 +15,9 @@ from trainmedic_server.domain.playbook import ActionStep, Mode
 from trainmedic_server.ports.actions import Actions
 
 _WORDS = re.compile(r"[\w -]+(\|[\w -]+)*")
-"""A regular expression that is a list of words."""
 
 
 def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[FileProblem]:
-    """A warning at the second of each pair that would both act."""
     by_alertname: dict[str, list[YamlPlaybook]] = {}
     for playbook in playbooks:
         if acts(playbook, actions):
@@ -37,12 +32,12 @@ def warnings(playbooks: Sequence[YamlPlaybook], actions: Actions) -> Iterator[Fi
 def _told(alertname: str, first: YamlPlaybook, second: YamlPlaybook) -> str:
     names = f"{first.definition.name!r} ({first.source}:{first.line}) and {second.definition.name!r}"
     has_condition = first.condition is not None or second.condition is not None
-    unless = ", unless on.when tells them apart" if has_condition else ""
+    unless = ", unless on.when distinguishes them" if has_condition else ""
     return f"warning: {names} both act on the alert {alertname}, one after the other{unless}"
 
 
 def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
-    """Whether it changes something by itself; what an action that is not known here does is not known either."""
+    """Unknown actions do not count."""
     if playbook.definition.mode is Mode.OBSERVE:
         return False
     classes = (actions.action_class(step.action) for step in playbook.definition.steps if isinstance(step, ActionStep))
@@ -50,7 +45,6 @@ def acts(playbook: YamlPlaybook, actions: Actions) -> bool:
 
 
 def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
-    """Whether labels can satisfy both, as far as values are written out."""
     labels = {matcher.label for matcher in first} & {matcher.label for matcher in second}
     for label in labels:
         of_label = [matcher for matcher in (*first, *second) if matcher.label == label]
@@ -61,7 +55,6 @@ def _both_match(first: Sequence[Matcher], second: Sequence[Matcher]) -> bool:
 
 
 def _values(matcher: Matcher) -> list[str]:
-    """The values that it allows, where these are written out."""
     if matcher.operator == "=":
         return [matcher.value]
     return matcher.value.split("|") if matcher.operator == "=~" and _WORDS.fullmatch(matcher.value) else []

@@ -1,8 +1,5 @@
-"""The JSON Schema of playbooks, for editors: made from the models that validate, each action's
-parameters included, so that an editor completes and checks ``with`` by the action's name.
-
-It is for help while writing. What only the checks know (names in templates, matchers, steps that
-come later) it does not say.
+"""JSON Schema of playbooks for editors, generated from the validating models. It lacks checks of template names,
+matchers and later steps.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ _CONSTRAINTS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
 
 
 def json_schema(actions: Actions) -> dict[str, Any]:
-    """Return the schema of one playbook document, for the actions that are there."""
     classes = {
         name: action_class for name in actions.names() if (action_class := actions.action_class(name)) is not None
     }
@@ -49,7 +45,6 @@ def json_schema(actions: Actions) -> dict[str, Any]:
 
 
 def _reachable(definitions: Mapping[str, Any], name: str, before: frozenset[str] = frozenset()) -> set[str]:
-    """Return the definitions that the one of this name uses, itself included."""
     reached = {name}
     for ref in _refs(definitions[name]):
         if ref not in before | reached:
@@ -67,7 +62,6 @@ def _refs(schema: Any) -> list[str]:
 
 
 def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of parameters in which any value may be a template instead."""
     changed = dict(schema)
     if isinstance(schema.get("properties"), dict):
         changed["properties"] = {name: _or_template(each) for name, each in schema["properties"].items()}

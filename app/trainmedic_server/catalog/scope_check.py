@@ -1,8 +1,4 @@
-"""Which names an expression may use where it stands, checked before anything runs.
-
-A name that does not exist, a variable that is not declared and a step that has not run yet are
-mistakes that a playbook's author learns of when the file is loaded, not at night.
-"""
+"""Check at load time that expressions use only names that exist at their place."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from trainmedic_core.target import TargetKind
 from trainmedic_server.domain.run import StepStatus
 
 ALERT_NAMES = ("alert", "labels", "annotations", "vars")
-"""In scope before a run exists: in ``on.when`` and in the parts of a target."""
 STEP_NAMES = ("alert", "alerts", "labels", "annotations", "target", "job", "vars", "steps", "run")
 
 _ALERT = ("name", "status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint")
@@ -36,22 +31,17 @@ _TARGET = {
 
 
 class VisibleNames(Struct, frozen=True):
-    """What is in scope at one place of a playbook.
-
-    ``steps`` are the ids of the steps that are over by then, ``later`` those of the others.
-    """
+    """``steps`` are the IDs of finished steps, ``later`` those of all others."""
 
     names: Collection[str]
     vars: Mapping[str, Any] = field(default_factory=dict)
     kind: TargetKind | None = None
     steps: Collection[str] = ()
     outputs: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """By step: the keys that its output can have, where they are known."""
     later: Collection[str] = ()
 
 
 def kind_of(target: Any) -> TargetKind | None:
-    """Return the kind of target that a document names, as far as it names one."""
     if isinstance(target, str):
         return TargetKind(target) if target in list(TargetKind) else None
     if isinstance(target, dict):
@@ -62,7 +52,7 @@ def kind_of(target: Any) -> TargetKind | None:
 
 
 def check(tree: SyntaxTree, scope: VisibleNames) -> list[str]:
-    """Return what is wrong with the names in `tree`. Raises Malformed."""
+    """Return the errors in the names. Raises Malformed."""
     used = template_syntax.free_names(tree)
     unknown = used - set(scope.names)
     wrong = [_unknown_name(name, scope, tree.text) for name in sorted(unknown)]
@@ -88,7 +78,6 @@ def _unknown_name(name: str, scope: VisibleNames, text: str) -> str:
 
 
 def _unknown_member(parts: tuple[str, ...], scope: VisibleNames) -> str | None:
-    """Return what is wrong with the last member of a chain; the chains that lead to it are looked at themselves."""
     owner, member = parts[:-1], parts[-1]
     match owner:
         case ("vars",):
@@ -124,7 +113,6 @@ def _missing(prefix: str, member: str, members: Collection[str] | None) -> str |
 
 
 def _at(value: Any, path: Collection[str]) -> Collection[str] | None:
-    """Return the keys of the mapping at `path`; None where there is none, for then nothing can be said."""
     for part in path:
         if not isinstance(value, Mapping) or part not in value:
             return None
@@ -144,7 +132,6 @@ def _unknown_step(member: str, scope: VisibleNames) -> str | None:
 
 
 def _unknown_statuses(tree: SyntaxTree) -> Iterator[str]:
-    """Comparisons of a step's status with a text that no status is."""
     for compare in tree.all_of(nodes.Compare):
         parts = names.chain(compare.expr)
         if parts is None or len(parts) != 3 or parts[0] != "steps" or parts[2] != "status":
@@ -153,11 +140,10 @@ def _unknown_statuses(tree: SyntaxTree) -> Iterator[str]:
             for value in _constants(operand.expr):
                 if value not in list(StepStatus):
                     near = did_you_mean(str(value), StepStatus) or f"; there are {', '.join(StepStatus)}"
-                    yield f"{value!r} is no status of a step{near}"
+                    yield f"{value!r} is not a status of a step{near}"
 
 
 def _constants(node: nodes.Node) -> Iterator[Any]:
-    """Yield the values that are written out in `node`, those of a list or tuple one by one."""
     if isinstance(node, (nodes.List, nodes.Tuple)):
         for item in node.items:
             yield from _constants(item)

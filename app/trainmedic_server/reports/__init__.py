@@ -1,5 +1,4 @@
-"""Reports: what a job's time, GPUs and failures came to, and those of all jobs.
+"""Reports on one job and on all jobs: time, GPUs, failures and repairs.
 
-Everything here but ``job_questions`` and ``compiling`` is pure: values in, values out. What is not known is None, and
-the report says why not; no number is made up for it.
+All modules except ``job_questions`` and ``compiling`` are pure. An unknown figure is None, and the report states why.
 """

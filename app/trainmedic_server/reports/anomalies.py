@@ -1,8 +1,6 @@
-"""Times at which a measured quantity of a job was out of its bounds. Pure.
+"""Times at which a metric of a job was out of bounds. Pure.
 
-The bounds are those of the shipped alert rules and of the reference design; what each is asked as stands beside it
-(``job_questions`` puts the job's name and the interval into it). Alerts come by other ways: a report finds what was out
-of bounds also where no rule was loaded. Not here: utilisation and memory of GPUs (``gpu_anomalies``).
+The bounds are those of the shipped alert rules and of the reference design. They apply without loaded rules too.
 """
 
 from __future__ import annotations
@@ -16,29 +14,25 @@ from trainmedic_server.ports.metric_history import Points
 from trainmedic_server.reports import points as figures
 
 MOST = 100
-"""Anomalies that a report has; the rest is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What makes an anomaly of a kind."""
-
     kind: str
     query: str
-    """PromQL with ``$job`` for the matcher and ``$every`` for the interval; its series are looked at one by one."""
+    """PromQL with ``$job`` for the matcher and ``$every`` for the interval."""
     limit: float
     summary: str
-    """One sentence; ``{worst}`` and ``{limit}`` are the figures."""
+    """With the figures ``{worst}`` and ``{limit}``."""
     is_over: bool = True
     at_least: int = 1
-    """Points one after the other."""
     relative: bool = False
-    """The limit is a factor of the series' own mean, or median where the limit is over 1."""
+    """The limit is a factor of the series' own mean, or of its median if it exceeds 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnomalousGpu:
-    """A GPU of an anomaly, and the worst mean that it had, in percent."""
+    """A GPU of an anomaly with its worst mean, in percent."""
 
     uuid: str
     node: str
@@ -47,27 +41,27 @@ class AnomalousGpu:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A stretch of time in which something was out of bounds. Times are seconds since 1970."""
+    """A period in which something was out of bounds. Times are seconds since 1970."""
 
     kind: str
     begin: float
     end: float
     worst: float | None
-    """The worst value; None where it was not a number."""
+    """None if it was not a number."""
     limit: float | None
-    """None where anything but a number is out of bounds."""
+    """None if only a value that is not a number is out of bounds."""
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
-    """The worst GPUs, for an anomaly of single GPUs."""
+    """The worst, for an anomaly of single GPUs."""
     gpu_count: int | None = None
-    """The largest number of GPUs out of bounds at one time. None for other anomalies."""
+    """Maximum number of GPUs out of bounds at one time. None for other anomalies."""
 
 
 BOUNDS = (
     Bound(
         "loss_high", "max_over_time(training_loss_lowest_of_five{$job}[$every])", 1e3, "five losses were over {limit}"
     ),
-    # An average of which one part is no number is none.
+    # An average with one NaN is NaN.
     Bound("loss_not_finite", "avg_over_time(training_loss{$job}[$every])", math.inf, "the loss was not a number"),
     Bound(
         "gradient_explosion",
@@ -111,7 +105,7 @@ BOUNDS = (
     ),
     Bound(
         "gpu_hot",
-        # Only the points that are over it: a job may have thousands of GPUs.
+        # Only the points over the limit: a job may have thousands of GPUs.
         "max by (uuid) (max_over_time(gpu_temperature_celsius[$every]) * on (uuid) group_left () $gpus) > 85",
         85.0,
         "a GPU was at {worst} °C",
@@ -120,7 +114,6 @@ BOUNDS = (
 
 
 def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
-    """The anomalies of one series."""
     limit = _limit(bound, points)
     if limit is None:
         return []
@@ -145,17 +138,15 @@ def anomalies(bound: Bound, points: Points, every: float) -> list[Anomaly]:
 
 
 def _limit(bound: Bound, points: Points) -> float | None:
-    """The limit of this series; None where it has no past to be held against."""
     if not bound.relative:
         return bound.limit
     values = figures.finite(points)
     if len(values) < 10:
         return None
     usual = statistics.fmean(values) if bound.limit < 1 else statistics.median(values)
-    # A spread of nearly nothing is exceeded by nearly nothing, as in the rule TrainingLossUnstable.
+    # Minimum as in the rule TrainingLossUnstable: any change exceeds a spread near 0.
     return usual * bound.limit if bound.limit < 1 else max(usual * bound.limit, 0.01)
 
 
 def newest(all_anomalies: Sequence[Anomaly]) -> list[Anomaly]:
-    """At most `MOST`, the newest first."""
     return sorted(all_anomalies, key=lambda anomaly: (-anomaly.begin, anomaly.kind))[:MOST]

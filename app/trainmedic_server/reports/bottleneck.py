@@ -1,10 +1,8 @@
-"""What a job's steps wait for: data, other ranks, memory, or nothing but computing. Pure.
+"""Bottleneck of a job's steps: data, other ranks, memory or computing. Pure.
 
-It uses the parts of each rank's step time, as the SDK measures them. If they were not measured, and the throughput is
-far below the usual one, NCCL timeouts in the log are a hint at communication, and their absence is a hint at the data.
-Such a bottleneck has severity ``low`` and is worded as a hint, because neither proves anything. The shares that count
-as much are those of a diagnosis (``trainmedic_logs.diagnosis.slow``), which looks at each rank at one moment; here it
-is the median rank over a time.
+Uses the parts of each rank's step time that the SDK measures, with the shares of ``trainmedic_logs.diagnosis.slow``. If
+they are unknown and throughput is low, NCCL timeouts in the log hint at communication and their absence at data.
+Neither is proof, so severity is ``low``.
 """
 
 from __future__ import annotations
@@ -17,11 +15,8 @@ from trainmedic_logs.domain.finding import CauseClass, Role
 from trainmedic_logs.domain.known_finding import KnownFinding
 
 _VERY_LARGE = 0.5
-"""A share of the step from which waiting for data or for others is a severe bottleneck."""
 _FULL = 0.92
-"""The share of memory in use from which it is short, as for the alert TrainingMemoryPressure."""
 _SLOW = 0.7
-"""The share of its usual throughput under which a job is slow."""
 
 _ADVICE = {
     "data": (
@@ -43,7 +38,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class StepShares:
-    """What the median rank's step time goes into, each from 0 to 1; None for what was not measured."""
+    """Shares of the median rank's step time, each 0 to 1. None: not measured."""
 
     data: float | None
     compute: float | None
@@ -52,17 +47,16 @@ class StepShares:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank with most own time."""
+    """The rank with the longest own time per step."""
 
     rank: str
     node: str
     ratio: float
-    """Its own time by the median of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """How full memory was at most, from 0 to 1, and how often the cache was emptied to find CUDA memory."""
+    """Peak memory use, each 0 to 1, and how often CUDA's cache was emptied to allocate memory."""
 
     cuda: float | None = None
     host: float | None = None
@@ -71,18 +65,16 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """``kind`` is ``data``, ``communication``, ``straggler``, ``memory``, ``compute``, or ``mixed``."""
+    """``kind`` is ``data``, ``communication``, ``straggler``, ``memory``, ``compute`` or ``mixed``."""
 
     kind: str
     severity: str
-    """``high``, ``medium`` or ``low``."""
     reasons: tuple[str, ...]
     advice: tuple[str, ...]
 
 
 def step_shares(data: float | None, compute: float | None, wait: float | None, step: float | None) -> StepShares | None:
-    """The shares of these seconds per step. Where not all three are known, they are held against the step's length;
-    None where nothing can be said."""
+    """Use the step's length if a part is unknown. None if too little is known."""
     if data is not None and compute is not None and wait is not None:
         whole: float | None = data + compute + wait
     else:
@@ -98,13 +90,10 @@ class LogHints:
     """Hints in a job's log about its pace."""
 
     timeouts: int = 0
-    """Number of findings about collective timeouts."""
     waits_for_data: bool = False
-    """True if the trainer itself states that its steps wait for data."""
 
 
 def log_hints(findings: Sequence[KnownFinding]) -> LogHints:
-    """Return the hints in the findings of a job."""
     timeouts = [each for each in findings if each.role is Role.CASCADE and each.cause is CauseClass.HANG]
     return LogHints(len(timeouts), any(each.rule == WAITS_FOR_DATA for each in findings))
 
@@ -116,10 +105,9 @@ def bottleneck(
     throughput_share: float | None,
     hints: LogHints = LogHints(),
 ) -> Bottleneck | None:
-    """What holds the job up most; None where its shares are not known, its memory is not short, and it is not slow.
+    """Return None if the shares are unknown, memory is not short and the job is not slow.
 
-    ``throughput_share`` is its throughput divided by its baseline, None if either is unknown. ``hints`` count only if
-    the shares are unknown.
+    ``throughput_share`` is relative to the baseline. ``hints`` count only if the shares are unknown.
     """
     short = _memory(memory, throughput_share)
     if short is not None:
@@ -144,7 +132,7 @@ def bottleneck(
 
 
 def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | None:
-    """Return a guess from experience. It is a measurement only if the trainer states one."""
+    """A guess from experience, unless the trainer states a measurement."""
     if hints.waits_for_data:
         return _made(
             "data", "medium", "by the trainer's own figures, more than half of a step is spent waiting for the batch"
@@ -158,10 +146,9 @@ def _by_log(throughput_share: float | None, hints: LogHints) -> Bottleneck | Non
 
 
 def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | None:
-    """Memory holds a job up where it had to be searched for, or where it is full and the job is slow."""
     reasons = []
     if memory.retries > 0:
-        reasons.append(f"CUDA memory was found only after the cache was emptied, {memory.retries:.0f} times")
+        reasons.append(f"CUDA memory was allocated only after emptying the cache, {memory.retries:.0f} times")
     is_slow = throughput_share is not None and throughput_share < _SLOW
     for name, use in (("CUDA", memory.cuda), ("host", memory.host)):
         if is_slow and use is not None and use > _FULL:
@@ -171,7 +158,7 @@ def _memory(memory: MemoryUse, throughput_share: float | None) -> Bottleneck | N
 
 def _computing(shares: StepShares, throughput_share: float | None) -> Bottleneck | None:
     if shares.wait is None:
-        # The waiting time is unknown, as with pipeline parallelism.
+        # Unknown waiting time, as with pipeline parallelism.
         return None
     reasons = [f"{1 - (shares.data or 0.0) - shares.wait:.0%} of a step is computing"]
     if throughput_share is not None and throughput_share < _SLOW:

@@ -1,7 +1,6 @@
-"""Compiles reports: asks the run store, Prometheus and whoever has verdicts, and hands it all to the pure modules.
+"""Compilation of reports from the run store, Prometheus and verdicts.
 
-A Prometheus that is not there, or does not answer in time, costs the report what only it knows; the reason is said.
-Who calls it: the API (``api.reports``).
+If Prometheus is unavailable or slow, the report lacks its figures and states why.
 """
 
 from __future__ import annotations
@@ -35,32 +34,29 @@ from trainmedic_server.reports.job_report import (
     job_report,
     repair_record,
 )
-from trainmedic_server.reports.worth import PERSON_AFTER, WorthTally
+from trainmedic_server.reports.repair_outcomes import PERSON_AFTER, RepairTally
 
 MOST_RUNS = 20_000
-"""Runs that are read for one report, the newest. They are counted and not kept."""
+"""The newest. They are counted, not kept in memory."""
 MOST_EVENTS = 20_000
-"""Events of jobs, the same; some 10 MB."""
+"""The newest, about 10 MB."""
 MOST_FINDINGS = 2000
-"""Findings of one job that are read: the newest."""
 MOST_EVALUATIONS = 5000
-"""Evaluation events of one job that are read: the newest."""
 LONGEST = timedelta(days=366)
 COUNTED = timedelta(days=30)
-"""What the list of playbooks counts."""
 _PATIENCE = timedelta(seconds=25)
-"""How long Prometheus may take for all questions of a report: whoever asks waits for 30 s."""
+"""Clients wait 30 s."""
 NO_PROMETHEUS = "no Prometheus is set (--prometheus-url)"
 
 log = telemetry.logger(__name__)
 
 
 class ReportHistory(History, TallySource, Protocol):
-    """Reads what was done, and counts it."""
+    """History and its counts."""
 
 
 class ReportCompiler:
-    """``metrics`` is None where no Prometheus is set."""
+    """``metrics`` is None without a configured Prometheus."""
 
     def __init__(
         self,
@@ -81,7 +77,7 @@ class ReportCompiler:
         return self._metrics is not None
 
     async def job(self, job: str, since: datetime, until: datetime) -> JobReport:
-        """The report on one job. Raises NotFound where nobody has heard of it in that time, StoreUnavailable."""
+        """Raises NotFound if nothing is known of the job in that time, StoreUnavailable."""
         left_out: dict[str, str] = {}
         events = await self._events(since, until, left_out, job)
         repairs: deque[RepairRecord] = deque(maxlen=MOST_LISTED)
@@ -98,17 +94,16 @@ class ReportCompiler:
             left_out["evaluations"] = f"only the newest {MOST_EVALUATIONS} evaluations were read"
         figures, no_metrics = await self._figures(job, since, until)
         if not (events or count or verdicts or findings or evaluated) and figures.progress is None:
-            sources = "the history has" if no_metrics else "Prometheus and the history have"
-            raise NotFound(f"Of a job {job}, {sources} nothing in that time{f'; {no_metrics}' if no_metrics else ''}.")
+            sources = "The history has" if no_metrics else "Prometheus and the history have"
+            raise NotFound(f"{sources} nothing about job {job} in that time{f'; {no_metrics}' if no_metrics else ''}.")
         records = JobRecords(events, repairs, count, verdicts, left_out, findings, evaluated)
         return job_report(job, since, until, figures, records, no_metrics)
 
     async def fleet(self, since: datetime, until: datetime, person_after: timedelta = PERSON_AFTER) -> FleetReport:
-        """The report on all jobs; `person_after` is when a person would have repaired what was repaired. Raises
-        StoreUnavailable."""
+        """`person_after` is the assumed time to a manual repair. Raises StoreUnavailable."""
         left_out: dict[str, str] = {}
         events = await self._events(since, until, left_out)
-        runs = RunTally(WorthTally(await self.history.effects_between(since, until, MOST_RUNS), person_after))
+        runs = RunTally(RepairTally(await self.history.effects_between(since, until, MOST_RUNS), person_after))
         async for run in self._runs(HistoryFilter(since=since, until=until), left_out, "repaired"):
             runs.add(run)
         verdicts = [each for each in await self._verdicts.verdicts(since, until) if not each.is_slow]
@@ -116,16 +111,15 @@ class ReportCompiler:
         return fleet_report(since, until, events, runs, tallies, verdicts, left_out)
 
     async def counts_of_late(self) -> dict[str, PlaybookTally]:
-        """What the runs of each playbook came to in the last 30 days. Raises StoreUnavailable."""
+        """Return the outcomes of each playbook's runs in the last 30 days. Raises StoreUnavailable."""
         now = self._clock.now() if self._clock is not None else datetime.now(UTC)
-        # From the beginning of a day, because whole days are counted already.
+        # Start at midnight UTC: whole days are counted already.
         begin = datetime.combine((now.astimezone(UTC) - COUNTED).date(), time(), UTC)
         return dict(await self.history.tally(begin, now))
 
     async def _findings_of(
         self, job: str, since: datetime, until: datetime, left_out: dict[str, str]
     ) -> list[KnownFinding]:
-        """Return the findings in the job's logs between these times, the newest `MOST_FINDINGS`."""
         found: list[KnownFinding] = []
         cursor: str | None = None
         while self._findings is not None and len(found) < MOST_FINDINGS:
@@ -149,7 +143,6 @@ class ReportCompiler:
     async def _runs(
         self, matching: HistoryFilter, left_out: dict[str, str], part: str = "repairs"
     ) -> AsyncIterator[Run]:
-        """The runs, newest first, up to `MOST_RUNS`; `part` of the report lacks the others."""
         count = 0
         async for run in self.history.stream(matching):
             if count == MOST_RUNS:
@@ -159,7 +152,6 @@ class ReportCompiler:
             yield run
 
     async def _figures(self, job: str, since: datetime, until: datetime) -> tuple[JobFigures, str | None]:
-        """What Prometheus has, or why it has nothing to say."""
         if self._metrics is None:
             return JobFigures(), NO_PROMETHEUS
         try:
@@ -169,5 +161,5 @@ class ReportCompiler:
             reason = f"Prometheus did not answer within {_PATIENCE.total_seconds():g} s"
         except MetricsUnavailable as error:
             reason = str(error)
-        log.warning("a report lacks what Prometheus knows", reason=reason)
+        log.warning("report lacks Prometheus figures", reason=reason)
         return JobFigures(), reason

@@ -1,7 +1,6 @@
-"""CPU cores that the ranks of a job keep busy: the median, the extremes and the outliers. Pure.
+"""CPU cores that the ranks of a job keep busy, child processes included. Pure.
 
-A rank's figure includes its child processes, such as the workers of its data loader. Only the ranks with the most and
-the fewest cores have their own series, so a job with thousands of ranks has no more series than a small one.
+Only the ranks with the most and the fewest cores have a series, which bounds their number.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports import points as figures
 
 _FAR_OFF = 2.0
-"""A rank is an outlier from this multiple of the median on, and below the median divided by it."""
+"""An outlier has at least this multiple of the median, or at most its inverse."""
 _LEAST_CORES = 0.5
-"""Smallest difference of an outlier in cores, because a figure near 0 is soon a multiple of another."""
+"""Minimum difference of an outlier in cores: near 0, small differences are large multiples."""
 
 _SHOWN = 3
-"""Ranks at each end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +34,18 @@ class CpuUse:
     """Busy cores, averaged over the time in which they were measured."""
 
     median_cores: float
-    """Cores of the median rank."""
     highest: tuple[RankCpu, ...]
-    """The busiest of the ranks that are known by name, the busiest first."""
     lowest: tuple[RankCpu, ...]
-    """The other ranks that are known by name, the least busy first."""
 
 
 def cpu_use(median: Points, ranks: Sequence[MetricSeries]) -> CpuUse | None:
-    """Summarise these averages. None if nothing was measured."""
+    """Return None if nothing was measured."""
     usual = figures.average(median)
     if usual is None:
         return None
     known = [(average, series) for series in ranks if (average := figures.average(series.points)) is not None]
     longest = max((len(series.points) for _, series in known), default=0)
-    # Only extremes have a series. A rank that is one for a short time has no reliable average.
+    # Only extremes have a series. One that is an extreme only briefly has no reliable average.
     lasting = [
         RankCpu(
             series.labels.get("rank", "?"),

@@ -1,13 +1,12 @@
-"""How well a job uses its GPUs: its throughput against a baseline, and one score. Pure.
+"""A job's throughput compared with a baseline, and a score of its GPU use. Pure.
 
-The score is that of the reference design, 0.6 × utilisation + 0.4 × min(throughput ÷ baseline, 1), times 100, with two
-of its faults mended. It took the utilisation of one GPU for that of the job; here it is the mean over all of them, so
-one that idles is seen. And it took the baseline from the same time as the throughput, so that a job which had been slow
-throughout was as good as its baseline, and a lucky moment made all others bad; here the baseline is fixed: the target
-that the job declares, else the beginning of the job.
+Score of the reference design: 100 × (0.6 × utilisation + 0.4 × min(throughput ÷ baseline, 1)), with two corrections:
 
-Busy GPUs weigh more in the score than the throughput, and a GPU is also busy while it waits in a collective operation.
-So the rating is never better than the throughput alone deserves.
+- Utilisation is the mean of all GPUs, not of one.
+- The baseline is fixed: the declared target, otherwise the job's beginning. The reported period would rate a slow job
+  as normal.
+
+A GPU that waits in a collective is busy too, so the rating is never better than the throughput alone deserves.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from dataclasses import dataclass
 from trainmedic_server.ports.metric_history import Points
 
 STABLE_SECONDS = 3600.0
-"""How long the throughput must have been stable to be the baseline."""
+"""Stable throughput for this time is the baseline."""
 FIRST_POINTS = 50
-"""So many of the first points are the baseline of a job that was never stable for so long."""
 FEWEST_POINTS = 10
 _STABLE_SPREAD = 0.2
-"""A throughput is stable while the middle eight tenths of its points lie within a fifth of their median."""
+"""Maximum spread of the middle 80 % of the points, as a share of their median."""
 
 _UTILISATION_WEIGHT = 0.6
 _THROUGHPUT_WEIGHT = 0.4
@@ -35,35 +33,32 @@ _RANKS = (*(name for _, name in _RATINGS), _POOR)
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The throughput that a job is held against."""
+    """Throughput to compare a job with."""
 
     value: float
-    """The target, or the median, in the throughput's unit."""
     of: str
-    """``target`` if the job declares one; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
+    """``target`` if declared; else ``first_stable_hour``, or ``first_points`` if there was none yet."""
     begin: float
-    """Seconds since 1970."""
     end: float
     points: int
-    """How many it is the median of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The score, from 0 to 100, and what it is called."""
+    """Score from 0 to 100, and its rating."""
 
     score: float
     rating: str
-    """``excellent`` (from 80), ``good`` (from 60), ``fair`` (from 40), or ``poor``. It follows the lower of the score
-    and the throughput's percentage of the baseline."""
+    """``excellent`` (from 80), ``good`` (from 60), ``fair`` (from 40) or ``poor``, by the lower of the score and the
+    throughput's percentage of the baseline.
+    """
     throughput_share: float
-    """Throughput divided by the baseline. More than 1 is better than the baseline."""
     limited_by: str | None = None
-    """``throughput`` if the score alone would give a better rating; else None."""
+    """``throughput`` if the score alone would give a better rating, otherwise None."""
 
 
 def baseline(points: Points) -> Baseline | None:
-    """The baseline that these points make, which begin with the job; None where they are fewer than `FEWEST_POINTS`."""
+    """Return None for fewer than `FEWEST_POINTS` usable points."""
     usable = [(at, value) for at, value in points if math.isfinite(value) and value > 0]
     first = 0
     for last, (at, _) in enumerate(usable):
@@ -88,17 +83,14 @@ def _median_of(points: Points, of: str) -> Baseline:
 
 
 def target(value: float | None, points: Points) -> Baseline | None:
-    """Return the target throughput that the job declares, from the last of `points`. None if it declares none."""
+    """Return None if the job declares no target."""
     if value is None or not math.isfinite(value) or value <= 0 or not points:
         return None
     return Baseline(value, "target", points[0][0], points[-1][0], len(points))
 
 
 def efficiency(utilisation_percent: float, throughput: float, usual: float) -> Efficiency:
-    """The score of a job whose GPUs were busy for `utilisation_percent` of the time, on average over all of them.
-
-    ``usual`` is the baseline, above 0.
-    """
+    """`utilisation_percent` is the mean over all GPUs, ``usual`` the baseline, above 0."""
     share = throughput / usual
     score = 100 * (_UTILISATION_WEIGHT * utilisation_percent / 100 + _THROUGHPUT_WEIGHT * min(share, 1.0))
     score = round(min(max(score, 0.0), 100.0), 1)

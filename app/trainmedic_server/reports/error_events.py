@@ -1,8 +1,7 @@
-"""How often a job ran out of memory, and how often its network failed, by the findings in its logs. Pure.
+"""Counts of a job's out-of-memory and network errors, from the findings in its logs. Pure.
 
-A finding is what one rule has read about one thing, from any number of lines and ranks. Several rules read the same
-failure, so findings of one kind within a minute of each other are one event. A finding lasts until its rule declares it
-over, so events within one finding count once. Each count is a lower bound.
+Findings of one kind within a minute are one event, and so are all errors within one finding. So each count is a lower
+bound.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from trainmedic_server.reports.failures import FailureRecord
 OUT_OF_MEMORY = frozenset({CauseClass.GPU_MEMORY, CauseClass.HOST_MEMORY})
 NETWORK = frozenset({CauseClass.NETWORK})
 MOST_LISTED = 50
-"""Events in a count's list, the newest."""
+"""The newest."""
 MOST_RANKS = 64
-"""Ranks of a listed event, the lowest."""
 NOTHING_READ = (
     "no agent has reported a finding of this job in that time: nothing was found in its log, or its log is not read"
 )
 _SAME = timedelta(minutes=1)
 _ENDS_AFTER = timedelta(minutes=2)
-"""A failure of the job within this time is attributed to the event, if the verdict names the same cause."""
+"""Time within which a failure with the same cause is attributed to the event."""
 _COUNTED = frozenset({Role.ROOT, Role.CONFIRMATION})
-"""Roles of findings that only follow from another failure."""
+"""Roles of findings that are not only the consequence of another failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +35,29 @@ class ErrorEvent:
 
     at: datetime
     until: datetime
-    """Time of the first and of the last line."""
+    """Time of the last line; ``at`` is that of the first."""
     causes: tuple[str, ...]
     ranks: tuple[int, ...]
-    """The lowest `MOST_RANKS` ranks. Empty if the lines name none."""
+    """The lowest `MOST_RANKS`. Empty if the lines name none."""
     rank_count: int
     nodes: tuple[str, ...]
-    """Nodes on which the lines were read."""
     rules: tuple[str, ...]
-    """The log rules that read it. Empty if only a verdict reports it."""
+    """Empty if only a verdict reports the event."""
     lines: int
     ended_job: bool | None
-    """True: the job failed within two minutes, and the verdict names this cause. False: the job reported no failure
-    then, or one with another cause. None: unknown."""
+    """True: the job failed within two minutes, and the verdict names this cause. False: no failure, or another cause.
+    None: unknown.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """Events of one kind in the time of a report."""
+    """Events of one kind in the report's period."""
 
     count: int
-    """Lower bound of their number."""
     fatal: int
-    """Number of events that are known to have ended the job."""
+    """Events known to have ended the job."""
     events: tuple[ErrorEvent, ...]
-    """The newest `MOST_LISTED`, oldest first."""
 
 
 def error_count(
@@ -70,10 +66,8 @@ def error_count(
     failures: Sequence[FailureRecord],
     tells_of_failures: bool,
 ) -> ErrorCount:
-    """Count the events with these causes. ``findings`` and ``failures`` are those of one job.
-
-    ``tells_of_failures`` is whether failures of the job would be known, because its processes or its launcher reported
-    something.
+    """Count one job's events. ``tells_of_failures``: a failure would be known, because its processes or launcher
+    reported something.
     """
     counted = [each for each in findings if each.cause in causes and each.role in _COUNTED and not each.is_suspected]
     events = [_event(group, failures, tells_of_failures) for group in _groups(counted)]
@@ -90,7 +84,6 @@ def error_count(
 
 
 def _groups(findings: Sequence[KnownFinding]) -> Iterator[list[KnownFinding]]:
-    """Group findings that overlap or are close to each other."""
     group: list[KnownFinding] = []
     for each in sorted(findings, key=lambda finding: (finding.first_at, finding.id)):
         if group and each.first_at > max(known.last_at for known in group) + _SAME:

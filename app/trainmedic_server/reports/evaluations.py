@@ -1,6 +1,6 @@
-"""Results of a job's evaluations: each metric's newest value, and the range of all values. Pure.
+"""Results of a job's evaluations: each metric's newest value and range. Pure.
 
-The source is the events ``job_evaluated``. So no Prometheus is needed, and the data goes back as far as the history.
+The source is the events ``job_evaluated``, which needs no Prometheus and reaches as far back as the history.
 """
 
 from __future__ import annotations
@@ -22,25 +22,22 @@ NOT_A_NUMBER = "not a finite number"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """The values of one metric."""
+    """Values of one metric."""
 
     metric: str
     value: float | None
-    """The newest value. None if it is not a finite number, as ``problem`` states."""
+    """The newest. None if it is not a finite number, as ``problem`` states."""
     problem: str | None
     step: int | None
-    """The training step that was evaluated. None if the job did not state it."""
     at: datetime
-    """When the job reported it."""
     reports: int
-    """Number of recorded values, at most one a minute."""
+    """Recorded values, at most one a minute."""
     lowest: float | None
     highest: float | None
-    """Lowest of the finite values."""
 
 
 def evaluation_records(events: Sequence[Event]) -> tuple[EvaluationRecord, ...]:
-    """Return the metrics by name, from events in the order of the history. A repeated report counts once."""
+    """Sort by name. A repeated report counts once."""
     by_name: dict[str, dict[datetime, EvaluatedMetric]] = {}
     for event in events:
         content = content_of(event)

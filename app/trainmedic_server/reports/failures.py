@@ -1,4 +1,4 @@
-"""The failures of a job, by what the history says of it. Pure."""
+"""Failures of a job, from its history. Pure."""
 
 from __future__ import annotations
 
@@ -16,34 +16,31 @@ from trainmedic_server.reports.points import Stretch
 FAILED, GONE, ENDED, RESTARTED = map(name_of, (kinds.JobFailed, kinds.JobGone, kinds.JobEnded, kinds.JobRestarted))
 JOB_EVENTS = names(kinds.LifeEvent)
 DIAGNOSED = "diagnosed"
-"""The kind of a failure of which only a verdict tells."""
 _SHOWS_BEFORE = 1800.0
 _FOUND_AFTER = 120.0
-"""Seconds by which the first sign of a failure may come before it is told that the job failed, and after it."""
+"""Seconds by which the first sign of a failure may precede or follow its report."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """A failure of the job, or its disappearance."""
+    """A failure or disappearance of the job."""
 
     at: datetime
     kind: str
-    """``job_failed`` or ``job_gone``; ``diagnosed`` where only a verdict tells of it."""
+    """``job_failed``, ``job_gone`` or ``diagnosed``."""
     reason: str
-    """What its last process or its launcher has said; for a person."""
     down_seconds: float | None
-    """Until it was started again or came back; None where it has not been yet, or nobody told."""
+    """None if it has not started again, or that was not reported."""
     verdict: VerdictRecord | None
 
 
 def moments(events: Sequence[Event]) -> JobMoments:
-    """When these events say that the job has failed or ended, and how long it took to start it again after a failure
-    that itself or its launcher told of: that it is gone is only what was not heard."""
+    """Return failures, ends, and downtimes after reported failures. A disappearance has no downtime."""
     told = [(event.kind, event.at.timestamp()) for event in events]
     restarted: list[Stretch] = []
     for failure in _told(events):
         begin = failure.at.timestamp()
-        is_another = not restarted or begin >= restarted[-1].end  # both may tell of the same
+        is_another = not restarted or begin >= restarted[-1].end  # Both may report the same failure.
         if failure.kind == FAILED and failure.down_seconds is not None and is_another:
             restarted.append(Stretch(begin, begin + failure.down_seconds))
     return JobMoments(
@@ -54,7 +51,7 @@ def moments(events: Sequence[Event]) -> JobMoments:
 
 
 def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> list[FailureRecord]:
-    """Each failure once, oldest first, with the verdict on it; a verdict on what nobody has told of is one as well."""
+    """Return failures with their verdicts, oldest first. A verdict without a reported failure counts as one."""
     told = _told(events)
     of_failure: dict[int, VerdictRecord] = {}
     alone = []
@@ -70,7 +67,7 @@ def failures_of(events: Sequence[Event], verdicts: Sequence[VerdictRecord]) -> l
 
 
 def _told(events: Sequence[Event]) -> list[FailureRecord]:
-    """A job that failed and is not started again is gone a minute later, for the same reason: that is one failure."""
+    """A failed job that disappears a minute later without a restart counts as one failure."""
     failures: list[FailureRecord] = []
     for index, event in enumerate(events):
         if event.kind not in (FAILED, GONE):
@@ -86,10 +83,9 @@ def _told(events: Sequence[Event]) -> list[FailureRecord]:
 
 
 def _is_down_since(failure: FailureRecord, events: Sequence[Event]) -> bool:
-    """Whether nothing has been heard of the job between this failure and the end of `events`."""
     return not any(event.at > failure.at and event.kind not in (FAILED, GONE) for event in events)
 
 
 def _may_be_of(verdict: VerdictRecord, failure: FailureRecord) -> bool:
-    """A failure may show long before it ends the job, as a hang does, or be found a little after."""
+    """A failure may show long before it ends the job, as a hang does, or be diagnosed shortly after."""
     return -_SHOWS_BEFORE <= (verdict.at - failure.at).total_seconds() <= _FOUND_AFTER

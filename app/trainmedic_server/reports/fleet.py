@@ -1,6 +1,6 @@
-"""The report over all jobs: why they failed and what that cost, which nodes keep failing, what repairs came to. Pure.
+"""Report on all jobs: failures by cause with their cost, failing nodes and repair outcomes. Pure.
 
-It rests on the run store alone, so it covers the time that the store keeps.
+It uses only the run store, so it covers the store's retention period.
 """
 
 from __future__ import annotations
@@ -19,49 +19,47 @@ from trainmedic_server.ports.tallies import PlaybookTally
 from trainmedic_server.ports.verdicts import VerdictRecord
 from trainmedic_server.reports.failures import FailureRecord, failures_of
 from trainmedic_server.reports.job_report import TimeRange
-from trainmedic_server.reports.worth import CauseRepairs, GpuHoursKept, RepairTotal, WorthTally, repair_total
+from trainmedic_server.reports.repair_outcomes import CauseRepairs, GpuHoursKept, RepairTally, RepairTotal, repair_total
 
 MOST_NODES = 50
 CAME_BACK_WITHIN = timedelta(days=1)
 UNKNOWN = "unknown"
-"""The cause of a failure on which there is no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """The failures of one cause."""
+    """Failures of one cause."""
 
     cause: str
     failures: int
     jobs: int
     down_seconds: float | None
-    """Until the jobs were started again; of those that were not, nothing is counted. None where none was."""
+    """Sum for the jobs that were started again. None if none was."""
     not_back: int
-    """Failures after which nobody has told that the job was started again: it may be down still."""
+    """No restart was reported: the job may still be down."""
     lost_gpu_hours: float | None
-    """That time by the ranks that each job had, a GPU each; None where the ranks of none of them are known."""
+    """Downtime times ranks, one GPU for each rank. None if unknown for all failures."""
     uncounted: int
-    """Failures without known ranks, or after which the job did not come back: nothing of them is in the hours."""
+    """Failures missing from the hours: unknown ranks, or no restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTotal:
-    """How often one node was in trouble."""
+    """Faults of one node."""
 
     node: str
     alerts: int
-    """Alerts on it, or on a GPU in it, that a playbook reacts to."""
+    """On it or one of its GPUs, with a reacting playbook."""
     alert_names: tuple[str, ...]
     verdicts: int
-    """Failures of jobs that were put down to it with high confidence."""
+    """Job failures attributed to it with high confidence."""
     jobs: tuple[str, ...]
-    """Those jobs."""
     touched: int
-    """Runs that have changed something on it."""
+    """Runs that changed something on it."""
     mtbi_seconds: float | None
-    """The mean time between interruptions: the time of the report by how many alerts and verdicts it had."""
+    """Mean time between interruptions: the report's period divided by the number of alerts and verdicts."""
     came_back: int
-    """Runs that were started on it within a day after one on it had succeeded."""
+    """Runs that started within a day after a successful one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +67,12 @@ class FleetReport:
     time_range: TimeRange
     failures: int
     causes: tuple[CauseTotal, ...]
-    """Those that cost most first."""
     nodes: tuple[NodeTotal, ...]
-    """Those with two troubles or more, the worst first."""
+    """With two or more alerts and verdicts, the worst first."""
     repairs: tuple[RepairTotal, ...]
-    """By playbook."""
     repaired: tuple[CauseRepairs, ...]
-    """By cause; those with most runs first."""
     gpu_hours_kept: GpuHoursKept
     unknown: Mapping[str, str]
-    """Why a part is empty, or incomplete, by its name."""
 
 
 @dataclass(slots=True)
@@ -88,15 +82,14 @@ class _Node:
     touched: int = 0
     came_back: int = 0
     begun_next: datetime | None = None
-    """When the run on it after the one that is read was created; runs are read newest first."""
 
 
 class RunTally:
-    """Counts runs as they are read, newest first, so that none of them is kept."""
+    """Counts of runs as they are read, newest first. No run is kept."""
 
-    def __init__(self, worth: WorthTally) -> None:
+    def __init__(self, repairs: RepairTally) -> None:
         self._nodes: dict[str, _Node] = defaultdict(_Node)
-        self.worth = worth
+        self.repairs = repairs
 
     def add(self, run: Run) -> None:
         target = run.target
@@ -105,7 +98,7 @@ class RunTally:
             self._nodes[target.node].names.add(run.alert_name)
         for node in run.touched:
             self._nodes[node].touched += 1
-        self.worth.add(run)
+        self.repairs.add(run)
         if run.status in (Status.NOT_STARTED, Status.OBSERVED):
             return
         on = {target.node} if target is not None and target.node is not None else set()
@@ -116,7 +109,6 @@ class RunTally:
             of_node.begun_next = run.created_at
 
     def nodes(self, verdicts: Sequence[VerdictRecord], time: timedelta) -> list[NodeTotal]:
-        """Those with two troubles or more, the worst first."""
         jobs: dict[str, list[str]] = defaultdict(list)
         for verdict in verdicts:
             if verdict.node is not None:
@@ -152,7 +144,6 @@ def fleet_report(
     verdicts: Sequence[VerdictRecord],
     left_out: Mapping[str, str],
 ) -> FleetReport:
-    """The report on all jobs from `since` to `until`. `left_out` says of which parts there was too much to be read."""
     failures = list(_all_failures(events, verdicts))
     unknown = dict(left_out)
     if failures and not verdicts:
@@ -163,8 +154,8 @@ def fleet_report(
         tuple(_causes(failures)),
         tuple(runs.nodes(verdicts, until - since)),
         tuple(repair_total(playbook, tally) for playbook, tally in sorted(tallies.items())),
-        tuple(runs.worth.causes()),
-        runs.worth.gpu_hours(sum((tally.person_seconds for tally in tallies.values()), Counter())),
+        tuple(runs.repairs.causes()),
+        runs.repairs.gpu_hours(sum((tally.person_seconds for tally in tallies.values()), Counter())),
         unknown,
     )
 
@@ -172,7 +163,6 @@ def fleet_report(
 def _all_failures(
     events: Sequence[Event], verdicts: Sequence[VerdictRecord]
 ) -> Iterable[tuple[str, FailureRecord, int | None]]:
-    """Each failure with its job, and how many ranks the job had."""
     by_job: dict[str, list[Event]] = defaultdict(list)
     ranks: dict[tuple[str, datetime], int | None] = {}
     for event in events:

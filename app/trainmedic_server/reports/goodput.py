@@ -1,7 +1,6 @@
-"""How much of a job's time went into training, and where the rest went. Pure.
+"""Use of a job's time: training, and losses by kind. Pure.
 
-What is lost is counted, and what is left is productive: slow steps are steps. The parts do not overlap. Not here: how
-well the GPUs were used meanwhile (``efficiency``), why steps are slow (``bottleneck``).
+Losses are counted, without overlap, and the rest is productive, slow steps included.
 """
 
 from __future__ import annotations
@@ -17,27 +16,25 @@ from trainmedic_server.reports import points as figures
 from trainmedic_server.reports.points import Stretch
 
 _SOON = 120.0
-"""Seconds before the process is missed within which a failure is what ended it."""
+"""A failure this many seconds before a gap is its cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Seconds that went into no training step which still counts."""
+    """Seconds that went into no training step that still counts."""
 
     failures: float = 0.0
-    """The job was down, after it had failed or was gone."""
     restarts: float = 0.0
-    """It was down without a failure that somebody told of, or had begun and not completed a step yet."""
+    """Downtime without a reported failure, and time before the first completed step."""
     redone: float = 0.0
-    """Steps of this time that had to be done again, because a rollback or a restart went back behind them."""
+    """Steps repeated after a rollback or restart."""
     checkpoints: float = 0.0
     evaluations: float = 0.0
     repairs: float = 0.0
-    """Repairs and pauses, in the words of the SDK's windows."""
+    """The SDK's windows ``repair`` and ``pause``."""
     stalls: float = 0.0
-    """No step was completed for longer than the job's own limit."""
+    """No completed step beyond the job's own limit."""
     other: float = 0.0
-    """Windows of other names."""
 
     @property
     def total(self) -> float:
@@ -55,49 +52,44 @@ class LostTime:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """``ratio`` is productive by wall time, 0 to 1: the effective training time ratio."""
+    """``ratio`` is productive time divided by wall time, 0 to 1: the effective training time ratio."""
 
     ratio: float
     wall_seconds: float
-    """From when the job was first there to when it ended, or was last there; without time that nobody measured."""
+    """From the first appearance to the end, without unmeasured time."""
     productive_seconds: float
     lost: LostTime
     unmeasured_seconds: float = 0.0
-    """Prometheus itself has nothing of this time."""
     resolution_seconds: float = 0.0
-    """Of an interval. What is shorter than two may be missed."""
+    """Interval. Anything shorter than two may be missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressPoints:
-    """What was measured of a job's progress: points that lie `every` seconds apart. Counters begin at 0."""
+    """Measured progress of a job: points `every` seconds apart. Counters begin at 0."""
 
     steps: Points
-    """Steps since its process began."""
     step: Points = ()
-    """The number of its step."""
     step_seconds: Points = ()
     stall: Points = ()
-    """The longest stall of each interval, in seconds."""
+    """Longest of each interval, in seconds."""
     stall_limit: Points = ()
     windows: Mapping[str, Points] = field(default_factory=dict)
-    """The seconds in each kind of window since its process began."""
     measured: Sequence[Stretch] = ()
-    """When Prometheus had anything at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobMoments:
-    """When a job has failed, or ended as it should; seconds since 1970."""
+    """Times of a job's failures and regular ends, in seconds since 1970."""
 
     failed: Sequence[float] = ()
     ended: Sequence[float] = ()
     restarted: Sequence[Stretch] = ()
-    """From each failure that was told to the start that was told after it. They do not overlap."""
+    """From a reported failure to the next reported start, without overlaps."""
 
 
 def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: float, every: float) -> Goodput | None:
-    """What the time from `begin` to `end` came to; None where the job was not there."""
+    """Return None if the job was not there."""
     present = figures.stretches(progress.steps, every)
     if not present:
         return None
@@ -107,7 +99,7 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
     unused = sum(figures.overlap(gap, measured) for gap in _ended_between(present, moments))
     wall = figures.overlap(span, measured) - unused
     lost = _lost(progress, down, measured, _ended_between(present, moments), begin, every)
-    # Where the parts are more than there was, as where each is a little too long, nothing was productive.
+    # Parts that are each slightly too long may exceed the total.
     productive = max(wall - lost.total, 0.0)
     return Goodput(
         ratio=round(productive / wall, 4) if wall > 0 else 0.0,
@@ -120,18 +112,20 @@ def goodput(progress: ProgressPoints, moments: JobMoments, begin: float, end: fl
 
 
 def _ended_between(present: Sequence[Stretch], moments: JobMoments) -> list[Stretch]:
-    """The gaps in which nobody waited for the job: it had ended as it should, and was started again later."""
     return [gap for gap in figures.gaps(present) if _last_word(gap, moments)[0] == "ended"]
 
 
 def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: float) -> list[tuple[Stretch, bool]]:
-    """When the job was down although it had not ended, and whether by a failure. After the last point it is down only
-    where somebody has told that it failed. What is too short to show as a gap counts as it was told."""
+    """Return downtimes without a regular end, and whether a failure caused each.
+
+    After the last point the job is down only if a failure was reported. Times too short for a gap are taken from the
+    reports.
+    """
     down = [(stretch, True) for stretch in _too_short_to_show(present, moments, every)]
     for gap in figures.gaps(present):
         word, at = _last_word(gap, moments)
         if word != "ended":
-            # The last interval of the process that failed was not full of it.
+            # The failed process did not fill its last interval.
             down.append((Stretch(min(at, gap.begin), gap.end), word == "failed"))
     rest = Stretch(present[-1].end, end)
     word, at = _last_word(rest, moments)
@@ -141,14 +135,14 @@ def _down(present: Sequence[Stretch], moments: JobMoments, end: float, every: fl
 
 
 def _too_short_to_show(present: Sequence[Stretch], moments: JobMoments, every: float) -> list[Stretch]:
-    """The times from a failure to the next start that need not leave any interval empty, and did not."""
     short = [told for told in moments.restarted if told.seconds < 2 * every]
     return [told for told in short if any(there.begin <= told.begin and told.end <= there.end for there in present)]
 
 
 def _last_word(gap: Stretch, moments: JobMoments) -> tuple[str | None, float]:
-    """What was told last of the process that was there before the gap, and when something was first; None and the gap's
-    beginning where nothing was."""
+    """Return the last report on the process before the gap, and the time of the first one. Without reports: None and
+    the gap's beginning.
+    """
     told = [(at, "failed") for at in moments.failed] + [(at, "ended") for at in moments.ended]
     within = [(at, word) for at, word in told if gap.begin - _SOON <= at <= gap.end]
     return (max(within)[1], min(within)[0]) if within else (None, gap.begin)
@@ -179,9 +173,7 @@ def _lost(
 
 
 def _redone(progress: ProgressPoints, ended: Sequence[Stretch]) -> float:
-    """The seconds of those steps within this time that lie behind a point to which the training went back: those that
-    were made and brought it no further, each as long as steps were just before it went back. What begins anew after an
-    end as it should be has not gone back."""
+    """Return the seconds of steps that a rollback or restart undid, at the step duration before it."""
     counts = dict(progress.steps)
     lengths = {at: seconds for at, seconds in progress.step_seconds if math.isfinite(seconds)}
     usual = statistics.median(lengths.values()) if lengths else 0.0
@@ -202,17 +194,15 @@ def _seconds_in(points: Points, begin: float, every: float) -> float:
 
 
 def _is_new(points: Points, begin: float, every: float) -> bool:
-    """Whether the first of these points is not just the first that was asked for: then the process began there."""
     return bool(points) and points[0][0] > begin + 1.5 * every
 
 
 def _starting(steps: Points, every: float) -> list[Stretch]:
-    """When a process was there and had not completed a step yet."""
     return figures.stretches([(at, value) for at, value in steps if value == 0], every)
 
 
 def _stalled(progress: ProgressPoints, starting: Sequence[Stretch], every: float) -> float:
-    """The length of each stall that was over the limit then. What belongs to a start is counted there."""
+    """Starts are counted separately."""
     limits = dict(progress.stall_limit)
     over = [(at, value) for at, value in progress.stall if value > limits.get(at, float("inf"))]
     stalls = figures.excursions(over, every, lambda _: True)

@@ -1,8 +1,7 @@
-"""Times in which GPUs of a training job were nearly idle, or their memory was nearly full. Pure.
+"""Times in which GPUs of a training job were nearly idle or their memory nearly full. Pure.
 
-Each GPU is judged by its mean over a window of `GpuBound.lasting`. A window counts only if the job trained in nine
-tenths of it: not before its first step, and not while it wrote checkpoints, evaluated or was paused. Not here: the
-readings (``job_questions``), and bounds of the job's own metrics (``anomalies``).
+Each GPU is judged by its mean over a window of `GpuBound.lasting`. A window counts only if the job trained in 90 % of
+it: after its first step, without checkpoints, evaluations and pauses.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from trainmedic_server.ports.metric_history import MetricSeries, Points
 from trainmedic_server.reports.anomalies import AnomalousGpu, Anomaly
 
 MOST_NAMED = 8
-"""GPUs that an anomaly lists, the worst ones. It counts all of them."""
+"""The worst GPUs. All are counted."""
 _AT_A_TIME = 4
-"""GPUs in each point of a query, the worst ones. A job may have thousands."""
+"""GPUs in each point of a query. A job may have thousands."""
 _IN_WINDOWS = 0.1
 """Share of a window that checkpoints, evaluations and the like may take."""
 
-# Not before the first step, and mostly in training.
+# After the first step, and mostly in training.
 _WHILE_TRAINING = (
     " and on () (min(min_over_time(training_steps_total{$job}[$lasting])) > 0)"
     " unless on () (sum(increase(training_window_seconds_total{$job}[$lasting])) > $in_windows)"
@@ -32,11 +31,8 @@ _WHILE_TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class GpuBound:
-    """The condition of one kind of anomaly."""
-
     kind: str
     limit: float
-    """Percent of the GPU's time or memory."""
     lasting: float
     """Shortest period of a GPU's mean, in seconds."""
     is_over: bool
@@ -61,10 +57,9 @@ FULL_MEMORY = GpuBound(
 
 
 def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
-    """Return two Prometheus queries: the number of GPUs out of bounds (0 if the job trains and none is), and these
-    GPUs.
+    """Return two PromQL queries: the number of GPUs out of bounds (0 if the job trains and none is), and these GPUs.
 
-    ``percent`` gives the mean of each GPU of the job over ``$lasting``; ``window`` is that period in seconds.
+    ``percent`` is each GPU's mean over ``$lasting``, ``window`` that period in seconds.
     """
     sign, worst = (">", "topk") if bound.is_over else ("<", "bottomk")
     out = f"({percent} {sign} {bound.limit:g}{_WHILE_TRAINING})"
@@ -79,11 +74,7 @@ def queries(bound: GpuBound, percent: str, window: float) -> tuple[str, str]:
 def anomalies(
     bound: GpuBound, counts: Points, worst: Sequence[MetricSeries], every: float, window: float
 ) -> list[Anomaly]:
-    """Return the anomalies from the answers to both queries, whose points are `every` seconds apart.
-
-    An anomaly continues over a checkpoint or an evaluation of at most two windows, if the GPUs are out of bounds after
-    it.
-    """
+    """An anomaly continues over a checkpoint or an evaluation of at most two windows."""
     found = []
     for points in _together(counts, 2 * window + every):
         end = points[-1][0]
@@ -105,7 +96,6 @@ def anomalies(
 
 
 def _together(counts: Points, most_apart: float) -> Iterator[list[tuple[float, float]]]:
-    """Yield runs of points above 0 without a point of 0 or a longer gap between them."""
     run: list[tuple[float, float]] = []
     for at, count in counts:
         if run and (not count > 0 or at - run[-1][0] > most_apart):
@@ -120,7 +110,6 @@ def _together(counts: Points, most_apart: float) -> Iterator[list[tuple[float, f
 def _worst_gpus(
     series: Sequence[MetricSeries], begin: float, end: float, pick: Callable[[Iterable[float]], float]
 ) -> tuple[AnomalousGpu, ...]:
-    """Return the GPUs of these series within this time, the worst first."""
     by_gpu: dict[str, AnomalousGpu] = {}
     for each in series:
         values = [value for at, value in each.points if begin <= at <= end and math.isfinite(value)]

@@ -1,7 +1,4 @@
-"""`JobFigures`: what was measured of a job in a time, as a report is made of it. Pure.
-
-Who makes it: ``job_questions``, from what Prometheus answers.
-"""
+"""Measured figures of a job in a period, the input of a report. Pure."""
 
 from __future__ import annotations
 
@@ -18,28 +15,21 @@ from trainmedic_server.reports.points import Spread
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """What Prometheus has of a job in a time. None, or empty, where it has nothing."""
+    """Figures from Prometheus. None or empty: no data."""
 
     every: float = 0.0
-    """Seconds of an interval."""
     progress: ProgressPoints | None = None
     gpus: int | None = None
-    """The most GPUs that it had at one time."""
     no_gpus: str | None = None
-    """Why Prometheus did not tell of its GPUs what it knows; None where it did."""
     utilisation: Spread | None = None
-    """Percent, over all its GPUs."""
     memory: Spread | None = None
-    """Percent of the GPUs' memory, over all of them."""
     throughput: Spread | None = None
     unit: str | None = None
-    """``samples/s`` or ``tokens/s``."""
     baseline: Baseline | None = None
     shares: StepShares | None = None
     straggler: Straggler | None = None
     memory_use: MemoryUse = field(default_factory=MemoryUse)
     anomalies: Sequence[Anomaly] = ()
     gpu_anomalies: Sequence[Anomaly] | None = None
-    """Anomalies of single GPUs. None if utilisation and memory use are unknown."""
+    """None if utilisation and memory use are unknown."""
     cpu: CpuUse | None = None
-    """CPU use of the ranks."""

@@ -1,11 +1,7 @@
-"""What is asked of Prometheus for the report of a job, and what its answers come to.
+"""Prometheus queries for the report on a job.
 
-Every answer is bounded: the time in question is cut into at most `INTERVALS` intervals, and Prometheus puts the GPUs
-and processes of the job together. Who calls it: ``compiling``. Not here: what follows from the figures
-(``job_report``).
-
-Which GPUs are a job's is told by the server's own metric ``trainmedic_job_gpu``, at each moment: so it counts also
-where a job has moved, and after it has ended.
+Answers are aggregated over GPUs and processes in at most `INTERVALS` intervals. The server's metric
+``trainmedic_job_gpu`` states which GPUs are the job's at each moment.
 """
 
 from __future__ import annotations
@@ -35,21 +31,19 @@ from trainmedic_server.reports.points import Spread, Stretch
 
 INTERVALS = 720
 _INTERVALS_OF_GPUS = 120
-"""Each is Prometheus's work for every GPU, and the figures of GPUs are wanted over the whole time."""
+"""Few, because each is work for every GPU."""
 _SHORTEST = timedelta(minutes=1)
 _LOOKS_BACK = timedelta(days=30)
-"""How far back the beginning of a job is looked for."""
 _OTHER_JOB_AFTER = 86_400.0
-"""Seconds after which a job of the same name is another one, as for `domain.job_life.KEPT`."""
+"""Seconds of absence after which a job of the same name is another one, as `domain.job_life.KEPT`."""
 _FIRST_HOURS = timedelta(hours=6)
-"""The time in which the first stable hour is looked for."""
 _AT_ONCE = 4
 _SCRAPES = timedelta(minutes=10)
-"""The time in which scrapes are counted, at least, to know how far they lie apart."""
+"""Minimum time in which to count scrapes to learn their interval."""
 
 _THERE = "max(count_over_time(training_steps_total{$job}[$every]))"
 _GPUS = "max by (uuid) (max_over_time(trainmedic_job_gpu{$job}[$every]))"
-# Those that were the job's at both ends of the interval: of another one a part was somebody else's time.
+# GPUs that were the job's at both ends of the interval. Others were partly used by another job.
 _WHOLLY = "(max by (uuid) (trainmedic_job_gpu{$job}) and max by (uuid) (trainmedic_job_gpu{$job} offset $every))"
 # dcgm-exporter, for nodes whose agent is not scraped, as in monitoring/rules/gpu.yaml.
 _UTILISATION = (
@@ -67,7 +61,7 @@ _OWN = "avg_over_time(training_rank_own_seconds{$job}[$every])"
 
 
 class JobQuestions:
-    """Asks about one job, in one time. Any method raises MetricsUnavailable."""
+    """Queries about one job in one period. Every method raises MetricsUnavailable."""
 
     def __init__(self, history: MetricHistory, job: str, begin: datetime, end: datetime) -> None:
         self._history = history
@@ -79,11 +73,10 @@ class JobQuestions:
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def figures(self) -> JobFigures:
-        """All that Prometheus has of it; without `progress` where it has nothing."""
         begin, end = self._begin, self._end
         scrapes, looked = await self._narrow()
         if looked > _SCRAPES:
-            # What was found in hours of a year is looked for again, within these.
+            # The first pass may be coarse, as with hours of a year: repeat it within its result.
             scrapes, looked = await self._narrow()
         if not scrapes:
             return JobFigures(self._every.total_seconds())
@@ -104,10 +97,8 @@ class JobQuestions:
         return replace(figures, **gpus, **throughput, **steps)
 
     async def _narrow(self) -> tuple[Points, timedelta]:
-        """Narrow the time to that in which the job was there, so that intervals are the shorter, the shorter that is.
-        Returns how often it was scraped in each part of it, and how long a part is."""
         part = max(_interval(self._end - self._begin, timedelta(0)), _SCRAPES)
-        # So many whole ones that no time at the beginning is left out.
+        # Whole parts, so that the beginning of the period is covered.
         begin = self._end - -(-(self._end - self._begin) // part) * part
         scrapes = await self._point(_THERE, part, begin)
         if scrapes:
@@ -116,8 +107,7 @@ class JobQuestions:
         return scrapes, part
 
     async def _scrapes_apart(self, scrapes: Points, looked: timedelta) -> timedelta:
-        """How far the scrapes lie apart: by their number in the time that has most of them, and, as a short job fills
-        only a part of it, by that in the fullest minute of it."""
+        """A short job fills only some of a part, so its fullest minute counts too."""
         at, most = max(scrapes, key=lambda point: point[1])
         minute = _interval(looked, timedelta(0))
         minutes = await self._point(_THERE, minute, _moment(at) - looked, _moment(at))
@@ -125,7 +115,6 @@ class JobQuestions:
         return min(looked / most, minute / fullest) if fullest > 1 else looked / most
 
     async def _measured(self, begin: datetime, end: datetime) -> list[Stretch]:
-        """When Prometheus had anything at all."""
         every = _interval(end - begin, self._apart)
         there = await self._point("count(count_over_time(up[$every]))", every, begin, end)
         return points.stretches(there, every.total_seconds())
@@ -165,7 +154,7 @@ class JobQuestions:
                 self._of_gpus_out_of_bounds(gpu_anomalies.FULL_MEMORY, _MEMORY, whose),
             )
         except MetricsUnavailable as error:
-            # What thousands of GPUs have measured may be too much for a Prometheus that knows the rest.
+            # Prometheus may refuse queries over thousands of GPUs and answer all others.
             return {"gpus": int(most), "no_gpus": str(error)}
         looked_for = [*low, *full] if utilisation is not None or memory is not None else None
         return {"gpus": int(most), "utilisation": utilisation, "memory": memory, "gpu_anomalies": looked_for}
@@ -175,7 +164,6 @@ class JobQuestions:
         return max(self._every, _interval(self._end - self._begin, self._apart, _INTERVALS_OF_GPUS))
 
     async def _of_gpus_out_of_bounds(self, bound: GpuBound, metric: str, whose: str) -> list[Anomaly]:
-        """Read the anomalies of the job's GPUs, which ``whose`` selects."""
         every = self._every_of_gpus
         window = max(every, timedelta(seconds=bound.lasting))
         percent = (metric.format(over="avg") + f" * on (uuid) group_left () {whose}").replace("$every", "$lasting")
@@ -198,7 +186,6 @@ class JobQuestions:
         return {}
 
     async def _baseline(self, amount: str) -> Baseline | None:
-        """Read the target that the job declares, or else compute the baseline of its beginning."""
         declared = await self._point(f"max(last_over_time(training_target_{amount}_per_second{{$job}}[$every]))")
         target = efficiency.target(declared[-1][1] if declared else None, declared)
         if target is not None:
@@ -214,7 +201,6 @@ class JobQuestions:
         return cpu_use.cpu_use(median, ranks)
 
     async def _first_hours(self, query: str) -> Points:
-        """What `query` was in the first hours of the job, which may be long before the time in question."""
         begin = min(self._begin, self._end - _LOOKS_BACK)
         coarse = _interval(self._end - begin, timedelta(0))
         there = await self._point(_THERE, coarse, begin)
@@ -258,13 +244,11 @@ class JobQuestions:
         ]
 
     async def _points(self, *queries: str) -> list[Points]:
-        """The points of each query's one series."""
         return list(await asyncio.gather(*map(self._point, queries)))
 
     async def _point(
         self, query: str, every: timedelta | None = None, begin: datetime | None = None, end: datetime | None = None
     ) -> Points:
-        """The points of the one series that `query` gives."""
         answer = await self._series(query, every, begin, end)
         return answer[0].points if answer else ()
 
@@ -272,7 +256,7 @@ class JobQuestions:
         self, query: str, every: timedelta | None = None, begin: datetime | None = None, end: datetime | None = None
     ) -> Sequence[MetricSeries]:
         every, begin, last = every or self._every, begin or self._begin, end or self._end
-        # Each point is of the interval before it; the last one ends with the time that is asked for.
+        # Each point covers the interval before it. The last one ends with the period.
         first = last - max((last - begin) // every - 1, 0) * every
         matcher = f"job_name={quoted(self._job)}"
         values = {"job": matcher, "every": duration.write(every)}
@@ -286,14 +270,13 @@ def _moment(seconds: float) -> datetime:
 
 
 def _interval(length: timedelta, apart: timedelta, most: int = INTERVALS) -> timedelta:
-    """Whole seconds, so that there are at most so many, and that each has two scrapes that lie `apart`."""
+    """At most `most` intervals, each with two scrapes `apart`."""
     seconds = max(length / most, _SHORTEST, 2.5 * apart).total_seconds()
     return timedelta(seconds=math.ceil(seconds))
 
 
 def _straggler(ranks: Sequence[MetricSeries], own_median: float | None) -> Straggler | None:
-    """The rank with most own time on average; None where that is not measured. Only the slowest ranks have a series,
-    so one that is among them for a short time is compared over that time alone."""
+    """Only the slowest ranks have a series. One that is among them only briefly is ignored."""
     averages = [(average, series) for series in ranks if (average := points.average(series.points)) is not None]
     if not averages or not own_median:
         return None

@@ -1,6 +1,6 @@
-"""The report of a job: `job_report` makes it of what Prometheus and the run store have. Pure.
+"""Report on a job from figures and records. Pure.
 
-A figure that is not known is None, and `JobReport.unknown` says by its name why not.
+An unknown figure is None, and `JobReport.unknown` has the reason under its name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from trainmedic_server.reports.job_figures import JobFigures
 from trainmedic_server.reports.points import Spread
 
 MOST_LISTED = 200
-"""Failures, and repairs, that a report lists; the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,10 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class UsualThroughput:
-    """Throughput to compare the job with: the target that it declares, or the median of its own beginning."""
+    """The target that the job declares, or the median of its own beginning."""
 
     value: float
     of: str
-    """``target``, ``first_stable_hour`` or ``first_points``."""
     since: datetime
     until: datetime
     points: int
@@ -56,9 +54,7 @@ class AnomalyRecord:
     limit: float | None
     summary: str
     gpus: tuple[AnomalousGpu, ...] = ()
-    """The worst GPUs, for an anomaly of single GPUs."""
     gpu_count: int | None = None
-    """The largest number of GPUs at one time. None for other anomalies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +73,13 @@ class RepairRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """All that a report says. Shares and ratios are from 0 to 1, times in seconds or aware UTC."""
+    """Report on one job. Shares and ratios are from 0 to 1, durations in seconds, times in UTC."""
 
     job: str
     time_range: TimeRange
     gpus: int | None
     gpu_utilization: Spread | None
-    """Percent, over all GPUs of the job."""
     gpu_memory: Spread | None
-    """Percent of the GPUs' memory that is in use, over all of them."""
     throughput: Spread | None
     throughput_unit: str | None
     baseline: UsualThroughput | None
@@ -99,39 +93,33 @@ class JobReport:
     failure_count: int
     restart_count: int
     slow: tuple[VerdictRecord, ...]
-    """What it lost its time with, whenever an alert said that it was slow."""
     repairs: tuple[RepairRecord, ...]
     repair_count: int
     oom_events: ErrorCount | None
     network_errors: ErrorCount | None
-    """From findings in its logs."""
     cpu: CpuUse | None
     evaluations: tuple[EvaluationRecord, ...] | None
     unknown: Mapping[str, str]
-    """Why a figure is None, by its name."""
+    """Why a figure is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """What the run store has of a job in a time, each oldest first."""
+    """Records of a job in the run store, each list oldest first."""
 
     events: Sequence[Event] = ()
     repairs: Sequence[RepairRecord] = ()
-    """The newest `MOST_LISTED`."""
     repair_count: int = 0
     verdicts: Sequence[VerdictRecord] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Of what there was too much to be read, by the report's part."""
     findings: Sequence[KnownFinding] = ()
-    """Findings in its logs."""
     evaluated: Sequence[Event] = ()
 
 
 def job_report(
     job: str, since: datetime, until: datetime, figures: JobFigures, records: JobRecords, no_metrics: str | None
 ) -> JobReport:
-    """The report on the time from `since` to `until`. `no_metrics` is why nothing was asked of Prometheus, or why it
-    did not answer; None where it did."""
+    """`no_metrics` is why Prometheus was not queried or did not answer, None if it did."""
     usual = figures.baseline
     share = figures.throughput.average / usual.value if figures.throughput and usual else None
     score = None
@@ -205,7 +193,6 @@ def _goodput(figures: JobFigures, records: JobRecords, since: datetime, until: d
 
 
 def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str | None) -> dict[str, str]:
-    """Why each figure that is None is not known."""
     missing = {name for name, value in report.items() if value is None}
     of_logs = dict.fromkeys(sorted(missing & {"oom_events", "network_errors"}), NOTHING_READ)
     missing -= of_logs.keys()
@@ -214,10 +201,10 @@ def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str 
     if no_metrics is not None:
         return {**dict.fromkeys(sorted(missing | {"anomalies"}), no_metrics), **of_logs}
     no_gpus = (
-        "Prometheus has no trainmedic_job_gpu of this job: the server's metrics are not scraped, or no rank has said "
-        "which GPU it uses"
+        "Prometheus has no trainmedic_job_gpu of this job: the server's metrics are not scraped, or no rank has "
+        "reported which GPU it uses"
     )
-    untold = figures.no_gpus or "its GPUs are known, and Prometheus has no such metric of them"
+    untold = figures.no_gpus or "Prometheus has no such metric of its GPUs"
     of_gpus = no_gpus if figures.gpus is None else untold
     scored = [name for name in ("gpu_utilization", "throughput", "baseline") if name in missing]
     reasons = {
@@ -230,14 +217,14 @@ def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str 
         else "the job reports neither samples nor tokens",
         "efficiency": "there is no baseline to rate it against"
         if scored == ["baseline"]
-        else f"it is worked out from {', '.join(scored)}, not known either",
+        else f"it is computed from {', '.join(scored)}, also unknown",
         "goodput": "the job reports no steps",
         "step_shares": "the job does not report what its steps wait for",
         "bottleneck": "the job does not report what its steps wait for"
         if figures.shares is None
-        else "waiting for other ranks is not measured, so it cannot be told from computing",
-        "cpu": "the job does not report what processors its ranks use: its SDK is too old, or it does not run on Linux",
-        "gpu_anomalies": f"utilisation and memory use of its GPUs are not known: {of_gpus}",
+        else "waiting for other ranks is not measured, so it cannot be distinguished from computing",
+        "cpu": "the job does not report the CPU use of its ranks: its SDK is too old, or it does not run on Linux",
+        "gpu_anomalies": f"utilisation and memory use of its GPUs are unknown: {of_gpus}",
     }
     if figures.gpu_anomalies is None:
         missing.add("gpu_anomalies")
@@ -245,7 +232,6 @@ def _reasons(report: Mapping[str, object], figures: JobFigures, no_metrics: str 
 
 
 def repair_record(run: Run) -> RepairRecord:
-    """What a report says of a run."""
     return RepairRecord(
         run.id,
         run.playbook,

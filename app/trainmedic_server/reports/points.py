@@ -1,4 +1,4 @@
-"""Figures of points over time: their average, their rise, their gaps, and when they were out of bounds. Pure."""
+"""Statistics of points over time: averages, rises, gaps and excursions. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainmedic_server.ports.metric_history import Points
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What a quantity was over a time. All three are finite, in the quantity's unit."""
+    """Average and extremes of a quantity in a period. All are finite, in the quantity's unit."""
 
     average: float
     max: float
@@ -22,7 +22,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A time without a break, in seconds since 1970."""
+    """Uninterrupted period, in seconds since 1970."""
 
     begin: float
     end: float
@@ -34,7 +34,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Excursion:
-    """A stretch in which a quantity was out of bounds, and the worst that it was then; NaN where it was no number."""
+    """Period out of bounds, with its worst value. NaN if a value was not a number."""
 
     begin: float
     end: float
@@ -42,7 +42,6 @@ class Excursion:
 
 
 def finite(points: Points) -> list[float]:
-    """The values that are numbers."""
     return [value for _, value in points if math.isfinite(value)]
 
 
@@ -54,9 +53,9 @@ def average(points: Points) -> float | None:
 def spread(
     averages: Points, highest: Points | None = None, lowest: Points | None = None, counts: Points = ()
 ) -> Spread | None:
-    """The spread of a quantity, of which the averages of equal intervals are known, and, where an interval holds more
-    than its average, the highest and the lowest of each; `counts` says of how many each average is, where they differ.
-    None without any number."""
+    """`highest` and `lowest` are the extremes of each interval, `counts` the weight of each average. None without any
+    number.
+    """
     values = finite(averages)
     if not values:
         return None
@@ -68,9 +67,8 @@ def spread(
 
 
 def rise(points: Points, is_from_zero: bool) -> float:
-    """By how much a counter has risen in all. A value below the one before is a counter that has begun anew.
-
-    ``is_from_zero`` is whether the first value itself was reached within the time in question.
+    """A lower value than the previous one is a reset. ``is_from_zero``: the first value was reached within the period,
+    too.
     """
     values = finite(points)
     risen = values[0] if values and is_from_zero else 0.0
@@ -80,7 +78,7 @@ def rise(points: Points, is_from_zero: bool) -> float:
 
 
 def stretches(points: Points, every: float) -> list[Stretch]:
-    """When there were points. Each stands for the `every` seconds before it; one that is missing is a gap."""
+    """Each point covers the `every` seconds before it."""
     joined: list[Stretch] = []
     for at, _ in points:
         if joined and at - joined[-1].end <= 1.5 * every:
@@ -91,12 +89,11 @@ def stretches(points: Points, every: float) -> list[Stretch]:
 
 
 def gaps(present: Sequence[Stretch]) -> list[Stretch]:
-    """The times between stretches."""
     return [Stretch(before.end, after.begin) for before, after in itertools.pairwise(present)]
 
 
 def overlap(stretch: Stretch, others: Iterable[Stretch]) -> float:
-    """For how many seconds of `stretch` one of the others, which do not overlap each other, was there."""
+    """Return the seconds of `stretch` covered by the others, which do not overlap."""
     return sum(max(min(stretch.end, other.end) - max(stretch.begin, other.begin), 0.0) for other in others)
 
 
@@ -107,7 +104,7 @@ def excursions(
     at_least: int = 1,
     worst: Callable[[Iterable[float]], float] = max,
 ) -> list[Excursion]:
-    """When `is_out` held, at `at_least` points one after the other."""
+    """Return the periods in which `is_out` held for at least `at_least` consecutive points."""
     runs: list[list[tuple[float, float]]] = [[]]
     for at, value in points:
         if runs[-1] and (not is_out(value) or at - runs[-1][-1][0] > 1.5 * every):

@@ -9,10 +9,10 @@ from typing import Any
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.cloud_events import CloudEvents
 from trainmedic_server.adapters.grafana_annotations import GrafanaAnnotations
+from trainmedic_server.adapters.json_endpoint import JsonEndpoint
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.run_traces import RunTraces
 from trainmedic_server.adapters.sql_store.store import SqlStore
-from trainmedic_server.adapters.web_door import WebDoor
 from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
 from trainmedic_server.engine.event_dispatch import EventDispatcher, EventListener
 from trainmedic_server.ports.outside import Clock
@@ -47,18 +47,18 @@ async def after_the_act(
         listeners.append(EffectRecorder(store, catalog))
         loops.append((EffectMeasuring(store, prometheus, clock, metrics).run(), "effects due"))
     if settings.events_to is not None:
-        door = WebDoor(settings.events_to.get_secret_value(), settings.events_token, "the receiver of events")
-        stack.push_async_callback(door.close)
+        endpoint = JsonEndpoint(settings.events_to.get_secret_value(), settings.events_token, "the receiver of events")
+        stack.push_async_callback(endpoint.close)
         # Without an address of its own, the store's identity tells two clusters' events apart.
         source = settings.external_url or f"urn:trainmedic:{await store.identity()}"
-        listeners.append(CloudEvents(door, source, settings.events_kinds, metrics.events_left_out.inc))
+        listeners.append(CloudEvents(endpoint, source, settings.events_kinds, metrics.events_left_out.inc))
     if settings.grafana is not None:
-        door = WebDoor(settings.grafana.get_secret_value(), settings.grafana_token, "Grafana")
-        stack.push_async_callback(door.close)
-        listeners.append(GrafanaAnnotations(door, store, settings.external_url))
+        endpoint = JsonEndpoint(settings.grafana.get_secret_value(), settings.grafana_token, "Grafana")
+        stack.push_async_callback(endpoint.close)
+        listeners.append(GrafanaAnnotations(endpoint, store, settings.external_url))
     if settings.traces_to is not None:
-        door = WebDoor(settings.traces_to.get_secret_value(), settings.traces_token, "the collector of traces")
-        stack.push_async_callback(door.close)
+        endpoint = JsonEndpoint(settings.traces_to.get_secret_value(), settings.traces_token, "the collector of traces")
+        stack.push_async_callback(endpoint.close)
         instance = await store.identity()
-        listeners.append(RunTraces(door, store, instance, settings.external_url, metrics.spans_left_out.inc))
+        listeners.append(RunTraces(endpoint, store, instance, settings.external_url, metrics.spans_left_out.inc))
     return [*loops, *((EventDispatcher(store, store, each, metrics).run(), each.name) for each in listeners)]

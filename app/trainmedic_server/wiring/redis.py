@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from trainmedic_server import telemetry
 from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
-from trainmedic_server.adapters.redis_room import RedisRoom, check_is_no_cluster
+from trainmedic_server.adapters.redis_capacity import RedisCapacity, check_is_no_cluster
 from trainmedic_server.settings.server import ServerSettings
 from trainmedic_server.wiring.background import background
 
@@ -28,6 +28,6 @@ async def found_redis(
         stack.push_async_callback(embedded.stop)
         if caveat := embedded.caveat:
             log.warning("the embedded Redis is old", reason=caveat)
-    room = RedisRoom(url, metrics, caveat)
+    room = RedisCapacity(url, metrics, caveat)
     await stack.enter_async_context(background(room.watch(), "room in Redis"))
     return url, room.caveat

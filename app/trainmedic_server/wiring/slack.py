@@ -35,7 +35,7 @@ def slack_loops(
     except ImportError as error:
         raise ConfigurationError("--slack needs the extra: pip install 'trainmedic-server[slack]'") from error
     from trainmedic_server.adapters.slack import people
-    from trainmedic_server.adapters.slack.presses import SlackPresses
+    from trainmedic_server.adapters.slack.button_clicks import SlackButtonClicks
     from trainmedic_server.adapters.slack.questions import LOOK_EVERY, SlackQuestions
     from trainmedic_server.adapters.slack.web_api import SlackApi
 
@@ -44,7 +44,9 @@ def slack_loops(
     stack.push_async_callback(api.close)
     left_out = metrics.slack_left_out.inc
     questions = SlackQuestions(api, store, store, read, settings.external_url, left_out, store.fence)
-    presses = SlackPresses(api, engine, questions, read, lambda outcome: metrics.slack_presses.labels(outcome).inc())
+    presses = SlackButtonClicks(
+        api, engine, questions, read, lambda outcome: metrics.slack_presses.labels(outcome).inc()
+    )
     socket = SocketMode(api.open_socket, presses.handle, metrics.slack_connected.set)
     teller = EventDispatcher(store, store, questions, metrics)
     waiting = "waiting questions in Slack"

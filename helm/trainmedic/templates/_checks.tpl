@@ -31,7 +31,7 @@
 {{- end -}}
 {{- $users := .Values.redis.users -}}
 {{- if and (not .Values.redis.enabled) (or $users.jobs $users.existingSecret) -}}
-{{- fail "redis.users: the chart makes users in its own Redis only (redis.enabled); add them to yours by hand, as docs/how-to/secure-redis.md shows" -}}
+{{- fail "redis.users: the chart makes users in its own Redis only (redis.enabled); add them to yours by hand, as docs/how-to/redis.md shows" -}}
 {{- end -}}
 {{- if and $users.jobs .Values.redis.existingSecret (not $users.existingSecret) -}}
 {{- fail "redis.users.jobs: no password is generated where redis.existingSecret is set; name a Secret with those of the jobs in redis.users.existingSecret" -}}

@@ -2,7 +2,7 @@
 What an agent or a job may do in Redis: receive commands, announce itself, and append to the replies of all without
 reading them. Both ask by INFO whether Redis has room for them; a job also keeps the outcomes of commands, and asks
 whether Redis can have lost any.
-Its launcher (trainmedic-run) has keys of its own. docs/how-to/secure-redis.md shows the same rules.
+Its launcher (trainmedic-run) has keys of its own. docs/how-to/redis.md shows the same rules.
 */}}
 {{- define "trainmedic.receiverRules" -}}
 resetchannels +get +getrange +set +del +expire +xgroup|create +xreadgroup +xack +xdel +multi +exec +ping (%W~trainmedic:replies +xadd)

@@ -124,7 +124,7 @@ async def test_a_silence_is_ended_once(source, alertmanager, clock):
 
 async def test_a_silence_that_the_alertmanager_refuses_fails_for_good(source, clock):
     """Its reason is told."""
-    with pytest.raises(PermanentFailure, match="the silence was not made"):
+    with pytest.raises(PermanentFailure, match="the silence was not created"):
         await source.silence({"a": ""}, clock.now() + timedelta(minutes=5), uuid.uuid4().hex)
 
 

@@ -62,7 +62,7 @@ async def test_what_reached_nobody_may_be_sent_again(peer, caplog, capsys):
 async def test_what_reached_some_is_not_sent_again(peer):
     """Those who have it would get it twice, so another attempt is refused and those who missed it are named."""
     notifier = AppriseNotifier({"well": [_json(peer, "/ok")], "ill": [_json(peer, "/status/500")]})
-    with pytest.raises(PermanentFailure, match="could not be sent to ill; the others have it"):
+    with pytest.raises(PermanentFailure, match="could not be sent to ill; the others received it"):
         await notifier.notify("t", "m", None)
 
 

@@ -208,7 +208,7 @@ async def test_http_request_is_repeated_after_a_crash_only_where_that_is_harmles
     url = peer.url("/ok")
     await _do(actions, "http.request", {"method": "PUT", "url": url}, resumed=True)
     await _do(actions, "http.request", {"method": "POST", "url": url, "idempotent": True}, resumed=True)
-    with pytest.raises(OutcomeUnknown, match="not said to be idempotent"):
+    with pytest.raises(OutcomeUnknown, match="not declared idempotent"):
         await _do(actions, "http.request", {"method": "POST", "url": url}, resumed=True)
     assert [one.method for one in peer.requests] == ["PUT", "POST"]
 

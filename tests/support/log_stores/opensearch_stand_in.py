@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.support.log_stores import ingest_pipeline
-from trainmedic_server.adapters.log_stores.store_times import nanoseconds_of, rfc3339
+from trainmedic_server.adapters.log_stores.stored_fields import nanoseconds_of, rfc3339
 
 LARGEST_WINDOW = 10_000
 

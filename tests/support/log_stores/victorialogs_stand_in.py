@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from trainmedic_server.adapters.log_stores.store_times import nanoseconds_of, rfc3339
+from trainmedic_server.adapters.log_stores.stored_fields import nanoseconds_of, rfc3339
 
 RETENTION_SECONDS = 7 * 24 * 3600
 LONGEST_LINE = 256 * 1024

@@ -207,7 +207,7 @@ async def test_silent_ranks_are_named(bus: ScriptedBus) -> None:
 async def test_a_rank_that_took_the_command_up_is_told_apart_from_a_silent_one(bus: ScriptedBus) -> None:
     """It may still finish."""
     bus.answers, bus.in_time, bus.present = replies("accepted"), False, presence("llm-1", [0])
-    with pytest.raises(OutcomeUnknown, match=r"rank 0 of .* did not answer in time, but has taken the command up"):
+    with pytest.raises(OutcomeUnknown, match=r"rank 0 of .* did not answer in time, but has accepted the command"):
         await perform(bus, jobs.JobCheckpoint)
 
 
@@ -251,7 +251,7 @@ async def test_a_receiver_that_is_connected_and_silent_is_said_to_be(bus: Script
 async def test_silence_while_redis_is_away_says_so(bus: ScriptedBus) -> None:
     """It is not blamed on the receiver."""
     bus.is_away = True
-    with pytest.raises(OutcomeUnknown, match="nobody answered, and Redis is away"):
+    with pytest.raises(OutcomeUnknown, match="no one answered, and Redis is unavailable"):
         await perform(bus, jobs.JobCheckpoint)
 
 

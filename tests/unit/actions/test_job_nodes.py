@@ -110,7 +110,7 @@ async def test_without_redis_it_may_be_looked_up_again() -> None:
     """Nothing is guessed."""
     bus = Elastic("n1", "n2", "n3")
     bus.is_away = True
-    with pytest.raises(TemporaryFailure, match="Redis is away"):
+    with pytest.raises(TemporaryFailure, match="Redis is unavailable"):
         await perform(bus, LauncherNodes, {})
 
 

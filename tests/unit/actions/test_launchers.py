@@ -102,7 +102,7 @@ async def test_without_a_launcher_it_fails_and_may_be_tried_again(bus: Launchers
     with pytest.raises(TemporaryFailure, match="no launcher of job 'llm-1' is connected"):
         await perform(bus, LauncherExcludeNode, {"node": "n1"})
     bus.is_away = True
-    with pytest.raises(TemporaryFailure, match="Redis is away"):
+    with pytest.raises(TemporaryFailure, match="Redis is unavailable"):
         await perform(bus, LauncherExcludeNode, {"node": "n1"})
     assert bus.sent == []
 
@@ -169,12 +169,12 @@ async def test_a_node_of_which_something_is_heard_is_not_down(bus: Launchers) ->
     bus.present.append(Presence("llm-4", NOW, {"placement": [{"rank": 0, "node": "n1"}]}))
     bus.agents_there = [Presence("n1", NOW, {"version": "1"})]
     heard = await on_node(bus, LauncherExcludeNode, params={"unless_heard": True})
-    assert heard["not_asked"] == {"llm-4": "its agent is heard, so the node is not down"}
+    assert heard["not_asked"] == {"llm-4": "its agent is connected, so the node is not down"}
     bus.agents_there = []
     assert (await on_node(bus, LauncherExcludeNode, params={"unless_heard": True}))["jobs"] == ["llm-4"]
     bus.add("n1", min_nodes=0)
     heard = await on_node(bus, LauncherExcludeNode, params={"unless_heard": True})
-    assert set(heard["not_asked"].values()) == {"a launcher there is heard, so the node is not down"}
+    assert set(heard["not_asked"].values()) == {"a launcher there is connected, so the node is not down"}
 
 
 async def test_a_node_is_taken_back_by_those_that_leave_it_out(bus: Launchers) -> None:

@@ -135,14 +135,14 @@ async def test_a_target_other_than_a_job_needs_no_looking_up(bus: AgentsBus) -> 
 @pytest.mark.parametrize(
     ("present", "failure", "why"),
     [
-        ([], TemporaryFailure, "no job named 'llm-1' is connected"),
+        ([], TemporaryFailure, "job 'llm-1' is not connected; its location is unknown"),
         ([Presence("llm-1", NOW, {"ranks": [0]})], PermanentFailure, "has no placement"),
         (
             [Presence("llm-1", NOW, {"placement": ["?", {"rank": 0, "node": 7}]})],
             PermanentFailure,
             "no placement",
         ),
-        (placed((0, "n1", "GPU-a"), ranks=[0, 1, 2]), PermanentFailure, "where ranks 1, 2 of it runs"),
+        (placed((0, "n1", "GPU-a"), ranks=[0, 1, 2]), PermanentFailure, "does not report the location of ranks 1, 2"),
         (placed((0, "n1", "GPU-a"), (1, "n1", None)), PermanentFailure, "rank 1 of job 'llm-1' names no GPU"),
     ],
 )
@@ -299,7 +299,7 @@ target: job
 steps:
   - {action: gpu.power_limit, with: {percent: 80, nodes: {n1: [GPU-a]}}}
 """
-    with pytest.raises(PlaybookError, match="nodes is put in by the server"):
+    with pytest.raises(PlaybookError, match="nodes is set by the server"):
         loader.load_one(text, "test.yaml", registry.specs_only())
 
 
@@ -353,7 +353,7 @@ async def test_what_became_of_each_hold_is_told(bus: AgentsBus) -> None:
         "c3": ("n2", "refused"),
         "c4": ("n3", "unanswered"),
     }
-    assert renewals[1].why == "the agent on n1 holds it no more: the lease ran out"
+    assert renewals[1].why == "the agent on n1 no longer holds it: the lease ran out"
     assert "the policy does not allow it" in renewals[2].why
 
 

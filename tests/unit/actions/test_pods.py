@@ -68,7 +68,7 @@ async def test_what_the_job_says_itself_goes_before() -> None:
         ),
         ([pod("u1", "n1", 0)], [agent("n1", a=[])], TemporaryFailure, "no agent sees a process of it on a GPU"),
         ([pod("u1", "n1"), pod("u2", "n2", namespace="dev")], [], PermanentFailure, "several namespaces: dev, ml"),
-        ([pod(f"u{n}", f"n{n}") for n in range(9)], [], TemporaryFailure, "and 5 more alike"),
+        ([pod(f"u{n}", f"n{n}") for n in range(9)], [], TemporaryFailure, "and 5 more"),
     ],
 )
 async def test_a_job_whose_gpus_are_not_all_seen_is_refused(

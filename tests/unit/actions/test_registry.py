@@ -82,7 +82,7 @@ def test_checking_needs_no_services():
     actions = registry.specs_only()
     assert actions.action_class("notify") is messages.Notify
     assert actions.action_class("notfy") is None
-    with pytest.raises(PermanentFailure, match="notify can be checked here, not carried out"):
+    with pytest.raises(PermanentFailure, match="notify can be checked here, not performed"):
         actions.get("notify")
 
 
@@ -140,7 +140,7 @@ def test_an_action_that_cannot_be_made_takes_nothing_else_down():
     actions = registry.Registry({"notify": messages.Notify, "acme.page": broken}, services)
     assert isinstance(actions.get("notify"), messages.Notify)
     assert actions.action_class("acme.page") is broken
-    assert actions.problems == ["action acme.page cannot be made: RuntimeError: no licence"]
+    assert actions.problems == ["action acme.page cannot be created: RuntimeError: no licence"]
     with pytest.raises(PermanentFailure):
         actions.get("acme.page")
 

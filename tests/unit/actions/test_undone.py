@@ -11,7 +11,7 @@ from tests.unit.actions.test_commands import NOW, ScriptedBus, bus, perform, rep
 from trainmedic.wire import undoing
 from trainmedic.wire.envelope import Reply
 from trainmedic_server.actions import jobs
-from trainmedic_server.actions.undone import doubt
+from trainmedic_server.actions.commands import undo_doubt
 from trainmedic_server.errors import TemporaryFailure
 
 __all__ = ["bus"]
@@ -25,13 +25,13 @@ ENDED = undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note="its lease had run ou
 @pytest.mark.parametrize("was_applied", [True, False])
 def test_what_was_taken_back_now_or_is_not_in_force_is_certain(output: Mapping[str, Any], was_applied: bool) -> None:
     """Whatever the server has on record: a cap that was applied may have ended with its lease."""
-    assert doubt(output, was_applied) is None
+    assert undo_doubt(output, was_applied) is None
 
 
 def test_a_command_that_was_never_applied_is_certain_unless_it_is_on_record_as_applied() -> None:
     """Then one of the two is wrong, and a person has to look."""
-    assert doubt(NEVER, was_applied=False) is None
-    assert "which it had answered as applied" in (doubt(NEVER, was_applied=True) or "")
+    assert undo_doubt(NEVER, was_applied=False) is None
+    assert "which it had reported as applied" in (undo_doubt(NEVER, was_applied=True) or "")
 
 
 @pytest.mark.parametrize("known", [None, "", "perhaps", True, ["never_applied"], {"never_applied": 1}])
@@ -39,14 +39,14 @@ def test_a_command_that_was_never_applied_is_certain_unless_it_is_on_record_as_a
 def test_who_does_not_say_how_it_knows_may_have_forgotten(known: Any, was_applied: bool) -> None:
     """So do receivers of earlier releases, and of others who read only the protocol's first version."""
     output = {**BARE, "known": known} if known is not None else BARE
-    assert "may have forgotten" in (doubt(output, was_applied) or "")
+    assert "may have forgotten" in (undo_doubt(output, was_applied) or "")
 
 
 async def test_an_undo_of_which_one_rank_is_in_doubt_is_tried_again_under_a_new_id(bus: ScriptedBus) -> None:
     """A temporary failure: the same id would only bring back the answers that the ranks remember."""
     answers = {0: {"lr": 0.1}, 1: dict(BARE)}
     bus.answers = tuple(Reply("c1", "test", "applied", rank, output, NOW) for rank, output in answers.items())
-    with pytest.raises(TemporaryFailure, match="rank 1 of job 'llm-1' says that there is nothing to undo") as failure:
+    with pytest.raises(TemporaryFailure, match="rank 1 of job 'llm-1' states that there is nothing to undo") as failure:
         await perform(bus, jobs.JobScaleLr, {"factor": 2.0}, undo_of="c0", undoes_applied=True)
     assert failure.value.output["by_rank"]["0"]["lr"] == 0.1
 

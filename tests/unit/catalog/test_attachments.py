@@ -93,10 +93,10 @@ def test_a_template_is_no_playbook(folder: Path) -> None:
     ("name", "content", "told"),
     [
         ("missing_template.yaml", None, "check.yaml:8:22: template: missing_template.yaml: there is no such file"),
-        ("../up_template.yaml", None, "is no file name that ends in _template.yaml"),
-        ("health.yaml", None, "is no file name that ends in _template.yaml"),
+        ("../up_template.yaml", None, "is not a file name that ends in _template.yaml"),
+        ("health.yaml", None, "is not a file name that ends in _template.yaml"),
         ("health_template.yaml", "a: [", "health_template.yaml:1"),
-        ("health_template.yaml", "- a list", "must hold one YAML mapping"),
+        ("health_template.yaml", "- a list", "must contain one YAML mapping"),
         ("health_template.yaml", "kind: Pod\nspec: {}", "must be a Job"),
         ("health_template.yaml", "kind: Job", "has no spec"),
         ("health_template.yaml", "spec: {x: '{{ lables.x }}'}", "lables"),

@@ -289,7 +289,7 @@ async def test_the_page_of_a_job_leaves_the_answers_about_jobs_to_the_api() -> N
         for job in ("llm", "team/llm", "team%2Fllm"):
             answer = await client.get(f"/jobs/{job}/report", headers=HTML)
             assert answer.headers["content-type"] == "application/problem+json"
-            assert answer.json()["detail"].startswith(f"Of a job {job.replace('%2F', '/')}, the history has nothing")
+            assert answer.json()["detail"].startswith(f"The history has nothing about job {job.replace('%2F', '/')} in")
 
 
 async def test_an_id_that_several_runs_have_leads_to_each() -> None:

@@ -195,7 +195,7 @@ def test_a_condition_may_tell_two_playbooks_apart(tmp_path: Path) -> None:
     """Nobody can know before an alert comes; the warning says so."""
     second = PLAYBOOK.replace("{alert: Hot}", "{alert: Hot, when: labels.rack is defined}")
     [warning] = checked(tmp_path, PLAYBOOK, second).warnings
-    assert warning.message.endswith(", unless on.when tells them apart")
+    assert warning.message.endswith(", unless on.when distinguishes them")
 
 
 def test_what_holds_no_playbook_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""What all actions on Kubernetes share: the cluster, trying again, and the permissions they declare.
-
-Not here: the API (`ports.cluster.Cluster`), how a change is remembered (``field_changes``).
-"""
+"""Base of the Kubernetes actions: retries, field changes with undo, and required permissions."""
 
 from __future__ import annotations
 
@@ -21,14 +18,11 @@ from trainmedic_server.errors import (
 from trainmedic_server.ports.actions import Call, Inverse
 from trainmedic_server.ports.cluster import NODES, Cluster, Object, Ref
 
-GONE = "it is gone: nothing to take back"
+GONE = "it was deleted: nothing to revert"
 
 
 class Permission(Struct, frozen=True):
-    """What the server's account must be allowed for an action, as in a (Cluster)Role.
-
-    ``group`` is empty for the core API; ``resource`` has its subresource after a slash.
-    """
+    """As in a (Cluster)Role. ``group`` is empty for the core API. ``resource`` has its subresource after a slash."""
 
     group: str
     resource: str
@@ -36,7 +30,7 @@ class Permission(Struct, frozen=True):
 
 
 EVENTS = Permission("", "events", ("create",))
-"""Every action leaves an Event on the object that it touched."""
+"""Every action leaves an Event."""
 
 
 class ClusterAction(RetryingAction):
@@ -57,9 +51,6 @@ class ClusterAction(RetryingAction):
     async def set_field(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any
     ) -> tuple[Object, Any, bool]:
-        """Set a field of an object, recorded on the object for the run. Returns the object, the value before, and
-        whether a change of this run is in force."""
-
         async def attempt() -> tuple[Object, Any, bool]:
             present = await self.cluster.get(ref)
             recorded = field_changes.changes_by_run(present, field).get(call.run_id)
@@ -74,8 +65,6 @@ class ClusterAction(RetryingAction):
     async def take_back(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, of_all_runs: bool = False
     ) -> tuple[Object, str, bool]:
-        """Undo `set_field`. Returns the object, the result in words, and whether the value was put back."""
-
         async def attempt() -> tuple[Object, str, bool]:
             present = await self.cluster.get(ref)
             if of_all_runs:
@@ -91,7 +80,6 @@ class ClusterAction(RetryingAction):
     async def assign(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, value: Any, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Set a field of an object; return the step's output. If this run set it, a Kubernetes Event says so."""
         present, before, is_set_by_run = await self.set_field(call, ref, field, value)
         if is_set_by_run:
             await self.cluster.record(present, event, because(call, message or event))
@@ -100,7 +88,6 @@ class ClusterAction(RetryingAction):
     async def restore(
         self, call: Call, ref: Ref, field: field_changes.RevertibleField, event: str, message: str = ""
     ) -> dict[str, Any]:
-        """Put back the value from before `assign`, as an undo; return the step's output."""
         try:
             present, why, is_back = await self.take_back(call, ref, field)
         except ObjectMissing:
@@ -115,10 +102,9 @@ def _named(ref: Ref) -> dict[str, str]:
 
 
 class RestorableAction(ClusterAction):
-    """An action that the same action takes back, with the parameter ``restore``."""
+    """The undo is the same action with the parameter ``restore``."""
 
     restored_by: ClassVar[frozenset[str]]
-    """The parameters that the undo needs besides, to find what is restored."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> Inverse | None:
@@ -127,20 +113,20 @@ class RestorableAction(ClusterAction):
 
 
 def because(call: Call, change: str) -> str:
-    """Return the message of an Event."""
     return f"{change} by Trainmedic, playbook {call.playbook}, run {call.run_id}: {call.reason}"
 
 
 def node_of(call: Call) -> str:
-    """Return the node of the target. Raises PermanentFailure where it has none."""
+    """Raises PermanentFailure if the target has no node."""
     if call.target.node is None:
-        raise PermanentFailure(f"this works on a node, and {call.target.key} is none")
+        raise PermanentFailure(f"this action needs a node; {call.target.key} has none")
     return call.target.node
 
 
 async def node_ref(action: ClusterAction, call: Call) -> Ref:
-    """Return the cluster's object for the target's node. The target has the agent's name for the node. The cluster may
-    know that name only as a host name. Raises PermanentFailure if the target has no node."""
+    """The target has the agent's name, which the cluster may know only as a host name. Raises PermanentFailure without
+    a node.
+    """
     name = node_of(call)
     known = action.services.cluster_topology()
     if name in known.names.names:
@@ -154,9 +140,10 @@ async def node_ref(action: ClusterAction, call: Call) -> Ref:
 
 
 async def _exists(action: ClusterAction, name: str) -> None:
-    """Raise ClusterUnavailable if the node may exist under another name. Taking it for deleted would drop its pending
-    undo."""
+    """Raise ClusterUnavailable if the node may exist under another name: considering it deleted would drop its pending
+    undo.
+    """
     try:
         await action.cluster.get(Ref(NODES, name))
     except ObjectMissing as error:
-        raise ClusterUnavailable(f"whether a node is called {name} is not known before the nodes are listed") from error
+        raise ClusterUnavailable(f"it is unknown whether a node is called {name} until the nodes are listed") from error

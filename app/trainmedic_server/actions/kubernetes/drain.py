@@ -1,8 +1,6 @@
-"""``k8s.drain``: end the pods of a node in order, through the Eviction API.
+"""Action ``k8s.drain``: cordon a node and evict its pods through the Eviction API.
 
-The node is cordoned first, as ``k8s.cordon`` does it, so that the undo uncordons it. Everything is read
-again in each round, and evicting twice does no harm; so an interrupted drain continues where it was, also
-after the server was killed. Which pods are left alone is `sort`, a pure function.
+Each round lists the pods again, and repeated evictions are harmless, so a drain continues after a server restart.
 """
 
 from __future__ import annotations
@@ -45,59 +43,47 @@ from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 ROUND = 1.0
-"""Seconds between two listings of the remaining pods; it doubles while no pod ends."""
+"""Seconds. Doubles while no pod ends."""
 _LONGEST_ROUND = 10.0
 _AT_ONCE = 20
-"""Evictions in flight: enough for a node, and no burden to the API server."""
 _SHOWN = 20
-"""Pods that the output names; more would fill the history."""
 _MIRROR = "kubernetes.io/config.mirror"
 
 
 class DrainParams(ActionParams):
     grace_period: Duration | None = Field(
-        None, description="How long each pod may take to end. By default what the pod itself asks for."
+        None, description="Time for each pod to end. By default what the pod requests."
     )
     checkpoint: Duration | None = Field(
         None,
-        description="First have the training jobs on the node write a checkpoint, and hold the drain until they have, "
+        description="First let the training jobs on the node write a checkpoint, and delay the drain until they have, "
         "or until this time is over.",
     )
-    force: bool = Field(False, description="Also end pods without a controller, which nobody makes anew.")
+    force: bool = Field(False, description="Also end pods without a controller, which nothing recreates.")
     delete_emptydir_data: bool = Field(
         False, description="Also end pods with an emptyDir on disk, whose data is lost. One in memory never counts."
     )
 
 
 class PodSelection(Struct, frozen=True):
-    """What a drain does with each pod of a node."""
-
     ending: tuple[Object, ...]
-    """Those that it ends."""
+    """To evict, or to wait for."""
     skipped: Mapping[str, int]
-    """How many are left alone, by kind."""
     forbidding: Mapping[str, str]
-    """Why the drain must not begin, by the name of the pod that forbids it."""
+    """By pod: why the drain must not begin."""
 
 
 class _Progress(Struct):
-    """What has been seen so far. Pods are kept by uid, because another may take the name of one that has gone."""
-
     evicted: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     why: dict[str, str] = field(default_factory=dict)
-    """Why a pod is still there."""
     seen: set[str] = field(default_factory=set)
-    """Every pod that had to end in some round."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     trouble: str = ""
-    """Why the API server could not be asked last time; empty where it could."""
     is_paused: bool = False
-    """Whether the server is paused."""
     reported_at: datetime | None = None
 
     def ends(self, pod: Object) -> None:
-        """Record that the pod is terminating, evicted by us or by another party."""
         holders = ", ".join(map(str, pod["metadata"].get("finalizers") or ()))
         self.evicted.add(uid_of(pod))
         self.why[uid_of(pod)] = f"ends, and is held by its finalizers: {holders}" if holders else "ends"
@@ -141,7 +127,7 @@ class DrainNode(ClusterAction):
             output |= await self._empty(call, params)
         except ActionFailure as failure:
             failure.output = {**output, **failure.output}
-            failure.is_begun = True  # the node is cordoned, which the undo takes back
+            failure.is_begun = True  # The node is cordoned, which the undo reverts.
             is_wanted = not isinstance(failure, NoLongerWanted)
             await self._leave_event(call, "DrainFailed" if is_wanted else "DrainStopped", str(failure), is_wanted)
             raise
@@ -153,11 +139,11 @@ class DrainNode(ClusterAction):
         return Inverse(nodes.UncordonNode.name, {"restore": True})
 
     async def _may_begin(self, call: Call, params: DrainParams) -> None:
-        """Raise PermanentFailure if pods forbid the drain, before jobs write a checkpoint in vain."""
+        """Raise PermanentFailure before jobs write a checkpoint in vain."""
         try:
             await self._list_remaining(call, params, _Progress())
         except (ClusterUnavailable, ObjectChanged):
-            pass  # the drain itself tries again
+            pass  # The drain itself tries again.
         except ClusterRefused as error:
             if not error.may_pass:
                 raise
@@ -193,7 +179,6 @@ class DrainNode(ClusterAction):
             await self._clock.sleep_until(again_at)
 
     async def _list_remaining(self, call: Call, params: DrainParams, progress: _Progress) -> Sequence[Object]:
-        """Return the pods that are still to end. Raises PermanentFailure where one forbids the drain."""
         pods = await self.cluster.list(PODS, fields=f"spec.nodeName={(await node_ref(self, call)).name}")
         selection = sort(pods, params)
         if forbidding := selection.forbidding:
@@ -210,10 +195,8 @@ class DrainNode(ClusterAction):
     async def _evict_all(
         self, call: Call, pods: Sequence[Object], params: DrainParams, progress: _Progress
     ) -> tuple[bool, float]:
-        """Evict every pod that is not ending yet, until something stops the drain. Return whether the API server
-        delayed all evictions, and for how many seconds it asks to wait.
-
-        A refusal of one pod does not stop the others. It is reported with the pod's name.
+        """Return whether the API server delayed all evictions, and the seconds that it asks to wait. The refusal of one
+        pod does not stop the others.
         """
         gate = asyncio.Semaphore(_AT_ONCE)
         asked = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
@@ -225,11 +208,11 @@ class DrainNode(ClusterAction):
             ref = Ref(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
             async with gate:
                 if await clearance_of(call) != "go_on":
-                    return None  # the next round says why
+                    return None  # The next round reports why.
                 try:
                     await self.cluster.evict(ref, uid_of(pod), params.grace_period)
                 except EvictionBlocked as error:
-                    progress.why[uid_of(pod)] = f"held back by its disruption budget: {error}"
+                    progress.why[uid_of(pod)] = f"blocked by its disruption budget: {error}"
                     return error
                 except ActionFailure as error:
                     progress.why[uid_of(pod)] = f"cannot be evicted: {error}"
@@ -256,12 +239,11 @@ class DrainNode(ClusterAction):
         try:
             node = await self.cluster.get(await node_ref(self, call))
         except ActionFailure:
-            return  # the history has it as well
+            return  # The history has it as well.
         await self.cluster.record(node, reason, because(call, message), warning)
 
 
 def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
-    """Return which of a node's pods a drain ends, leaves alone, or must not begin because of."""
     ending: list[Object] = []
     skipped: Counter[str] = Counter()
     forbidding: dict[str, str] = {}
@@ -275,9 +257,9 @@ def sort(pods: Sequence[Object], params: DrainParams) -> PodSelection:
         elif finished:
             skipped["finished"] += 1
         elif pod["metadata"].get("deletionTimestamp"):
-            ending.append(pod)  # it ends already; it is only waited for
+            ending.append(pod)  # It is terminating already: only wait for it.
         elif owner is None and not params.force:
-            forbidding[name_of(pod)] = "has no controller that would make it anew (force: true ends it)"
+            forbidding[name_of(pod)] = "has no controller that would recreate it (force: true ends it)"
         elif _data_on_disk(pod) and not params.delete_emptydir_data:
             forbidding[name_of(pod)] = "has an emptyDir on disk (delete_emptydir_data: true ends it)"
         else:
@@ -306,9 +288,9 @@ def _unfinished(left: Sequence[Object], progress: _Progress) -> str:
     if progress.trouble:
         return f"the drain waits for the Kubernetes API: {progress.trouble}"
     if progress.is_paused:
-        return f"no more is evicted while the server is paused; {len(left)} pods are still there"
+        return f"evictions are paused with the server; {len(left)} pods remain"
     shown = "; ".join(f"{name_of(pod)} {progress.why.get(uid_of(pod), 'is there')}" for pod in left[:3])
-    return f"{len(left)} pods are still there: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
+    return f"{len(left)} pods remain: {shown}" + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
 
 
 ACTIONS: tuple[type[Action], ...] = (DrainNode,)

@@ -1,11 +1,9 @@
-"""What runs have changed on a Kubernetes object, recorded in its annotations, and how it is undone.
+"""Changes of runs to a Kubernetes object, recorded in its annotations, and their undo. Pure.
 
-The record is written in the same patch as the change, so that there is never one without the other, and
-undoing needs nothing but the object. The annotation ``trainmedic.io/run-<run id>`` holds a JSON
-object with a member a field: ``{"unschedulable": {"was": null, "set": true}}``.
+The record is part of the patch, so undoing needs only the object. The annotation ``trainmedic.io/run-<run id>`` is a
+JSON object with one member for each field: ``{"unschedulable": {"was": null, "set": true}}``.
 
-Several runs may have changed one field. A later one copies the value from before the first, and that value is put
-back only when the last run undoes its change. The functions are pure; `RevertibleField` says where a value is.
+If several runs change one field, each records the value from before the first. The last undo restores it.
 """
 
 from __future__ import annotations
@@ -21,17 +19,14 @@ from trainmedic_server.ports.cluster import Object
 PREFIX: Final = "trainmedic.io/run-"
 FIELD_MANAGER: Final = "trainmedic"
 PUT_BACK: Final = "put back"
-_LEFT: Final = "changed by somebody else meanwhile: left as it is"
+_LEFT: Final = "changed by another party since: left unchanged"
 
 Change = dict[str, Any]
-"""A JSON merge patch."""
 
 
 class RevertibleField(Struct, frozen=True):
-    """One value of an object that can be set and put back; None stands for "not there".
-
-    ``read`` gives the present value, ``write`` the merge patch that makes it `value`. ``managed`` is
-    the field's path in managedFields, where it is of use to know who set it last.
+    """``read`` returns the current value, None if absent, ``write`` the merge patch that sets `value`. ``managed`` is
+    the field's path in managedFields, if it is useful to know who set it last.
     """
 
     name: str
@@ -41,21 +36,20 @@ class RevertibleField(Struct, frozen=True):
 
 
 class RunChange(Struct, frozen=True):
-    """What a field was before the first run changed it, and what this run has set."""
+    """``was`` is the value before the first run changed it."""
 
     was: Any
     set: Any
 
 
 class Reversal(Struct, frozen=True):
-    """The result of undoing a run's change. ``change`` is the patch; None if there is nothing to write."""
+    """``change`` is None if there is nothing to write."""
 
     change: Change | None
     why: str
 
 
 def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChange]:
-    """Return the recorded changes of `field`, by run id. Unreadable records are ignored."""
     kept: dict[str, RunChange] = {}
     for name, text in (present["metadata"].get("annotations") or {}).items():
         if name.startswith(PREFIX):
@@ -66,34 +60,33 @@ def changes_by_run(present: Object, field: RevertibleField) -> dict[str, RunChan
 
 
 def change(present: Object, field: RevertibleField, value: Any, run_id: str) -> Change | None:
-    """Return the patch that sets `field` and records that for the run; None if the field already has the value,
-    and no run or this run has set it."""
+    """Return None if the field already has the value, and no run or this run has set it."""
     changes = changes_by_run(present, field)
     before = field.read(present)
     if run_id in changes and before == value == changes[run_id].set:
         return None
     if before == value and not changes:
-        return None  # it was so before: there is nothing of ours to take back
+        return None  # It had the value before, so there is nothing to undo later.
     was = next(iter(changes.values())).was if changes else before
     return _with_annotation(present, field, field.write(present, value), run_id, {"was": was, "set": value})
 
 
 def undo(present: Object, field: RevertibleField, run_id: str) -> Reversal:
-    """Remove the run's record, and put the value back unless another run or another party has set it."""
+    """Restore the value unless another run or another party has set it."""
     changes = changes_by_run(present, field)
     own = changes.pop(run_id, None)
     if own is None:
-        return Reversal(None, "nothing of this run's to take back")
+        return Reversal(None, "this run has nothing to revert")
     bare = _with_annotation(present, field, {}, run_id, None)
     if changes:
-        return Reversal(bare, f"held by {len(changes)} other run{'s' if len(changes) > 1 else ''} still")
+        return Reversal(bare, f"still held by {len(changes)} other run{'s' if len(changes) > 1 else ''}")
     if field.read(present) != own.set or not _is_ours(present, field):
         return Reversal(bare, _LEFT)
     return Reversal(_merged(bare, field.write(present, own.was)), PUT_BACK)
 
 
 def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
-    """Remove the records of all runs and put the value back, as `undo` for every run at once."""
+    """Remove the records of all runs too."""
     changes = changes_by_run(present, field)
     if not changes:
         return Reversal(None, "not set by Trainmedic")
@@ -107,7 +100,7 @@ def undo_for_all_runs(present: Object, field: RevertibleField) -> Reversal:
 
 
 def _is_ours(present: Object, field: RevertibleField) -> bool:
-    """Return whether no other party has set the field since. If the API server does not say who did, it was us."""
+    """Without information from the API server, assume that no other party has set the field."""
     entries = present["metadata"].get("managedFields") or []
     setters = [entry.get("manager") for entry in entries if field.managed and _has(entry.get("fieldsV1"), field)]
     return not setters or FIELD_MANAGER in setters
@@ -122,7 +115,6 @@ def _has(tree: Any, field: RevertibleField) -> bool:
 def _with_annotation(
     present: Object, field: RevertibleField, patch: Change, run_id: str, note: Mapping[str, Any] | None
 ) -> Change:
-    """Add to `patch` the run's annotation with `note` in it (without it if None). It applies to this version only."""
     name = PREFIX + run_id
     members = _read((present["metadata"].get("annotations") or {}).get(name, "{}"))
     members.pop(field.name, None)
@@ -142,7 +134,6 @@ def _read(text: Any) -> dict[str, Any]:
 
 
 def _merged(patch: Change, other: Change) -> Change:
-    """Merge two patches that set different fields."""
     result = dict(patch)
     for name, value in other.items():
         own = result.get(name)

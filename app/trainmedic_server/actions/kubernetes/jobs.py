@@ -1,4 +1,4 @@
-"""``k8s.create_job``: run a Job from a manifest that belongs to the playbook, such as a health check."""
+"""Action ``k8s.create_job``: run a Job from a manifest next to the playbook, such as a health check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import JOBS, OF_RUN, Object, Ref
 
 COMMAND = "trainmedic.io/command"
-"""The annotation by which a repeat finds the Job that it has made."""
+"""By it a repeated command finds its Job."""
 POLL_EVERY = timedelta(seconds=2)
 _KEPT_SECONDS = 24 * 3600
 _LONGEST_NAME = 50
@@ -34,11 +34,11 @@ class CreateJobParams(ActionParams):
     )
     template: str | None = Field(
         None,
-        description="Instead of `manifest`: a file beside the playbook, `<name>_template.yaml`, that holds it. It is "
-        "read when the playbook is loaded. Not a template itself.",
+        description="Instead of `manifest`: a file next to the playbook, `<name>_template.yaml`, with the Job. It is "
+        "read when the playbook is loaded. The name cannot be a template.",
     )
     namespace: str | None = Field(None, pattern=_NAMESPACE, description="By default the manifest's own.")
-    wait: bool = Field(True, description="Wait until the Job has succeeded, and fail where it fails.")
+    wait: bool = Field(True, description="Wait until the Job has succeeded, and fail if it fails.")
 
     @field_validator("manifest")
     @classmethod
@@ -60,7 +60,7 @@ class CreateJobParams(ActionParams):
 
 class CreateClusterJob(Irreversible, ClusterAction):
     name: ClassVar[str] = "k8s.create_job"
-    summary: ClassVar[str] = "Run a Job from a manifest beside the playbook, and wait for its end."
+    summary: ClassVar[str] = "Run a Job from a manifest next to the playbook, and wait for its end."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=10)
     Params: ClassVar[type[BaseModel]] = CreateJobParams
     outputs: ClassVar[frozenset[str]] = frozenset({"job", "uid", "result"})
@@ -107,14 +107,14 @@ class CreateClusterJob(Irreversible, ClusterAction):
 
 
 def _without_none(value: Any) -> Any:
-    """Leave out every member whose template came to none, such as `runtimeClassName: "{{ vars.runtime or none }}"`."""
+    """Remove members whose template returned none, such as `runtimeClassName: "{{ vars.runtime or none }}"`."""
     if isinstance(value, Mapping):
         return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """Return the template of the Job's pods with the run in its annotations, which mark pods that are no training."""
+    """Mark the Job's pods with the run, because they do not train."""
     template = spec.get("template")
     if not isinstance(template, Mapping):
         return {}
@@ -124,7 +124,7 @@ def _marked(spec: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
 
 def _job(call: Call, params: CreateJobParams) -> tuple[dict[str, Any], Ref]:
-    """Return the Job of this command, and its name: always the same for the same command."""
+    """The name depends only on the command."""
     manifest = params.manifest or {}
     written = manifest.get("metadata") or {}
     metadata = dict(written) if isinstance(written, Mapping) else {}

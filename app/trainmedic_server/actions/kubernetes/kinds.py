@@ -1,7 +1,7 @@
-"""Which kinds of workload the actions know, and how a playbook names one that they do not.
+"""Workload kinds known to the actions, and custom kinds that a playbook describes.
 
-Facts: Kubernetes' API reference (Job ``spec.suspend``), Kubeflow training operator v1
-(``spec.runPolicy.suspend``), Kubeflow Trainer v2, JobSet and KubeRay (``spec.suspend``).
+Sources: Kubernetes' API reference (Job ``spec.suspend``), Kubeflow training operator v1 (``spec.runPolicy.suspend``),
+Kubeflow Trainer v2, JobSet and KubeRay (``spec.suspend``).
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ _PATH = r"^[A-Za-z][A-Za-z0-9]*(\.[A-Za-z][A-Za-z0-9]*){0,7}$"
 
 
 class WorkloadKind(Struct, frozen=True):
-    """A kind of workload and the paths of what can be set on it; None where it has no such thing."""
+    """Paths of settable fields. None: it lacks the field."""
 
     resource: Resource
     replicas: str | None = None
     suspend: str | None = None
     template: str | None = None
-    """The path of the pod template; changing it starts a new rollout."""
 
 
 _KUBEFLOW = ("PyTorchJob", "MPIJob", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
@@ -50,16 +49,14 @@ KNOWN: Mapping[str, WorkloadKind] = {
 
 
 class CustomKind(ActionParams):
-    """A kind that is not known: its API's names, and the paths of what a step sets."""
-
     api_version: str = Field(
         pattern=r"^([a-z0-9.-]+/)?v[0-9][a-z0-9]*$", description="Its API version, `example.com/v1`."
     )
     plural: str = Field(pattern=r"^[a-z0-9]+$", description="Its plural name in paths, `trainings`.")
     kind: str = Field(pattern=r"^[A-Z][A-Za-z0-9]*$", description="Its kind, `Training`.")
-    replicas: str | None = Field(None, pattern=_PATH, description="Where its number of replicas stands.")
-    suspend: str | None = Field(None, pattern=_PATH, description="Where it is suspended, `spec.suspend`.")
-    template: str | None = Field(None, pattern=_PATH, description="Where its pod template stands, `spec.template`.")
+    replicas: str | None = Field(None, pattern=_PATH, description="Path of its number of replicas.")
+    suspend: str | None = Field(None, pattern=_PATH, description="Path of its suspension, such as `spec.suspend`.")
+    template: str | None = Field(None, pattern=_PATH, description="Path of its pod template, such as `spec.template`.")
 
     @property
     def workload(self) -> WorkloadKind:
@@ -69,11 +66,9 @@ class CustomKind(ActionParams):
 
 
 class WorkloadParams(ActionParams):
-    """Parameters that name one workload."""
-
     kind: str | CustomKind = Field(
-        description="A kind that is known (Deployment, StatefulSet, DaemonSet, Job, JobSet, PyTorchJob, …), or a "
-        "mapping that describes another: `api_version`, `plural`, `kind`, and the path of what is set."
+        description="A known kind (Deployment, StatefulSet, DaemonSet, Job, JobSet, PyTorchJob, …), or a "
+        "mapping that describes another: `api_version`, `plural`, `kind`, and the path of the field to set."
     )
     namespace: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", description="Its namespace.")
     name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", description="Its name.")
@@ -91,7 +86,6 @@ class WorkloadParams(ActionParams):
 
 
 def field_at(name: str, path: str) -> field_changes.RevertibleField:
-    """Return the value at `path`, as a field that can be set and put back."""
     parts = tuple(path.split("."))
 
     def read(present: Object) -> Any:

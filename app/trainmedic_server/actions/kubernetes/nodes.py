@@ -1,4 +1,4 @@
-"""Nodes: ``k8s.cordon``, ``k8s.uncordon``, ``k8s.taint``, ``k8s.label``."""
+"""Node actions: ``k8s.cordon``, ``k8s.uncordon``, ``k8s.taint``, ``k8s.label``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainmedic_server.errors import ObjectMissing, PermanentFailure, TemporaryF
 from trainmedic_server.ports.actions import Action, Call, Inverse
 from trainmedic_server.ports.cluster import Object, Ref
 
-# Names of labels and taints, and their values: Kubernetes' own rules.
+# Kubernetes' rules for names and values of labels and taints.
 _NAME = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 _VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 
@@ -47,7 +47,7 @@ UNSCHEDULABLE = field_changes.RevertibleField(
 
 
 def label_field(key: str) -> field_changes.RevertibleField:
-    """Return a label of an object; None where it has none of that name."""
+    """None: no such label."""
     return field_changes.RevertibleField(
         f"label/{key}",
         lambda present: (present["metadata"].get("labels") or {}).get(key),
@@ -57,7 +57,7 @@ def label_field(key: str) -> field_changes.RevertibleField:
 
 
 def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
-    """Return a taint's value; None where the node has no such taint. A taint without a value counts as ``""``."""
+    """None: no such taint. A taint without a value has ``""``."""
 
     def read(node: Object) -> str | None:
         for taint in (node.get("spec") or {}).get("taints") or ():
@@ -66,8 +66,8 @@ def taint_field(key: str, effect: str) -> field_changes.RevertibleField:
         return None
 
     def write(node: Object, value: str | None) -> field_changes.Change:
-        # A merge patch can only replace the whole list. So that no other writer's taint is lost, the patch is for this
-        # version of the node alone (`field_changes`).
+        # A merge patch can only replace the whole list. To keep the taints of other writers, the patch applies only to
+        # this version of the node (`field_changes`).
         taints = [
             taint
             for taint in (node.get("spec") or {}).get("taints") or ()
@@ -90,19 +90,19 @@ class _NodeAction(ClusterAction):
 class CordonParams(ActionParams):
     unless_ready: bool = Field(
         False,
-        description="Fail, temporarily, while the node's kubelet reports it Ready to Kubernetes: then the node is "
-        "well, and what says otherwise is not.",
+        description="Fail temporarily while Kubernetes reports the node as Ready: then the node is "
+        "healthy, and the monitoring may be at fault.",
     )
 
 
 class UncordonParams(ActionParams):
-    force: bool = Field(False, description="Also where somebody else has cordoned the node.")
-    restore: Literal[True] | None = Field(None, description="As an undo: take this run's own cordon away.")
+    force: bool = Field(False, description="Also if another party has cordoned the node.")
+    restore: Literal[True] | None = Field(None, description="Used by an undo: remove this run's cordon.")
 
 
 class CordonNode(_NodeAction):
     name: ClassVar[str] = "k8s.cordon"
-    summary: ClassVar[str] = "Let no new pods onto the node; undo lets them, unless somebody else has cordoned it."
+    summary: ClassVar[str] = "Cordon the node; undo uncordons it, unless another party had cordoned it."
     Params: ClassVar[type[BaseModel]] = CordonParams
 
     async def perform(self, call: Call) -> Mapping[str, Any]:
@@ -115,8 +115,8 @@ class CordonNode(_NodeAction):
         node = await self.retry_until_deadline(call, lambda: self.cluster.get(ref))
         if _is_ready(node) and call.run_id not in field_changes.changes_by_run(node, UNSCHEDULABLE):
             raise TemporaryFailure(
-                f"node {ref.name} was left as it is: its kubelet reports it Ready to Kubernetes, so it is the "
-                "monitoring or the network that is at fault"
+                f"node {ref.name} was not cordoned: Kubernetes reports it as Ready, so the "
+                "monitoring or the network is at fault"
             )
 
     @classmethod
@@ -125,18 +125,17 @@ class CordonNode(_NodeAction):
 
 
 async def cordon(action: ClusterAction, call: Call) -> dict[str, Any]:
-    """Cordon the call's node for the call's run; the output of ``k8s.cordon``."""
     ref = await node_ref(action, call)
     node, before, is_set_by_run = await action.set_field(call, ref, UNSCHEDULABLE, True)
     if is_set_by_run:
         await action.cluster.record(node, "Cordoned", because(call, "Cordoned"))
     output = {"node": ref.name, "before": {"cordoned": bool(before)}, "after": {"cordoned": True}}
-    return output if is_set_by_run else {**output, "note": "somebody else had cordoned it: the undo leaves it cordoned"}
+    return output if is_set_by_run else {**output, "note": "another party had cordoned it: the undo leaves it cordoned"}
 
 
 class UncordonNode(_NodeAction):
     name: ClassVar[str] = "k8s.uncordon"
-    summary: ClassVar[str] = "Let pods onto the node again, where it was Trainmedic that had cordoned it."
+    summary: ClassVar[str] = "Uncordon a node that Trainmedic has cordoned."
     Params: ClassVar[type[BaseModel]] = UncordonParams
     gives_back: ClassVar[bool] = True
 
@@ -195,13 +194,13 @@ class TaintParams(ActionParams):
         "NoSchedule", description="What happens to pods that do not tolerate it. NoExecute ends those that run."
     )
     value: str = Field("", pattern=_VALUE, description="The taint's value.")
-    remove: bool = Field(False, description="Take the taint away instead.")
-    restore: Literal[True] | None = Field(None, description="As an undo: what was there before this run.")
+    remove: bool = Field(False, description="Remove the taint instead.")
+    restore: Literal[True] | None = Field(None, description="Used by an undo: restore the state before this run.")
 
 
 class TaintNode(_NodeFieldAction):
     name: ClassVar[str] = "k8s.taint"
-    summary: ClassVar[str] = "Put a taint on the node, or take one away; undo restores what was."
+    summary: ClassVar[str] = "Set or remove a taint of the node; undo restores the previous state."
     Params: ClassVar[type[BaseModel]] = TaintParams
     restored_by: ClassVar[frozenset[str]] = frozenset({"key", "effect"})
 
@@ -213,8 +212,8 @@ class TaintNode(_NodeFieldAction):
 
 class LabelParams(ActionParams):
     key: str = Field(pattern=_NAME, description="The label's name.")
-    value: str | None = Field(None, pattern=_VALUE, description="Its value; without one the label is taken away.")
-    restore: Literal[True] | None = Field(None, description="As an undo: what was there before this run.")
+    value: str | None = Field(None, pattern=_VALUE, description="Its value. Without one the label is removed.")
+    restore: Literal[True] | None = Field(None, description="Used by an undo: restore the state before this run.")
 
     @model_validator(mode="after")
     def _leaves_ours(self) -> LabelParams:
@@ -225,7 +224,7 @@ class LabelParams(ActionParams):
 
 class LabelNode(_NodeFieldAction):
     name: ClassVar[str] = "k8s.label"
-    summary: ClassVar[str] = "Set a label of the node, or take one away; undo restores what was."
+    summary: ClassVar[str] = "Set or remove a label of the node; undo restores the previous state."
     Params: ClassVar[type[BaseModel]] = LabelParams
     restored_by: ClassVar[frozenset[str]] = frozenset({"key"})
 

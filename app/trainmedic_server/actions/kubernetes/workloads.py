@@ -1,4 +1,4 @@
-"""Workloads: ``k8s.restart``, ``k8s.scale``, ``k8s.suspend``, ``k8s.resume``, ``k8s.delete_pod``."""
+"""Workload actions: ``k8s.restart``, ``k8s.scale``, ``k8s.suspend``, ``k8s.resume``, ``k8s.delete_pod``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from trainmedic_server.ports.actions import Action, Call
 from trainmedic_server.ports.cluster import PODS, Object, Ref
 
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
-"""The annotation by which kubectl restarts a rollout, so that its history shows ours alike."""
+"""kubectl's annotation, so that its rollout history shows our restarts too."""
 
 
 def _permissions(has: str) -> tuple[Permission, ...]:
-    """Return the permissions to read and patch every known kind that has such a path."""
     groups: dict[str, list[str]] = {}
     for workload in KNOWN.values():
         if getattr(workload, has) is not None:
@@ -35,9 +34,8 @@ def _permissions(has: str) -> tuple[Permission, ...]:
 class _WorkloadAction(RestorableAction):
     outputs: ClassVar[frozenset[str]] = frozenset({"object", "before", "after", "note"})
     restored_by: ClassVar[frozenset[str]] = frozenset({"kind", "namespace", "name"})
-    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # its pods end, and report no more
+    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # Its pods end and send no more metrics.
     needs: ClassVar[str]
-    """Which path of `WorkloadKind` the action works on."""
 
     def _path(self, params: WorkloadParams) -> str:
         path = getattr(params.workload, self.needs)
@@ -57,7 +55,7 @@ class _WorkloadAction(RestorableAction):
 
 class RestartWorkload(Irreversible, _WorkloadAction):
     name: ClassVar[str] = "k8s.restart"
-    summary: ClassVar[str] = "Roll a Deployment, StatefulSet or DaemonSet out anew, as `kubectl rollout restart` does."
+    summary: ClassVar[str] = "Restart a Deployment, StatefulSet or DaemonSet, as `kubectl rollout restart` does."
     Params: ClassVar[type[BaseModel]] = WorkloadParams
     permissions: ClassVar[tuple[Permission, ...]] = _permissions("template")
     needs: ClassVar[str] = "template"
@@ -65,7 +63,7 @@ class RestartWorkload(Irreversible, _WorkloadAction):
     async def perform(self, call: Call) -> Mapping[str, Any]:
         params = cast(WorkloadParams, call.params)
         ref, path = ref_of(params), self._path(params)
-        # The moment of the command, so that a repeat of the same command rolls out nothing more.
+        # Time of the command, so that repeating it starts no second rollout.
         moment = call.issued_at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         field = field_at("restartedAt", path)
 
@@ -85,8 +83,8 @@ class RestartWorkload(Irreversible, _WorkloadAction):
 
 
 class ScaleParams(WorkloadParams):
-    replicas: int | None = Field(None, ge=0, le=100_000, description="How many there shall be.")
-    restore: Literal[True] | None = Field(None, description="As an undo: as many as there were before this run.")
+    replicas: int | None = Field(None, ge=0, le=100_000, description="Number of replicas.")
+    restore: Literal[True] | None = Field(None, description="Used by an undo: restore the number before this run.")
 
     @model_validator(mode="after")
     def _says_how_many(self) -> ScaleParams:
@@ -97,7 +95,9 @@ class ScaleParams(WorkloadParams):
 
 class ScaleWorkload(_WorkloadAction):
     name: ClassVar[str] = "k8s.scale"
-    summary: ClassVar[str] = "Set the number of replicas; undo restores what it was, unless it was changed meanwhile."
+    summary: ClassVar[str] = (
+        "Set the number of replicas; undo restores the previous number, unless it was changed since."
+    )
     Params: ClassVar[type[BaseModel]] = ScaleParams
     permissions: ClassVar[tuple[Permission, ...]] = _permissions("replicas")
     needs: ClassVar[str] = "replicas"
@@ -111,7 +111,7 @@ class ScaleWorkload(_WorkloadAction):
 
 
 class SuspendParams(WorkloadParams):
-    restore: Literal[True] | None = Field(None, description="As an undo: as it was before this run.")
+    restore: Literal[True] | None = Field(None, description="Used by an undo: restore the state before this run.")
 
 
 class SuspendWorkload(_WorkloadAction):
@@ -131,7 +131,7 @@ class SuspendWorkload(_WorkloadAction):
 
 class ResumeWorkload(SuspendWorkload):
     name: ClassVar[str] = "k8s.resume"
-    summary: ClassVar[str] = "Let a suspended Job, JobSet or training job go on."
+    summary: ClassVar[str] = "Resume a suspended Job, JobSet or training job."
     silences: ClassVar[frozenset[TargetKind]] = frozenset()
     gives_back: ClassVar[bool] = True
     is_suspended: ClassVar[bool] = False
@@ -140,17 +140,17 @@ class ResumeWorkload(SuspendWorkload):
 class DeletePodParams(ActionParams):
     namespace: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", description="The pod's namespace.")
     pod: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", description="The pod's name.")
-    grace_period: Duration | None = Field(None, description="How long it may take to end; by default as it asks for.")
+    grace_period: Duration | None = Field(None, description="Time to end. By default what the pod requests.")
 
 
 class DeletePod(Irreversible, ClusterAction):
-    """It may be repeated: the pod that was there when the command was issued is deleted, never its successor."""
+    """Deletes the pod that existed when the command was issued, never its successor. So it can be repeated."""
 
     name: ClassVar[str] = "k8s.delete_pod"
-    summary: ClassVar[str] = "Delete one pod, so that its controller makes it anew."
+    summary: ClassVar[str] = "Delete one pod, so that its controller recreates it."
     default_timeout: ClassVar[timedelta] = timedelta(minutes=1)
     Params: ClassVar[type[BaseModel]] = DeletePodParams
-    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # it reports no more
+    silences: ClassVar[frozenset[TargetKind]] = frozenset(TargetKind)  # It sends no more metrics.
     outputs: ClassVar[frozenset[str]] = frozenset({"pod", "before", "note"})
     permissions: ClassVar[tuple[Permission, ...]] = (Permission("", "pods", ("get", "delete")), EVENTS)
 

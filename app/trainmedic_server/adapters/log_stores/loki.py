@@ -1,8 +1,6 @@
-"""Loki: queries in LogQL, and the answers of ``query_range``.
+"""Loki: LogQL queries, and the answers of ``query_range``.
 
-A line's labels are ``job``, ``node``, ``source`` and ``level``; what has many values is structured metadata: ``rank``,
-``attempt``, ``node_rank``, ``local_rank``, ``pod``. A kernel's lines have no job, so they are a query of their own,
-over the job's nodes; and so are those of containers, by the job's pods, which know nothing of its name.
+Kernel lines have no job, so they need a separate query by the job's nodes. Container lines need one by the job's pods.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ TENANT = "X-Scope-OrgID"
 
 
 class Loki:
-    """Reads one tenant's lines."""
-
     greps = True
 
     def __init__(self, http: StoreHttp) -> None:
@@ -54,10 +50,10 @@ class Loki:
         try:
             data = answer["data"]
             if data["resultType"] != "streams":
-                raise LogsUnavailable("the store of logs does not answer with lines; is it Loki?")
+                raise LogsUnavailable("the log store does not answer with lines; is it Loki?")
             return [_line(stream["stream"], value) for stream in data["result"] for value in stream["values"]]
         except UNREADABLE as error:
-            raise LogsUnavailable("the store of logs does not answer as Loki does") from error
+            raise LogsUnavailable("the log store does not answer as Loki does") from error
 
 
 def _selector(*matchers: str) -> str:
@@ -69,5 +65,5 @@ def _line(labels: dict[str, str], value: Sequence[Any]) -> StoredLine:
 
 
 def _quoted(text: str) -> str:
-    """A string of LogQL, which is one of Go: JSON's escapes mean the same there, but for halves of surrogates."""
+    """LogQL strings are Go's: JSON's escapes have the same meaning, except for surrogate halves."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

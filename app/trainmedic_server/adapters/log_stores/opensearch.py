@@ -1,8 +1,6 @@
-"""OpenSearch and Elasticsearch: the search API over an index, an alias or a data stream.
+"""OpenSearch and Elasticsearch: the search API on an index, an alias or a data stream.
 
-A line is a document with ``@timestamp`` and ``message``; ``job``, ``node``, ``source`` and ``level`` are keywords, and
-``rank``, ``attempt``, ``node_rank``, ``local_rank`` numbers or keywords. Its regular expressions are none of RE2 and
-see words alone, so a pattern is tried here, on what the rest of a query leaves.
+Their regular expressions differ from RE2 and match single words, so patterns are applied by the server.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp, read_json
-from trainmedic_server.adapters.log_stores.store_times import nanoseconds_of, rfc3339
-from trainmedic_server.adapters.log_stores.stored_fields import level_names, stored_line
+from trainmedic_server.adapters.log_stores.stored_fields import level_names, nanoseconds_of, rfc3339, stored_line
 from trainmedic_server.errors import LogsUnavailable
 
 INDEX = "logs-*"
@@ -26,8 +23,6 @@ _FORMAT = "strict_date_optional_time_nanos"
 
 
 class OpenSearch:
-    """Reads one index pattern."""
-
     greps = False
 
     def __init__(self, http: StoreHttp, index: str = INDEX) -> None:
@@ -58,7 +53,7 @@ class OpenSearch:
         try:
             return [_line(hit) for hit in answer["hits"]["hits"]]
         except UNREADABLE as error:
-            raise LogsUnavailable("the store of logs does not answer as OpenSearch does") from error
+            raise LogsUnavailable("the log store does not answer as OpenSearch does") from error
 
 
 def _line(hit: Mapping[str, Any]) -> StoredLine:

@@ -1,7 +1,6 @@
-"""Reading a store page by page, oldest line first, and going on with what is new; implements `ports.logs.LogSource`.
+"""Paged reading of a log store, oldest first; implements `ports.logs.LogSource`.
 
-Stores answer a query from a time on. The next page begins at the time of the last line, whose lines so far are known
-and passed over. Lines come to a store late, so whoever follows looks back for some seconds each time.
+Pages start at the last line's time and skip known lines. Following looks back some seconds because lines arrive late.
 """
 
 from __future__ import annotations
@@ -21,49 +20,40 @@ from trainmedic_server.ports.outside import Clock
 
 PAGE = 1000
 LARGEST_PAGE = 5000
-"""What Loki gives at most; of more lines than that which have the same time, the rest is not shown."""
+"""Loki's maximum. Further lines with the same time are not shown."""
 _POLL_SECONDS = 2.0
 _LATE_SECONDS = 15
-"""How late a line may come to the store and is still seen by who follows."""
 _CATCHES_UP = timedelta(seconds=90)
-"""How long, after a store was away, lines may come to it that are from before: agents push again within a minute."""
+"""Older lines may arrive for this time after an outage: agents push again within a minute."""
 _MOST_KNOWN = 100_000
 _MEMBERS = ("rank", "local_rank", "node_rank", "attempt")
-"""Attributes that a query may ask for and a line may lack. A store does not report how many lines lack one."""
 NANOSECONDS = 1_000_000_000
 
 
 class StoredLine(NamedTuple):
-    """A line as a store gives it."""
-
     at: int
-    """Nanoseconds since 1970."""
     key: str
-    """What tells it from other lines of the same moment."""
     line: FoundLine
 
 
 class LineStore(Protocol):
-    """One store."""
-
     @property
     def greps(self) -> bool:
-        """Whether it knows regular expressions of RE2; where it does not, they are tried here."""
+        """True if the store supports RE2. Otherwise the server applies patterns."""
         ...
 
     def parts(self, query: LogQuery, nodes: Collection[str]) -> Sequence[str]:
-        """The query in the store's own language; several where one cannot say it. Raises LogQueryRefused."""
+        """Return the query in the store's language, in parts if necessary. Raises LogQueryRefused."""
         ...
 
     async def page(self, part: str, query: LogQuery, begin: int, end: int, most: int) -> Sequence[StoredLine]:
-        """The first lines that answer one of `parts`, from `begin` until before `end`, in nanoseconds since 1970.
-        Raises LogsUnavailable, LogQueryRefused."""
+        """Return the first lines of one of `parts` in nanoseconds since 1970, `end` excluded. Raises LogsUnavailable,
+        LogQueryRefused.
+        """
         ...
 
 
 class StoredLogs:
-    """Looks up lines in a store."""
-
     def __init__(self, store: LineStore, clock: Clock, page: int = PAGE) -> None:
         self._store = store
         self._clock = clock
@@ -71,7 +61,7 @@ class StoredLogs:
 
     async def search(self, query: LogQuery, nodes: Collection[str], most: int) -> AsyncGenerator[LogBatch, None]:
         left = most
-        nodes = () if query.is_search else nodes  # without known nodes of the job, no kernel lines are searched
+        nodes = () if query.is_search else nodes  # Without known nodes of the job, kernel lines are not searched.
         try:
             async for lines in self._until(query, nodes, self._end(query), set()):
                 if len(lines) > left:
@@ -83,7 +73,7 @@ class StoredLogs:
             asked = [name for name in _MEMBERS if getattr(query, name) is not None]
             if asked:
                 names = " or ".join(name.replace("_", " ") for name in asked)
-                yield LogBatch(notes=(f"lines of which the store has no {names} are left out",))
+                yield LogBatch(notes=(f"lines without {names} in the store are excluded",))
         except LogsUnavailable as error:
             if left == most:
                 raise
@@ -105,12 +95,12 @@ class StoredLogs:
                     has_answered = True
                     yield LogBatch([each.line for each in lines])
                 has_answered = True
-                yield LogBatch(notes=("the store of logs answers again",) if is_away else ())
+                yield LogBatch(notes=("the log store answers again",) if is_away else ())
                 is_away = False
             except LogsUnavailable as error:
                 if not has_answered:
                     raise
-                yield LogBatch(notes=() if is_away else (f"{error}; it is asked again",))
+                yield LogBatch(notes=() if is_away else (f"{error}; trying again",))
                 is_away, holds_until = True, now + _CATCHES_UP
             while len(order) > _MOST_KNOWN:
                 shown.discard(order.popleft())
@@ -121,22 +111,20 @@ class StoredLogs:
             await self._clock.sleep_until(now + timedelta(seconds=_POLL_SECONDS))
 
     def _end(self, query: LogQuery) -> int:
-        """A line may be a little ahead of this server's clock."""
         return nanoseconds(query.until or self._clock.now() + timedelta(minutes=5))
 
     async def _until(
         self, query: LogQuery, nodes: Collection[str], end: int, shown: Collection[tuple[int, str]]
     ) -> AsyncGenerator[list[StoredLine], None]:
-        """Yield pages of what is there, merged over the parts of the query, without those that were shown."""
         pattern = SearchPattern(query.grep) if query.grep and not self._store.greps else None
         parts = [_PagedPart(self._store, part, query, end, self._page) for part in self._store.parts(query, nodes)]
         while True:
             for part in parts:
                 await part.fill()
             open_parts = [part for part in parts if not part.is_end]
-            # Beyond the last line of a part that has more, another line of it can come before those of the others.
+            # A part with more lines can still have one before the later lines of the others.
             horizon = min((part.last for part in open_parts), default=end)
-            # A shipper that was killed may have pushed a line twice, and not every store keeps such a one once.
+            # A killed shipper may have pushed a line twice, and not every store removes duplicates.
             lines = {each[:2]: each for part in parts for each in part.take(horizon, not open_parts)}
             fresh = [lines[each] for each in sorted(lines) if each not in shown]
             if pattern is not None:
@@ -148,8 +136,6 @@ class StoredLogs:
 
 
 class _PagedPart:
-    """One part of a query, and what was read of its answer."""
-
     def __init__(self, store: LineStore, part: str, query: LogQuery, end: int, page: int) -> None:
         self._store, self._part, self._query = store, part, query
         self._begin, self._end, self._page = nanoseconds(query.since), end, page
@@ -162,7 +148,6 @@ class _PagedPart:
         return self._waiting[-1].at if self._waiting else self._begin
 
     async def fill(self) -> None:
-        """Read a page where nothing is left of the last one."""
         if self._waiting or self.is_end:
             return
         most = self._page
@@ -172,19 +157,18 @@ class _PagedPart:
             self.is_end = len(lines) < most
             if self._waiting or self.is_end:
                 break
-            # There are more lines of one moment than a page has.
+            # More lines of one moment than a page holds.
             if most < LARGEST_PAGE:
                 most = min(2 * most, LARGEST_PAGE)
             else:
                 self._begin, self._seen, most = self._begin + 1, set(), self._page
         if self._waiting:
-            # A store may give other lines of one moment each time, so those of earlier pages stay known.
+            # A store may return lines of one moment in another order, so those of earlier pages stay known.
             known = self._seen if self._waiting[-1].at == self._begin else set()
             self._begin = self._waiting[-1].at
             self._seen = known | {each[:2] for each in lines if each.at == self._begin}
 
     def take(self, horizon: int, everything: bool) -> list[StoredLine]:
-        """The lines up to that moment."""
         taken = [each for each in self._waiting if everything or each.at <= horizon]
         self._waiting = self._waiting[len(taken) :]
         return taken
@@ -195,5 +179,5 @@ def nanoseconds(at: datetime) -> int:
 
 
 def moment(at: int) -> datetime:
-    """Raises OverflowError, ValueError for what is no time."""
+    """Raises OverflowError, ValueError if it is out of range."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at // 1000)

@@ -1,4 +1,4 @@
-"""Speaking HTTP with a store of logs: who asks, for how long, and what its refusals mean here."""
+"""HTTP client for a log store: authentication, limits and errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainmedic_server.errors import ConfigurationError, LogQueryRefused, LogsUn
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _ANSWERS_WITHIN = 60.0
-"""Seconds for a whole answer: each byte of it could come just in time for `_TIMEOUT`."""
+"""Seconds. Each byte could arrive just within `_TIMEOUT`."""
 _MOST_BYTES = 64 * 1024 * 1024
 _LONGEST_REASON = 300
 
 
 class StoreHttp:
-    """One store's HTTP API. ``headers`` go with each call; the token file is read for each, so it can be renewed."""
+    """``headers`` are sent with each call. The token file is read for each, so that it can be renewed."""
 
     def __init__(
         self,
@@ -31,13 +31,12 @@ class StoreHttp:
         token_file: Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """``transport`` is for tests. Raises ConfigurationError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the URL of the store of logs is not one: write http://host:3100")
+            raise ConfigurationError("the URL of the log store is invalid; write http://host:3100")
         self._headers = dict(headers)
         self._token_file = token_file
-        # No compression: a small answer could be inflated to any size.
+        # No compression: a small answer could expand to any size.
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/"),
             headers={"Accept-Encoding": "identity"},
@@ -56,7 +55,6 @@ class StoreHttp:
         return await self._call("GET", path, params=params)
 
     async def _call(self, method: str, path: str, **content: Any) -> bytes:
-        """The body of a good answer. Raises LogsUnavailable, LogQueryRefused."""
         raw = bytearray()
         try:
             async with (
@@ -64,21 +62,21 @@ class StoreHttp:
                 self._http.stream(method, path, headers=self._with_token(), **content) as answer,
             ):
                 if answer.headers.get("content-encoding", "identity").lower() != "identity":
-                    raise LogsUnavailable("the store of logs compresses its answer, which was not asked for")
+                    raise LogsUnavailable("the log store compresses its answer, which was not asked for")
                 async for piece in answer.aiter_bytes():
                     raw += piece
                     if len(raw) > _MOST_BYTES:
-                        raise LogsUnavailable("the store of logs answers more than 64 MiB to one query")
+                        raise LogsUnavailable("the log store answers more than 64 MiB to one query")
         except TimeoutError as error:
-            raise LogsUnavailable(f"the store of logs does not answer within {_ANSWERS_WITHIN:g} s") from error
+            raise LogsUnavailable(f"the log store does not answer within {_ANSWERS_WITHIN:g} s") from error
         except httpx.HTTPError as error:
-            raise LogsUnavailable(f"the store of logs does not answer ({type(error).__name__})") from error
+            raise LogsUnavailable(f"the log store does not answer ({type(error).__name__})") from error
         if answer.is_success:
             return bytes(raw)
         reason = raw.decode(errors="replace").strip()[:_LONGEST_REASON]
         if answer.status_code in (400, 422):
-            raise LogQueryRefused(f"the store of logs refuses the query: {reason}")
-        raise LogsUnavailable(f"the store of logs answers {answer.status_code}: {reason}")
+            raise LogQueryRefused(f"the log store refuses the query: {reason}")
+        raise LogsUnavailable(f"the log store answers {answer.status_code}: {reason}")
 
     def _with_token(self) -> dict[str, str]:
         if self._token_file is None:
@@ -86,15 +84,14 @@ class StoreHttp:
         try:
             token = self._token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise LogsUnavailable("the token for the store of logs cannot be read") from error
+            raise LogsUnavailable("the token for the log store cannot be read") from error
         if not token.isascii() or not token.isprintable():
-            raise LogsUnavailable("the token for the store of logs is not one line of printable ASCII")
+            raise LogsUnavailable("the token for the log store is not one line of printable ASCII")
         return {**self._headers, "Authorization": f"Bearer {token}"}
 
 
 def read_json(raw: bytes) -> Any:
-    """Raises LogsUnavailable."""
     try:
         return json.loads(raw)
     except UNREADABLE as error:
-        raise LogsUnavailable("the store of logs does not answer with JSON") from error
+        raise LogsUnavailable("the log store does not answer with JSON") from error

@@ -1,12 +1,14 @@
-"""A line from the labels and fields that a store has of it."""
+"""Conversion of a store's labels, fields and times to log lines. Times are exact to the nanosecond."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from trainmedic_logs.domain.log_search import FoundLine, LogLevel, TimeKnownBy
 from trainmedic_logs.lines.masks import masked
-from trainmedic_server.adapters.log_stores.paging import StoredLine, moment
+from trainmedic_server.adapters.log_stores.paging import NANOSECONDS, StoredLine, moment, nanoseconds
 from trainmedic_server.errors import LogsUnavailable
 
 _LEVELS = {
@@ -18,14 +20,15 @@ _LEVELS = {
     **{level.value: level for level in LogLevel},
 }
 _SOURCES = {each.value: each for each in TimeKnownBy}
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 
 
 def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
-    """Raises LogsUnavailable where its time is none. Lines of other shippers may hold secrets, and are masked here."""
+    """Mask the text, because other shippers may send secrets. Raises LogsUnavailable if the time is invalid."""
     try:
         time = moment(at)
     except (OverflowError, ValueError) as error:
-        raise LogsUnavailable("the store of logs gives a line a time that is none") from error
+        raise LogsUnavailable("the log store returns a line with an invalid time") from error
     line = FoundLine(
         at=time,
         text=masked(text),
@@ -43,9 +46,21 @@ def stored_line(at: int, text: str, fields: Mapping[str, str]) -> StoredLine:
 
 
 def level_names(level: LogLevel) -> list[str]:
-    """By which stores may call this level and worse ones."""
     return [name for name, each in _LEVELS.items() if each in level.at_least]
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def rfc3339(at: int) -> str:
+    seconds, rest = divmod(at, NANOSECONDS)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+def nanoseconds_of(text: str) -> int:
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is not a time")
+    at = datetime.fromisoformat(match[1] + match[3].replace("Z", "+00:00")).astimezone(UTC)
+    return nanoseconds(at) + int(f"{match[2] or '0':0<9}")

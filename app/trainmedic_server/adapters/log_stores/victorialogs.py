@@ -1,6 +1,6 @@
-"""VictoriaLogs: queries in LogsQL, and the answers of ``/select/logsql/query``.
+"""VictoriaLogs: LogsQL queries, and the answers of ``/select/logsql/query``.
 
-It takes what Loki takes, and has each label and each member of structured metadata as a field.
+Loki's labels and structured metadata are fields here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from trainmedic_logs.domain.log_search import LogQuery
 from trainmedic_server.adapters.foreign_answers import UNREADABLE
 from trainmedic_server.adapters.log_stores.paging import StoredLine
 from trainmedic_server.adapters.log_stores.store_http import StoreHttp
-from trainmedic_server.adapters.log_stores.store_times import nanoseconds_of, rfc3339
-from trainmedic_server.adapters.log_stores.stored_fields import level_names, stored_line
+from trainmedic_server.adapters.log_stores.stored_fields import level_names, nanoseconds_of, rfc3339, stored_line
 from trainmedic_server.errors import ConfigurationError, LogsUnavailable
 
 PATH = "/select/logsql/query"
@@ -22,7 +21,7 @@ _TENANT = re.compile(r"(\d{1,10})(?::(\d{1,10}))?")
 
 
 def tenant_headers(tenant: str) -> Mapping[str, str]:
-    """``12`` or ``12:3``: the account, and a project of it. Raises ConfigurationError."""
+    """Read ``12`` or ``12:3``: account and project. Raises ConfigurationError."""
     match = _TENANT.fullmatch(tenant)
     if match is None:
         raise ConfigurationError("a tenant of VictoriaLogs is the number of an account, or account:project")
@@ -30,8 +29,6 @@ def tenant_headers(tenant: str) -> Mapping[str, str]:
 
 
 class VictoriaLogs:
-    """Reads one tenant's lines."""
-
     greps = True
 
     def __init__(self, http: StoreHttp) -> None:
@@ -61,7 +58,7 @@ class VictoriaLogs:
         try:
             return [_line(json.loads(line)) for line in raw.splitlines() if line.strip()]
         except UNREADABLE as error:
-            raise LogsUnavailable("the store of logs does not answer as VictoriaLogs does") from error
+            raise LogsUnavailable("the log store does not answer as VictoriaLogs does") from error
 
 
 def _line(fields: Mapping[str, object]) -> StoredLine:
@@ -70,5 +67,4 @@ def _line(fields: Mapping[str, object]) -> StoredLine:
 
 
 def _quoted(text: str) -> str:
-    """A string of LogsQL, which is one of Go."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

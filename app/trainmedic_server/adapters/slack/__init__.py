@@ -1,6 +1,3 @@
-"""Questions in Slack, with buttons by which people answer them: by Socket Mode, a connection that this server opens.
-
-``web_api`` calls Slack, ``socket_mode`` is told what people press, ``people`` knows who they are, ``question_blocks``
-writes a question, ``questions`` keeps the messages as the questions are, and ``presses`` makes orders of buttons.
-Imported only where Slack is set, because of the extra that it needs.
+"""Approval questions in Slack with buttons, by Socket Mode: the server opens the connection. Imported only if Slack is
+set, because it needs an extra.
 """

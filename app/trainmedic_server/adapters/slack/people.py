@@ -1,8 +1,6 @@
-"""The file that says where questions go in Slack, and who may answer: Slack users, each by the name and groups that
-playbooks know.
+"""Slack file: channels for questions, and the users who may answer, with their names and groups in playbooks.
 
-Read again at each press, so that whoever is taken out of it can decide nothing from then on; while it cannot be read
-nobody can. Who uses it: ``questions``, ``presses``, and ``wiring`` for its checks at the start.
+It is read for each click, so that removed users can decide nothing. While it is unreadable, no one can.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _OURS = frozenset({"anonymous", "trainmedic", "nobody"})
 
 def _name(value: str) -> str:
     if value.lower() in _OURS:
-        raise ValueError(f"{value!r} stands for nobody's decisions")
+        raise ValueError(f"{value!r} is a reserved name")
     return value
 
 
@@ -44,27 +42,24 @@ class _Part(BaseModel):
 
 
 class Person(_Part):
-    """Who may decide; by this name it is on record, as if it were a token's."""
+    """The name is recorded as if it were a token's."""
 
     name: Name
     groups: frozenset[Annotated[str, Field(pattern=_NAME)]] = frozenset()
 
 
 class SlackFile(_Part):
-    """What the file says."""
-
     channel: Channel
     channels: Mapping[str, Channel] = Field({}, description="By the `to` of a playbook's question.")
     people: Mapping[Annotated[str, Field(pattern=r"^[UW][A-Z0-9]{2,20}$")], Person]
     api: Annotated[str, AfterValidator(_api)] = "https://slack.com/api"
 
     def channel_for(self, to: str | None) -> str:
-        """Where a question goes whose playbook says this of it."""
         return self.channels.get(to or "", self.channel)
 
 
 def read(path: Path) -> SlackFile:
-    """Raises ConfigurationError, naming file and member."""
+    """Raises ConfigurationError with file and member."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -73,7 +68,7 @@ def read(path: Path) -> SlackFile:
     if problems:
         raise ConfigurationError(str(problems[0]))
     if len(documents) > 1:
-        raise ConfigurationError(f"{path}: must be one YAML document, and {len(documents)} are in it")
+        raise ConfigurationError(f"{path}: must contain one YAML document, not {len(documents)}")
     try:
         return SlackFile.model_validate(documents[0].value if documents else None)
     except ValidationError as error:

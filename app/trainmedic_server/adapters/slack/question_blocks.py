@@ -1,7 +1,6 @@
-"""How a question reads in Slack: the blocks of its message, within Slack's bounds. Pure.
+"""Blocks of a question's message, within Slack's limits. Pure.
 
-What alerts, jobs and playbooks have put into it is shown as plain text, in which Slack sees no mention, link or
-markup; only what is all our own is Slack's markup. Who calls it: ``questions`` and ``presses``.
+Text from alerts, jobs and playbooks is plain text, in which Slack sees no mention, link or markup.
 """
 
 from __future__ import annotations
@@ -24,25 +23,20 @@ from trainmedic_server.presentation.runs import title_of
 
 APPROVE, REJECT, REASON = "approve", "reject", "reason"
 METADATA = "trainmedic_question"
-"""What a message carries unseen, by which it is found again."""
 LONGEST_REASON = 1_000
 _LONGEST_NAME = 200
 _TEXT, _SHORT, _CONFIRM = 2_900, 300, 290
-"""Characters of a section, of what notifications show, and of what is asked once more; below Slack's 3,000 and 300."""
+"""Characters of a section, a notification and a confirmation. Slack's limits are 3,000 and 300."""
 
 Block = dict[str, Any]
 
 
 class Answered(Struct, frozen=True):
-    """What has become of a question so far."""
-
     approved_by: tuple[str, ...]
     how: str
-    """In words; empty while it waits for an answer."""
 
 
 def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answered:
-    """By the orders too, since the run itself follows them a moment later."""
     answers = approval.answers(step, orders)
     names = tuple(dict.fromkeys(order.actor for order in answers if order.kind is OrderKind.APPROVE))
     rejection = next((order for order in answers if order.kind is OrderKind.REJECT), None)
@@ -58,12 +52,10 @@ def answered(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> Answ
 
 
 def is_open(run: Run, step: StepState, orders: Sequence[OperatorOrder]) -> bool:
-    """Whether somebody can still answer."""
     return run.is_open and step.status is StepStatus.WAITING and not answered(run, step, orders).how
 
 
 def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external_url: str) -> dict[str, Any]:
-    """The message of a question, as ``chat.postMessage`` and ``chat.update`` take it, without the channel."""
     link = run_link(external_url, run.id)
     ahead = questions.ahead(step)
     blocks = [_section(f"{_line(questions.asks(run))}\n{_quoted(step.message or questions.UNASKED)}")]
@@ -72,7 +64,7 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
         blocks += [_terms(run, step, orders), _buttons(run, step, link)]
         words = "asks"
     else:
-        # Of a run that has closed, how: what was approved may have failed.
+        # Also state how a closed run ended: an approved one may have failed.
         how = answered(run, step, orders).how or "Not asked any more"
         after = "" if run.is_open else f"\nThe run has {run.status}: {_line(run.message)}"
         blocks.append(_section(f"{_line(how)}.{after}"))
@@ -92,13 +84,11 @@ def message(run: Run, step: StepState, orders: Sequence[OperatorOrder], external
 
 
 def reminder(run: Run, step: StepState, kind: type[QuestionEvent]) -> str:
-    """What is said below a question that still waits; Slack's markup, in which nothing of the question is any."""
     text = f"{questions.AGAIN.get(kind, 'Asked again')}: {title_of(run)} still waits: {step.message or ''}"
     return escaped(cut(_line(text), _TEXT // 2))
 
 
 def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
-    """The form that asks why something is rejected. ``value`` comes back with it."""
     field = {"type": "plain_text_input", "action_id": REASON, "multiline": True, "min_length": 1,
              "max_length": LONGEST_REASON, "focus_on_load": True}  # fmt: skip
     return {
@@ -116,12 +106,10 @@ def reason_form(value: str, run: Run, step: StepState) -> dict[str, Any]:
 
 
 def value_of(run_id: str, question: AskedQuestion) -> str:
-    """What a button carries: which question it answers."""
     return json.dumps([run_id, question.step, question.asked])
 
 
 def read_value(value: Any) -> tuple[str, AskedQuestion] | None:
-    """The run and the question that a button carries; None where it is none of ours."""
     try:
         run_id, step, asked = json.loads(value)
     except (TypeError, ValueError, RecursionError):
@@ -136,12 +124,10 @@ def _is_name(value: Any) -> bool:
 
 
 def with_place(value: str, at: tuple[str, str]) -> str:
-    """`value` with the channel and the message in which it was pressed, for a form to carry."""
     return json.dumps([value, *at])
 
 
 def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str]] | None:
-    """What `with_place` has made; None where it is none of that."""
     try:
         value, channel, message_ts = json.loads(metadata)
     except (TypeError, ValueError, RecursionError):
@@ -153,17 +139,15 @@ def read_place(metadata: Any) -> tuple[tuple[str, AskedQuestion], tuple[str, str
 
 
 def digest(document: dict[str, Any]) -> str:
-    """By which it is known whether a message shows this already."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def escaped(text: str) -> str:
-    """`text` within Slack's markup, where it is neither mention nor link."""
     return visible(text, keep="\n").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` characters, counted in UTF-16 as Slack's own clients do."""
+    """Count in UTF-16, as Slack's clients do."""
     units = text.encode("utf-16-le", "surrogatepass")
     if len(units) // 2 <= limit:
         return text
@@ -219,5 +203,4 @@ def _line(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Lines of others, marked as such, so that none reads as if it were ours."""
     return "\n".join(f"│ {line}" for line in visible(text, keep="\n").splitlines()) or "│"

@@ -1,8 +1,5 @@
-"""Keeps the messages in Slack as the questions are: one for each, edited whatever decides it.
-
-What a message has to show follows from the run and the orders in the run store alone, so however the news come, by an
-event, after a restart or by a press, the same is done: read, compare with what is shown, post or edit. Implements
-``engine.event_teller``'s listener. Not here: how a question reads (``question_blocks``).
+"""Messages in Slack, one for each question, edited after any decision. A message follows from the run and its orders in
+the run store, so events, restarts and clicks have the same effect.
 """
 
 from __future__ import annotations
@@ -44,11 +41,8 @@ Asked = tuple[Run, StepState, Sequence[OperatorOrder], ShownQuestion | None]
 
 
 class SlackQuestions:
-    """The questions of one server. ``settings`` reads the file that names the channels."""
-
     name = "slack"
     kinds = names(QuestionEvent, RunApproved, RunRejected, ApprovalEnded, CancelOrdered, Closed)
-    """After these a message may have to show something else."""
     at_once = 20
 
     def __init__(
@@ -70,7 +64,7 @@ class SlackQuestions:
         self._fence = fence
         self._turn = asyncio.Lock()
         self._reminded = 0
-        """The newest event of which people were reminded: events before one that is held up are handed here again."""
+        """Newest event with a sent reminder. After a failure, earlier events are passed here again."""
 
     async def take(self, events: Sequence[Event]) -> None:
         """Raises TemporaryFailure, OutcomeUnknown, StoreUnavailable: the events are taken again."""
@@ -82,36 +76,31 @@ class SlackQuestions:
                 self._reminded = event.seq or self._reminded
 
     async def show_waiting(self) -> None:
-        """Show every question that waits; those that were asked before Slack was set, too. Raises as `take`."""
         runs, _ = await self._history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), _MOST, None)
         await self.show({run.id for run in runs})
 
     async def show(self, run_ids: Collection[str]) -> None:
-        """Have the messages about these runs show what is. Raises as `take`."""
-        async with self._turn:  # or a press and an event would both post the question that nobody has seen
+        async with self._turn:  # Otherwise a click and an event could both post a new question.
             for asked in await self._asked(run_ids):
                 try:
                     await self._put(*asked)
-                except (ChatRefused, ConfigurationError) as error:  # of this question, so the others are shown
+                except (ChatRefused, ConfigurationError) as error:  # This question fails; the others are shown.
                     self._on_left_out()
-                    log.error("a question cannot be shown in Slack", run_id=asked[0].id, error=str(error))
+                    log.error("cannot show question in Slack", run_id=asked[0].id, error=str(error))
 
     async def question_of(self, run_id: str, step_id: str) -> tuple[Run, StepState] | None:
-        """The run and its step that asks, or has asked. Raises StoreUnavailable."""
         run = await self._store.transact(lambda tx: tx.run(run_id))
         step = next((step for step in run.steps if _is(step, step_id)), None) if run else None
         return (run, step) if run is not None and step is not None else None
 
     async def settle(self, run_id: str, step_id: str, channel: str, message: str) -> None:
-        """Have a message show the question that is not the one which is kept: a kill may have left two. Raises as
-        `take`, and ChatRefused."""
+        """Update a duplicate message, which a kill may have left. Raises as `take`, and ChatRefused."""
         for run, step, orders, shown in await self._asked([run_id]):
             if step.id == step_id and shown is not None and (shown.channel, shown.message) != (channel, message):
                 document = question_blocks.message(run, step, orders, self._external_url)
                 await self._call("chat.update", {**document, "channel": channel, "ts": message})
 
     async def _asked(self, run_ids: Collection[str]) -> list[Asked]:
-        """The questions of the runs that are to be shown, or are."""
         if not run_ids:
             return []
         runs, orders, shown = await self._store.transact(
@@ -144,17 +133,19 @@ class SlackQuestions:
             return
         try:
             await self._call("chat.update", {**document, "channel": kept.channel, "ts": kept.message})
-        except ChatRefused as error:  # somebody has deleted it, for example
+        except ChatRefused as error:  # deleted by a user, for example
             self._on_left_out()
-            log.warning("a message in Slack cannot be edited", run_id=run.id, error=str(error))
+            log.warning("cannot edit Slack message", run_id=run.id, error=str(error))
         await self._save(replace(kept, shown=digest))
 
     async def _posted(
         self, run: Run, step: StepState, document: dict[str, Any], begun: ShownQuestion | None, is_open: bool
     ) -> ShownQuestion | None:
-        """The message of a question that has none on record: posted once. That it is about to be is put on record
-        before; where it was, and nobody knows what came of it, it is looked for. None where there is none and nobody is
-        asked any more."""
+        """Post the message once, after persisting the intent. If an earlier attempt has an unknown outcome, search its
+        message.
+
+        Return None if there is none and the question is closed.
+        """
         if begun is None:
             channel = self._settings().channel_for(Terms.of(step).to)
             begun = ShownQuestion(run.id, step.id, channel, "", "")
@@ -167,12 +158,11 @@ class SlackQuestions:
         return replace(begun, message=str(answer.get("ts", "")), shown=question_blocks.digest(document))
 
     async def _found(self, begun: ShownQuestion, run: Run) -> str | None:
-        """The message that was posted by an attempt of which nobody knows what came. Its edit shows what is now."""
         query = {"channel": begun.channel, "oldest": str(int(run.created_at.timestamp()) - 60), "limit": 200}
         try:
             answer = await self._call("conversations.history", {**query, "include_all_metadata": True})
-        except ChatRefused as error:  # a scope that is missing, or a channel that is gone
-            log.warning("it cannot be seen whether a question is in Slack already", error=str(error))
+        except ChatRefused as error:  # A scope is missing, or the channel was deleted.
+            log.warning("cannot check whether Slack shows a question already", error=str(error))
             return None
         question = {"run_id": begun.run_id, "step": begun.step}
         for message in answer.get("messages", ()):
@@ -185,7 +175,7 @@ class SlackQuestions:
         await self._store.transact(lambda tx: tx.shown_questions.save(shown))
 
     async def _remind(self, run_id: str, asking: QuestionEvent) -> None:
-        """Say below the message that the question still waits. Its first asking is the message itself."""
+        """The first request is the message itself."""
         if isinstance(asking, ApprovalRequested) and asking.asked in (None, 1):
             return
         for run, step, orders, shown in await self._asked([run_id]):
@@ -197,7 +187,7 @@ class SlackQuestions:
                 await self._call("chat.postMessage", {**below, "channel": shown.channel, "unfurl_links": False})
             except ChatRefused as error:
                 self._on_left_out()
-                log.error("a reminder cannot be sent to Slack", run_id=run.id, error=str(error))
+                log.error("cannot send reminder to Slack", run_id=run.id, error=str(error))
 
     async def _call(self, method: str, document: dict[str, Any]) -> dict[str, Any]:
         self._fence()

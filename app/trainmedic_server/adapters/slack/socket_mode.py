@@ -1,7 +1,7 @@
-"""The connection by which Slack tells what people press (Socket Mode): opened from here, and again whenever it ends.
+"""Socket Mode connection that receives clicks from Slack, reopened whenever it ends.
 
-What comes is acknowledged when it is carried out, or after two seconds, since Slack waits for three; what is not
-acknowledged Slack sends once more, and carrying it out twice does nothing (``engine.orders``).
+A click is acknowledged when it is performed, or after two seconds, because Slack waits for three. Repeated clicks are
+harmless (``engine.orders``).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.ports.ending import end_tasks
 
 ACKNOWLEDGE_AFTER = 2.0
-"""Seconds; Slack counts to three."""
+"""Seconds. Slack's limit is three."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 _STABLE_AFTER = 30.0
-"""Seconds after which a connection that ends is opened again at once: Slack changes them every few hours."""
+"""Seconds after which an ended connection is reopened at once: Slack replaces them every few hours."""
 _AT_ONCE = 20
 _LONGEST_MESSAGE = 1 << 20
 _NOTHING = logging.getLogger("trainmedic.slack.silent")
-_NOTHING.disabled = True  # the library logs addresses, which hold tickets
+_NOTHING.disabled = True  # The library logs URLs, which contain tickets.
 
 log = telemetry.logger(__name__)
 
@@ -34,12 +34,9 @@ Handle = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class SocketMode:
-    """One connection at a time."""
-
     def __init__(
         self, address: Callable[[], Awaitable[str]], handle: Handle, on_connected: Callable[[bool], None]
     ) -> None:
-        """``address`` gives one for the next connection; ``on_connected`` is told when there is one, and when not."""
         self._address = address
         self._handle = handle
         self._on_connected = on_connected
@@ -47,7 +44,6 @@ class SocketMode:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until cancelled."""
         backoff = Backoff(_FIRST_RETRY, _LONGEST_RETRY, jitter=True)
         loop = asyncio.get_running_loop()
         try:
@@ -59,8 +55,8 @@ class SocketMode:
                 except errors.TrainmedicError as error:
                     reason, wait = str(error), backoff.next()
                 except (websockets.WebSocketException, OSError) as error:
-                    reason, wait = type(error).__name__, backoff.next()  # its text may hold the address
-                except Exception as error:  # the loop's boundary: whatever one message does, the next can be pressed
+                    reason, wait = type(error).__name__, backoff.next()  # Its text may contain the URL.
+                except Exception as error:  # Whatever one message does, later clicks must work.
                     log.error("the connection to Slack failed", error=type(error).__name__)
                     reason, wait = type(error).__name__, backoff.next()
                 finally:
@@ -75,7 +71,6 @@ class SocketMode:
             await end_tasks(list(self._tasks))
 
     async def _connection(self) -> str:
-        """Serve one connection until it ends; why."""
         address = await self._address()
         async with websockets.connect(
             address, logger=_NOTHING, max_size=_LONGEST_MESSAGE, open_timeout=10, close_timeout=1, ping_timeout=20
@@ -103,10 +98,10 @@ class SocketMode:
             try:
                 await socket.send(json.dumps({"envelope_id": message["envelope_id"]}))
             except websockets.WebSocketException:
-                log.info("a press in Slack could not be acknowledged; it may come again")
+                log.info("cannot acknowledge Slack click; it may be repeated")
             await work
-        except Exception:  # the task's boundary: one press must not end the connection
-            log.exception("a press in Slack failed")
+        except Exception:  # One click must not end the connection.
+            log.exception("handling Slack click failed")
         finally:
             if not work.done():
                 work.cancel()

@@ -1,8 +1,4 @@
-"""Calls of Slack's Web API: JSON by POST, with what its answers mean to who calls.
-
-Neither a token nor an address with a ticket is ever part of an error or a log line. Who uses it: the rest of the
-package.
-"""
+"""Slack's Web API: JSON by POST. Neither tokens nor URLs with tickets are in any error or log line."""
 
 from __future__ import annotations
 
@@ -18,22 +14,18 @@ from trainmedic_server.errors import ChatRefused, OutcomeUnknown, TemporaryFailu
 
 _TIMEOUT = timedelta(seconds=10)
 _MOST_PATIENCE = 30.0
-"""Seconds that a call waits by itself where Slack says that it is called too often."""
 _PASSES = frozenset(
     {"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout",
      "team_added_to_org", "accesslimited"}
 )  # fmt: skip
-"""Words for what passes."""
 _OF_THE_APP = frozenset(
     {"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired",
      "not_allowed_token_type", "org_login_required", "ekm_access_denied", "app_uninstalled"}
 )  # fmt: skip
-"""Words for what is wrong with the app or its tokens. People mend that, and until then every call is refused."""
+"""Errors of the app or its token: every call fails until people fix it."""
 
 
 class SlackApi:
-    """One Slack app in one workspace."""
-
     def __init__(self, url: str, bot_token: str, app_token: str) -> None:
         """``url`` is https://slack.com/api, or that of another Slack."""
         self._url = url.rstrip("/")
@@ -42,17 +34,17 @@ class SlackApi:
         self._http = HttpxCaller()
 
     async def open_socket(self) -> str:
-        """The address for one connection, which holds a ticket. Raises as `call`."""
         answer = await self.call("apps.connections.open", {}, self._app_token)
         address = str(answer.get("url", ""))
-        # Plain only where Slack itself is spoken to so, which settings allow on the loopback alone.
+        # Unencrypted only if the API is too, which settings allow only on the loopback interface.
         if not address.startswith(("wss://", *(["ws://"] if self._url.startswith("http:") else []))):
             raise TemporaryFailure("Slack gave no wss:// address for the socket")
         return address
 
     async def call(self, method: str, document: Mapping[str, Any], token: str | None = None) -> dict[str, Any]:
-        """What Slack answers. Raises ChatRefused where it takes this call for wrong, TemporaryFailure where it
-        answers nothing else either, and OutcomeUnknown where it may have carried it out."""
+        """Raises ChatRefused if this call is invalid, TemporaryFailure if every call would fail, OutcomeUnknown if it
+        may have been performed.
+        """
         headers = {
             "Content-Type": "application/json; charset=utf-8",
             "Authorization": f"Bearer {token or self._bot_token}",

@@ -1,4 +1,4 @@
-"""`ports.received_alerts.ReceivedAlerts`: reading the alerts that were heard, page by page. Who calls it: ``store``."""
+"""`ports.received_alerts.ReceivedAlerts`: paged reading of received alerts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ _KEY = sa.tuple_(alerts.c.first_heard_at, alerts.c.fingerprint, alerts.c.starts_
 
 
 class SqlAlertHistory(SqlHistory, ReceivedAlerts):
-    """The history of runs, and that of alerts."""
-
     async def alerts_page(
         self, matching: ReceivedAlertFilter, limit: int, cursor: str | None
     ) -> tuple[list[AlertRecord], str | None]:
@@ -37,10 +35,9 @@ class SqlAlertHistory(SqlHistory, ReceivedAlerts):
 def alerts_select(
     matching: ReceivedAlertFilter, limit: int, before: tuple[datetime, Identity] | None = None
 ) -> sa.Select[Any]:
-    """Return the alerts of one page, newest first; `before` is where the page above ended."""
     if matching.alertname is None:
         return _page(matching, limit, before)
-    # By either name, each read along its own index.
+    # By either name, each with its own index.
     names = (alerts.c.alert_name, alerts.c.original_name)
     parts = [_page(matching, limit, before, name == matching.alertname).subquery() for name in names]
     either = sa.union(*(sa.select(part) for part in parts)).subquery()
@@ -80,14 +77,12 @@ def _page(
 
 
 def _has_label(name: str, value: str) -> sa.ColumnElement[bool]:
-    """Return whether the labels, or the original ones, as they are written, have this member.
-
-    The text of a member begins and ends with an unescaped quote, so it occurs nowhere else. Exceptions are labels whose
-    names contain quotes or are a single colon or comma.
+    """A member's stored text begins and ends with an unescaped quote, so it occurs nowhere else, unless label names
+    contain quotes or are a single colon or comma.
     """
     member = encode_json({name: value})[1:-1]
     written = [sa.type_coerce(column, Text) for column in (alerts.c.labels, alerts.c.original_labels)]
-    # Not LIKE: SQLite's does not tell capitals from small letters.
+    # Not LIKE: SQLite's ignores case.
     return sa.or_(*(sa.func.replace(each, member, "", type_=Text) != each for each in written))
 
 
@@ -97,7 +92,6 @@ def _encoded(last: AlertRecord) -> str:
 
 
 def _decoded(cursor: str) -> tuple[datetime, Identity]:
-    """Return where the page ended. Raises ValueError."""
     first_heard_at, rest = history_cursor.decode(cursor)
     beginning, _, fingerprint = rest.partition(".")
     try:

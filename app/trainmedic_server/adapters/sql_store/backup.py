@@ -1,4 +1,4 @@
-"""A copy of an SQLite run store while a server writes to it. Who calls it: the command ``trainmedic backup``."""
+"""Copy of an SQLite run store while a server writes to it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ _BUSY_SECONDS = 30.0
 
 
 def copy(url: str, target: Path) -> int:
-    """Write the store at `url`, as it is at one moment, to the file `target`, and read it back; return its bytes.
+    """Copy the store as of one moment, verify the copy, and return its bytes.
 
-    No writer waits for it. The file has its name only once it is whole and on the disk, and is readable by its owner
-    only. Raises ConfigurationError where the store is no SQLite file or `target` is there already, and StoreUnavailable
-    where one of them cannot be read or written.
+    No writer waits. The file gets its name when it is complete and synced. Raises ConfigurationError if the store is
+    not an SQLite file or `target` exists, otherwise StoreUnavailable.
     """
     if postgresql.names_postgresql(url):
         raise errors.ConfigurationError(
-            "PostgreSQL's own tools back its databases up, also while the server works: pg_dump --format=custom"
+            "use PostgreSQL's own tools, also while the server runs: pg_dump --format=custom"
         )
     source = database.file_of(database.parse(url))
     if not source.exists():
@@ -32,7 +31,7 @@ def copy(url: str, target: Path) -> int:
     if target.exists():
         raise _taken(target)
     try:
-        # Of its own name, so that two copies to one file do not write to each other's.
+        # A unique name, so that two copies to one file do not write to each other's.
         descriptor, partial = tempfile.mkstemp(".partial", f"{target.name}.", target.parent)
         os.close(descriptor)
         try:
@@ -51,21 +50,20 @@ def _copy_by(partial: Path, source: Path, target: Path) -> int:
 
 
 def _taken(target: Path) -> errors.ConfigurationError:
-    return errors.ConfigurationError(f"{target} is there already; name a new file")
+    return errors.ConfigurationError(f"{target} exists already; name a new file")
 
 
 def _copy_pages(source: Path, target: Path) -> None:
-    """In one step, hence of one moment: one of several begins anew whenever another process has written."""
+    """In one step: several steps restart whenever another process writes."""
     with (
         closing(sqlite3.connect(_uri(source, "mode=ro"), uri=True, timeout=_BUSY_SECONDS)) as reading,
         closing(sqlite3.connect(target)) as writing,
     ):
-        writing.execute("PRAGMA synchronous = OFF")  # it is brought to the disk as a whole
+        writing.execute("PRAGMA synchronous = OFF")  # It is synced as a whole later.
         reading.backup(writing)
 
 
 def _read_back(copied: Path) -> None:
-    """Raises sqlite3.DatabaseError."""
     with closing(sqlite3.connect(_uri(copied, "immutable=1"), uri=True)) as reading:
         [found] = reading.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
@@ -73,7 +71,6 @@ def _read_back(copied: Path) -> None:
 
 
 def _keep(partial: Path, target: Path) -> None:
-    """Bring the copy to the disk, and then its name, which it takes from nobody. Raises ConfigurationError."""
     _sync(partial)
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL, 0o600))

@@ -1,9 +1,4 @@
-"""Writing many rows of a table with one statement.
-
-``executemany`` gives up and takes back Python's lock for each row, and ``insert().values([...])``
-is compiled again for each count of rows. Here an insert is compiled once, for one row, and its
-VALUES are repeated for a few fixed counts, so that the driver finds each statement prepared.
-"""
+"""Bulk insert of many rows per statement. A few fixed row counts let drivers reuse prepared statements."""
 
 from __future__ import annotations
 
@@ -22,11 +17,10 @@ _VALUES = re.compile(r"(.*VALUES )(\([^()]*\))(.*)", re.DOTALL)
 
 
 class BulkInsert:
-    """An insert into a table, of rows that are tuples in the order of its columns.
+    """Insert of tuples in column order, without `seq`, which the database fills.
 
-    A row whose key is there already is an error, or is left alone (``ignore``), or has the columns
-    `update` replaced, or has what is given added to its numbers (``add``). A column that the database fills (`seq`) is
-    left out.
+    A row with an existing key is an error, is skipped (``ignore``), replaces the columns `update`, or adds to its
+    numbers (``add``).
     """
 
     def __init__(

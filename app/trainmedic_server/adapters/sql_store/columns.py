@@ -1,4 +1,4 @@
-"""How values are written in the columns of the run store's tables, and the tables' common registry."""
+"""Column types of the run store, and the tables' common metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from trainmedic_server.adapters.sql_store.history_cursor import microseconds_of,
 
 
 def encode_json(value: Any) -> str:
-    """Return the value as `JsonColumn` writes it, with a struct in it as its members. Raises TypeError."""
     if value == {}:
         return "{}"
     try:
@@ -27,21 +26,20 @@ def encode_json(value: Any) -> str:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    """An action's output may hold what the action was called with, such as the target."""
+    """An output may contain structs of its call, such as the target."""
     if isinstance(value, Struct):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def decode_json(text: str) -> Any:
-    """Return the value that `JsonColumn` wrote."""
     if text == "{}":
         return {}
     return [] if text == "[]" else json.loads(text)
 
 
 class TimeColumn(TypeDecorator[datetime]):
-    """An aware time, as whole microseconds since 1970: sorts, compares and ports without time zones."""
+    """Whole microseconds since 1970, which sort and compare without time zones."""
 
     impl = sa.BigInteger
     cache_ok = True
@@ -54,11 +52,11 @@ class TimeColumn(TypeDecorator[datetime]):
 
 
 Text = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-"""Sorted by its bytes everywhere. PostgreSQL's other orders change with the operating system, and break indexes."""
+"""Sorted by bytes. PostgreSQL's other collations change with the operating system, which breaks indexes."""
 
 
 class JsonColumn(TypeDecorator[Any]):
-    """A JSON value as text. Nothing in the store looks inside one."""
+    """JSON as text. The store never queries inside it."""
 
     impl = Text
     cache_ok = True
@@ -75,26 +73,21 @@ _CONVERTED: dict[type[Any], tuple[_Convert, _Convert]] = {
     TimeColumn: (microseconds_of, time_of),
     JsonColumn: (encode_json, decode_json),
 }
-"""How the values of our own types are written and read."""
 
 
 def encoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """How a value that is not null is written in a column of this type; None where it is written as it is.
-
-    Our own types are asked directly: by way of SQLAlchemy's decorators each value costs two calls more.
-    """
+    """Return the function that writes a non-null value, None if it is unchanged."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[0] if of_ours else kind.bind_processor(dialect)
 
 
 def decoder(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> _Convert | None:
-    """How a value that is not null is read from a column of this type; None where it is what was written."""
     of_ours = _CONVERTED.get(type(kind))
     return of_ours[1] if of_ours else kind.result_processor(dialect, None)
 
 
 Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""A number that the database gives; SQLite does so only for a column of exactly INTEGER."""
+"""Assigned by the database. SQLite does so only for a column of type INTEGER."""
 
 metadata = sa.MetaData(
     naming_convention={
@@ -107,9 +100,5 @@ metadata = sa.MetaData(
 
 
 def partial_index(name: str, *columns: Any, where: str, unique: bool = False) -> None:
-    """An index over the rows for which a condition holds.
-
-    The migrations say the same to PostgreSQL in its words. Here they would have SQLAlchemy load all that it has for
-    PostgreSQL, which was a thirtieth of each start on SQLite.
-    """
+    """The migrations define the same for PostgreSQL."""
     sa.Index(name, *columns, unique=unique, sqlite_where=sa.text(where))

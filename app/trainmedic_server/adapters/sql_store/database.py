@@ -1,8 +1,4 @@
-"""Connections to the database, who may own it, and which of its errors mean what.
-
-Here is all that only SQLite needs: its pragmas, its transactions, and the locks that keep a second
-server off the same file and off copies of it. What only PostgreSQL needs is in ``postgresql``.
-"""
+"""SQLite: connections, ownership and error classes."""
 
 from __future__ import annotations
 
@@ -21,15 +17,13 @@ from trainmedic_core.machine_locks import FileLock, NameLock
 from trainmedic_server import errors
 
 READERS = 4
-"""Connections, and threads, that read the history at a time."""
 
 _REFUSED = (exc.IntegrityError, exc.DataError, exc.ProgrammingError, exc.InterfaceError, exc.NotSupportedError)
 _REFUSING_STATES = ("22", "23", "54")
-"""Of PostgreSQL's SQLSTATEs, those about values: wrong ones, ones that break a rule, ones that are too large."""
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether the database failed, rather than refused what it was given."""
+    """Return whether the database failed, rather than rejected its input."""
     if not isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.TimeoutError)
     state = getattr(error.orig, "sqlstate", None)
@@ -40,7 +34,6 @@ def is_outage(error: BaseException) -> bool:
 
 @contextmanager
 def translated(failure: str) -> Iterator[None]:
-    """Translate errors of the database within: they mean that the store is unavailable."""
     try:
         yield
     except exc.SQLAlchemyError as error:
@@ -48,8 +41,6 @@ def translated(failure: str) -> Iterator[None]:
 
 
 def unavailable(failure: str, error: BaseException) -> errors.StoreUnavailable:
-    """Return the error to raise for `error`; its text has the database's words, but not the statement and its
-    values."""
     cause = getattr(error, "orig", None) or error
     return errors.StoreUnavailable(f"{failure}: {' '.join(str(cause).split())}")
 
@@ -58,10 +49,7 @@ _FORMS = "write sqlite:////path/to/file or postgresql://user:password@host/datab
 
 
 def parse(url: str) -> sa.URL:
-    """Return the SQLite file that `url` names, by its own name where `url` has that of a symlink.
-
-    Raises ConfigurationError.
-    """
+    """Resolve symlinks. Raises ConfigurationError."""
     try:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError) as error:
@@ -74,7 +62,7 @@ def parse(url: str) -> sa.URL:
         raise errors.ConfigurationError("the database URL names no file; write sqlite:////path/to/file")
     try:
         return parsed.set(database=str(Path(database).resolve()))
-    except (OSError, RuntimeError) as error:  # RuntimeError: symlinks in a circle
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symlinks
         raise errors.ConfigurationError(f"the database file {database} cannot be found: {error}") from error
 
 
@@ -83,23 +71,21 @@ def file_of(url: sa.URL) -> Path:
 
 
 def make_directory(url: sa.URL) -> None:
-    """Make the directory of the database's file where it is missing, readable by its owner only."""
     directory = file_of(url).parent
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise errors.ConfigurationError(f"cannot make the directory {directory}: {error.strerror}") from error
+        raise errors.ConfigurationError(f"cannot create the directory {directory}: {error.strerror}") from error
 
 
 class OwnerLock:
-    """Held by the one server that may work from an SQLite file; ends with the process.
+    """Lock of the one server that may use an SQLite file. It ends with the process.
 
-    SQLite itself would let two servers take turns, and both would carry out the same runs. Three locks keep the second
-    one out, however it comes to the file:
+    Two servers would perform the same runs. Three locks exclude the second one:
 
-    - on ``<file>.lock``, also where the file itself has been replaced;
-    - on the file's inode, by whatever name it is reached;
-    - on the store's identity (`take_identity`), which a copy of the file has too.
+    - on ``<file>.lock``, even if the file itself was replaced;
+    - on the file's inode, under any name;
+    - on the store's identity (`take_identity`), which copies of the file share.
     """
 
     def __init__(self, url: sa.URL) -> None:
@@ -115,26 +101,25 @@ class OwnerLock:
         os.pwrite(self._lock_file, f"{os.getpid()}\n".encode(), 0)
 
     def take_identity(self, identity: str) -> None:
-        """Keep out servers with copies of the file. Raises ConfigurationError where one is working."""
+        """Exclude servers with copies of the file. Raises ConfigurationError."""
         lock = NameLock.take(f"server:{identity}")
         if isinstance(lock, NameLock):
             self._name = lock
-        elif lock.user in {0, os.geteuid(), self._file.owner}:  # others could not read the file
+        elif lock.user in {0, os.geteuid(), self._file.owner}:  # Others could not read the file.
             raise errors.ConfigurationError(
                 f"{self._path} is a copy: the server with process id {lock.pid} works from the same run store, and "
-                "both would carry out what is open in it. Stop that server, or give this one an empty state directory"
+                "both would perform its open runs. Stop that server, or give this one an empty state directory"
             )
 
     def require(self) -> None:
-        """Return if the file is where it was. Raises StoreUnavailable, because what is written to a file that has no
-        name any more is lost."""
+        """Raise StoreUnavailable if the file was moved: writes to an unlinked file are lost."""
         if not self._file.is_in_place():
             raise errors.StoreUnavailable(
                 f"{self._path} was moved or replaced while the server runs: put it back, or restart the server"
             )
 
     def release(self) -> None:
-        """Release the locks. The lock file stays: removing it would let two servers hold two locks of one name."""
+        """Keep the lock file: removing it would let two servers hold two locks of one name."""
         if self._name is not None:
             self._name.release()
         self._file.release()
@@ -172,16 +157,16 @@ class OwnerLock:
             raise errors.ConfigurationError(
                 f"{self._path} has {lock.names} names (hard links), and under each of them SQLite would keep a "
                 f"journal of its own, which damages the database: find the others (find / -xdev -samefile "
-                f"{self._path}) and remove them. A copy is made as the page Back up and restore says"
+                f"{self._path}) and remove them. To copy the database, see Back up and restore"
             )
         return lock
 
 
 def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """For the one connection that writes. There is no pool: a connection that failed is closed, not reused.
+    """A failed connection is closed, not reused.
 
-    Its write-ahead log is brought into the database every 32 MB, not every 4: pages that are written often go there
-    once then, in place of eight times.
+    The write-ahead log is checkpointed every 32 MB instead of 4, so that frequently changed pages are written once
+    instead of eight times.
     """
     engine = sa.create_engine(url, poolclass=pool.NullPool, connect_args=_connect_args(busy_timeout))
     pragmas = ("cache_size = -32768", "journal_size_limit = 67108864", "wal_autocheckpoint = 8000")
@@ -190,7 +175,7 @@ def writer_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
 
 
 def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
-    """For reading. A transaction sees one moment's state, and no writer waits for it, nor it for one."""
+    """A transaction sees one moment's state and neither blocks writers nor waits for them."""
     engine = sa.create_engine(
         url, poolclass=pool.QueuePool, pool_size=READERS, max_overflow=0, connect_args=_connect_args(busy_timeout)
     )
@@ -199,7 +184,6 @@ def reader_engine(url: sa.URL, busy_timeout: timedelta) -> sa.Engine:
 
 
 def memory_engine() -> sa.Engine:
-    """For a database of this process alone, on one connection."""
     engine = sa.create_engine("sqlite://", poolclass=pool.StaticPool, connect_args=_connect_args(timedelta(0)))
     _prepare(engine, begin="BEGIN", pragmas=())
     return engine
@@ -215,12 +199,9 @@ def _connect_args(busy_timeout: timedelta) -> dict[str, Any]:
 
 
 def _prepare(engine: sa.Engine, begin: str, pragmas: tuple[str, ...]) -> None:
-    """Have transactions begin where we say so, and every connection set up for durable writes."""
-
     def on_connect(connection: Any, record: object) -> None:
         cursor = connection.cursor()
-        # WAL lets the history be read during a write. FULL waits for the disk at each commit, so that what is
-        # acknowledged survives a power cut, and not only a crash of this process.
+        # WAL permits reads during a write. FULL syncs each commit, so that acknowledged data survives a power failure.
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "temp_store = MEMORY"):
             cursor.execute(f"PRAGMA {pragma}")
         for pragma in pragmas:

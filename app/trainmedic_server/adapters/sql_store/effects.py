@@ -1,4 +1,4 @@
-"""`ports.effects` on the run store: its two tables, what a unit of work sees of them, and rows as values."""
+"""`ports.effects` on the run store: its two tables and access to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ effects = sa.Table(
     sa.Column("verdict", Text, nullable=False),
     sa.Column("plain", JsonColumn, nullable=False),
 )
-"""``plain`` is what the columns beside it are not."""
 
 event_positions = sa.Table(
     "event_positions",
@@ -38,7 +37,7 @@ event_positions = sa.Table(
 )
 
 partial_index("ix_effects_due", effects.c.due_at, where="due_at IS NOT NULL")
-# what the runs of each playbook came to, in a time
+# outcomes of each playbook's runs in a period
 sa.Index("ix_effects_acted", effects.c.acted_at, effects.c.playbook, effects.c.verdict)
 
 _COLUMNS = ("run_id", "playbook", "acted_at", "due_at", "verdict")
@@ -66,8 +65,6 @@ def _fact_of(effect: Effect) -> run_facts.Key:
 
 
 class SqlEffects(EffectRecords, EventPositions):
-    """``connection`` returns that of the unit, behind its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

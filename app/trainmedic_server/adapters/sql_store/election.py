@@ -1,7 +1,4 @@
-"""Waiting for the leader lock, where several servers share a database: one works, the others stand by.
-
-Who calls it: ``wiring.server``; ``http.standby`` shows its state.
-"""
+"""Candidacy for the leader lock, if several servers share a database."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from trainmedic_server import errors, telemetry
 from trainmedic_server.adapters.sql_store import database, postgresql, revision
 
 ASK_EVERY = 0.5
-"""Seconds between two tries: the delay until a standby takes over once the leader has ended."""
+"""Seconds: the delay until a standby replaces a leader that has ended."""
 
 _WON = "it is about to take over"
 
@@ -20,10 +17,7 @@ log = telemetry.logger(__name__)
 
 
 class Election:
-    """A server's candidacy for the lock. ``http.standby`` shows it to people.
-
-    ``why`` says what it waits for; ``holder`` is the leader's address, or empty if that is unknown.
-    """
+    """``why`` is the reason for waiting. ``holder`` is the leader's address, empty if unknown."""
 
     def __init__(self, url: str, takeover: timedelta = postgresql.TAKEOVER, address: str = "") -> None:
         postgresql.conninfo(url)
@@ -35,9 +29,8 @@ class Election:
         self.holder = ""
 
     async def win(self) -> postgresql.LockSession:
-        """Return the session that has the lock. While PostgreSQL does not answer it waits for that.
-
-        Raises ConfigurationError where waiting would be of no use.
+        """Return the session with the lock. Waits while PostgreSQL does not answer. Raises ConfigurationError if
+        waiting is useless.
         """
         try:
             while True:
@@ -73,7 +66,6 @@ class Election:
             await asyncio.to_thread(session.close)
 
     def _report(self, reason: str, error: str | None = None) -> None:
-        """Set what it waits for, and log a change."""
         if reason != self.why:
             self.why = reason
             if error is None:
@@ -85,13 +77,11 @@ class Election:
 
 
 def _require_not_older(session: postgresql.LockSession) -> None:
-    """Refuse a schema that this release cannot take over. Raises ConfigurationError, StoreUnavailable."""
     with database.translated("PostgreSQL does not answer"), session.engine.begin() as connection:
         revision.require_not_older(connection)
 
 
 def _what_is_left(session: postgresql.LockSession) -> str:
-    """What a server that has the lock has still to do before it works. Raises StoreUnavailable."""
     with database.translated("PostgreSQL does not answer"), session.engine.begin() as connection:
         postgresql.take_time(connection)
         runs = revision.runs_to_migrate(connection)

@@ -1,4 +1,4 @@
-"""`ports.findings.FindingHistory`: reading findings, page by page as the history of runs. Who calls it: ``store``."""
+"""`ports.findings.FindingHistory`: paged reading of findings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ _MOST_OF_ALERTS, _IN_ONE_QUESTION = 200, 500
 
 
 class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
-    """The history of runs, that of findings, and that of verdicts."""
-
     async def verdicts_of(self, job: str, limit: int) -> list[KnownVerdict]:
         return await self._read(lambda connection: verdicts.read(connection, verdicts.of_job(job, limit)))
 
@@ -71,7 +69,6 @@ class SqlFindingHistory(SqlPresent, FindingHistory, VerdictHistory):
 
 
 def findings_select(matching: FindingFilter, limit: int, before: tuple[datetime, str] | None = None) -> sa.Select[Any]:
-    """Return the findings of one page, newest first; `before` is where the page above ended."""
     columns = findings.c
     statement = sa.select(findings).order_by(columns.heard_first_at.desc(), columns.id.desc()).limit(limit)
     if matching.job is not None:

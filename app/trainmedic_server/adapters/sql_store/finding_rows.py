@@ -1,4 +1,4 @@
-"""Findings as rows, and rows as findings. A row is a tuple in the order of its table's columns, as in ``mapping``."""
+"""Conversion between findings and rows, which are tuples in column order."""
 
 from __future__ import annotations
 

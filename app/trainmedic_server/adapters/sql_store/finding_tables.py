@@ -1,4 +1,4 @@
-"""The tables of findings. What is said of tables in ``schema``, which has those of alerts and runs, holds here too."""
+"""Tables of findings; see ``schema``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ findings = sa.Table(
     sa.Column("no_alert_because", Text, nullable=False),
     sa.Column("tell_at", TimeColumn),
 )
-"""``job`` is the target, or the job in whose log it stands; ``fingerprint`` that of its alert. Ranks are spans."""
+"""``job`` is the target, or the job whose log contains it. Ranks are spans."""
 
 finding_episodes = sa.Table(
     "finding_episodes",
@@ -81,7 +81,6 @@ kept_jobs = sa.Table(
     sa.Column("at", TimeColumn, nullable=False),
     sa.Column("note", Text, nullable=False),
 )
-"""``attempt`` is 0 for all of the job's."""
 
 job_places = sa.Table(
     "job_places",
@@ -91,17 +90,17 @@ job_places = sa.Table(
     sa.Column("seen_at", TimeColumn, nullable=False),
 )
 
-# the one that a new line belongs to; and that there is one
+# the finding to which a new line belongs; only one is open
 partial_index("uq_findings_open", findings.c.key, where="ended_at IS NULL", unique=True)
-# all that is open
+# all open findings
 partial_index("ix_findings_open", findings.c.heard_first_at, findings.c.id, where="ended_at IS NULL")
-# what is to be told next
+# the next alerts to send
 partial_index("ix_findings_tell", findings.c.tell_at, where="tell_at IS NOT NULL")
-# one page, for each filter that is common
+# one page, for each common filter
 sa.Index("ix_findings_heard_first", findings.c.heard_first_at, findings.c.id)
 sa.Index("ix_findings_rule", findings.c.rule, findings.c.heard_first_at, findings.c.id)
 partial_index("ix_findings_job", findings.c.job, findings.c.heard_first_at, findings.c.id, where="job IS NOT NULL")
-# the findings behind a run
+# findings behind a run
 partial_index("ix_findings_alert", findings.c.fingerprint, where="fingerprint IS NOT NULL")
 # pruning
 sa.Index("ix_findings_heard", findings.c.heard_at)

@@ -1,7 +1,5 @@
-"""`ports.findings.FindingRecords`: what a unit of work sees of the findings.
-
-Its statements are sent at once, behind the unit's savepoint: findings are few beside alerts, and nothing else reads
-their tables. Who calls it: ``transaction``.
+"""`ports.findings.FindingRecords`: findings in a unit of work. Statements are sent at once, because no other read uses
+their tables.
 """
 
 from __future__ import annotations
@@ -56,12 +54,9 @@ KEPT_JOBS = sa.select(kept_jobs).order_by(kept_jobs.c.job, kept_jobs.c.attempt)
 
 
 _INSERTS: dict[tuple[str, str], BulkInsert] = {}
-"""What inserts or replaces rows, by dialect and table: compiled when it is first needed."""
 
 
 class SqlFindings(FindingRecords):
-    """``connection`` returns that of the unit, behind its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 
@@ -81,7 +76,7 @@ class SqlFindings(FindingRecords):
         return [finding_rows.finding_of(row) for row in rows]
 
     def save(self, changed: Sequence[KnownFinding]) -> None:
-        # What is over comes first, so that it makes room for the next of its key.
+        # Ended findings first, because only one of each key may be open.
         ordered = sorted(changed, key=lambda known: known.is_open)
         self._write(findings, [finding_rows.finding_row(known) for known in ordered])
 

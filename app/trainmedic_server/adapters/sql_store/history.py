@@ -1,7 +1,5 @@
-"""Reading what was done: `ports.store.History`, on read-only connections in a few threads of their own.
-
-No read waits for the writer, and none lasts longer than one page, so none keeps the write-ahead
-log from being taken back into the database.
+"""`ports.store.History` on read-only connections in a few threads. No read waits for the writer or lasts longer than
+one page.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from trainmedic_server.ports.tallies import PlaybookTally, TallySource
 T = TypeVar("T")
 
 _STREAMED = 100
-"""Runs that a stream reads at a time."""
 
 _EVENTS_AT_ONCE = 1000
 
@@ -51,12 +48,10 @@ _LAST_SEQ = sa.select(sa.func.max(events.c.seq))
 
 
 class SqlHistory(History, TallySource):
-    """The history, read by threads that only read."""
-
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._threads = ThreadPoolExecutor(database.READERS, thread_name_prefix="run-store-reader")
-        # Its own: a request to cancel can take seconds, and the usual threads have deliveries to read.
+        # A separate thread: a cancel request can take seconds, and the default threads have deliveries to read.
         self._canceller = ThreadPoolExecutor(1, thread_name_prefix="run-store-canceller")
         self._closed = False
 
@@ -121,11 +116,10 @@ class SqlHistory(History, TallySource):
         return await self._read(lambda connection: tallies.verdicts(connection, since, until, limit))
 
     async def identity(self) -> str:
-        """What tells this store from others, and what copies of it have in common."""
         return await self._read(lambda connection: str(connection.execute(sa.select(identity.c.id)).scalar_one()))
 
     def stop_reading(self) -> None:
-        """Let the reads that run end, then close the connections. Blocks until then."""
+        """Blocks until the running reads have ended."""
         self._closed = True
         self._threads.shutdown()
         self._canceller.shutdown(cancel_futures=True)
@@ -138,8 +132,8 @@ class SqlHistory(History, TallySource):
         try:
             return await loop.run_in_executor(self._threads, self._answer, work, reading)
         except asyncio.CancelledError:
-            # No client waits for it any more, and other reads need the thread.
-            with contextlib.suppress(RuntimeError):  # the store was closed, and all reads have ended
+            # Nothing waits for it any more, and other reads need the thread.
+            with contextlib.suppress(RuntimeError):  # The store was closed, and all reads have ended.
                 self._canceller.submit(reading.cancel)
             raise
 
@@ -155,7 +149,6 @@ class SqlHistory(History, TallySource):
 def _events_of_no_run(
     connection: sa.Connection, since: datetime, until: datetime, before: tuple[datetime, int] | None
 ) -> list[Event]:
-    """Return the newest of these events, newest first; `before` is where the page above ended."""
     statement = (
         sa.select(events)
         .where(sa.text("run_id IS NULL"), events.c.at >= since, events.c.at < until)
@@ -172,7 +165,7 @@ def _events_of_no_run(
 def _page(
     connection: sa.Connection, matching: HistoryFilter, limit: int, before: Place | None
 ) -> tuple[list[Run], Place | None]:
-    """Return at most `limit` runs, and the place after which there are more, or may be; None at the end."""
+    """Return the runs, and the place after which there may be more. None at the end."""
     mapped = mapped_names(connection, matching)
     if history_search.is_needed(matching):
         rows, place = history_search.search(connection, matching, limit, before, mapped=mapped)

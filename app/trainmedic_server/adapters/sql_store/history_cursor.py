@@ -1,7 +1,6 @@
-"""The cursor of a history page: where a page ended, as text that callers only hand back.
+"""Opaque cursor of a history page, and the tables' form of times.
 
-Pages are cut by key (creation time, then id), not by count, so runs that arrive never shift them.
-The tables write their times as it does.
+Pages are cut by key (creation time, then ID), not by count, so that new runs never shift them.
 """
 
 from __future__ import annotations
@@ -13,27 +12,23 @@ from datetime import UTC, datetime, timedelta
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LONGEST = 1024
-"""Characters. Ours are under 100; what is longer is refused before anything is decoded."""
 
 
 def microseconds_of(moment: datetime) -> int:
-    """Microseconds since 1970; exact, unlike a float timestamp."""
+    """Exact, unlike a float timestamp."""
     return (moment - EPOCH) // _MICROSECOND
 
 
 def time_of(microseconds: int) -> datetime:
-    """Return the aware UTC time that these microseconds since 1970 mean."""
     return EPOCH + timedelta(microseconds=microseconds)
 
 
 def encode(created_at: datetime, run_id: str) -> str:
-    """Return the cursor of a page that ended with this run."""
     raw = f"{microseconds_of(created_at)}.{run_id}".encode()
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def decode(cursor: str) -> tuple[datetime, str]:
-    """Return the creation time and id that `cursor` holds. Raises ValueError."""
     try:
         if len(cursor) > _LONGEST:
             raise ValueError("too long")

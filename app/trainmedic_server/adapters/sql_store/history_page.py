@@ -1,10 +1,7 @@
-"""The select of one page of the history, for each filter. Who calls it: ``history``, and ``history_search``.
+"""Select of one page of the history, for each filter.
 
-Where a filter takes several values, a page is put together of one short list for each of them, because an index that
-has the order of the pages has it for one value alone.
-
-What a run touched and who gave it orders stands in tables of their own, without the time of its creation. There a time
-is told by the ids of the runs, which begin with it.
+For several values of a filter, a page combines one short list for each, because an index has the page order only for a
+single value.
 """
 
 from __future__ import annotations
@@ -30,20 +27,15 @@ from trainmedic_server.adapters.sql_store.schema import (
 from trainmedic_server.ports.store import HistoryFilter, values_of
 
 _MOST_LISTS = 32
-"""Of more combinations of values than these, the rows are filtered one by one."""
 _COLUMNS = {name: runs.c[name] for name in ("playbook", "status", "decision", "job")}
 
 _APART = 86_400_000
-"""Milliseconds. A run's id is made in the moment of its creation, but for what its admission waits for the store."""
 
 Condition = sa.ColumnElement[bool]
 Span = tuple[datetime, datetime]
-"""From one moment to before another."""
 
 
 def mapped_names(connection: sa.Connection, matching: HistoryFilter) -> Collection[str]:
-    """Return those of the requested alertnames that an alert map has renamed in some run. Usually there is none. Then a
-    page is read along one index."""
     asked = values_of(matching.alertname)
     if not asked:
         return ()
@@ -57,8 +49,7 @@ def page_select(
     before: tuple[datetime, str] | None = None,
     mapped: Collection[str] = (),
 ) -> sa.Select[Any]:
-    """Return the runs of one page, newest first. `before` is the end of the previous page. `mapped` is the result of
-    `mapped_names`."""
+    """Sort newest first. `before` is the end of the previous page, `mapped` the result of `mapped_names`."""
     common = list(beside_them(matching, before))
     groups = list(alternatives(matching, mapped=mapped))
     lists = list(itertools.islice(itertools.product(*groups), _MOST_LISTS + 1))
@@ -72,7 +63,6 @@ def page_select(
 
 
 def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
-    """The ids of the newest runs that meet the condition, as a part of a union."""
     newest = sa.select(runs.c.id).where(condition).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
     return sa.select(newest.subquery().c.id)
 
@@ -80,8 +70,7 @@ def _ids(condition: Condition, limit: int) -> sa.Select[Any]:
 def alternatives(
     matching: HistoryFilter, span: Span | None = None, mapped: Collection[str] = ()
 ) -> Iterator[Sequence[Condition]]:
-    """For each filter that is set, the conditions of which one is to hold; where only what was created in `span` is
-    asked for, they pass over what was not."""
+    """Yield the alternative conditions of each filter. With `span`, they may exclude runs created outside it."""
     for name, column in _COLUMNS.items():
         if values := values_of(getattr(matching, name)):
             yield [column == value for value in values]
@@ -99,13 +88,12 @@ def alternatives(
 
 
 def _of_gpu(text: str) -> Condition:
-    """A GPU by its name alone, or with its node as targets have it: ``gpu:node-1/0``, ``node-1/0``."""
+    """With or without the node: ``gpu:node-1/0``, ``node-1/0``, or the UUID."""
     node, slash, gpu = text.removeprefix("gpu:").partition("/")
     return sa.and_(runs.c.node == node, runs.c.gpu == gpu) if slash else runs.c.gpu == text
 
 
 def _of_target(key: str) -> Condition:
-    """The target of this key. Its parts are named as well, because the indexes are over those."""
     kind, _, name = key.partition(":")
     same = runs.c.target_key == key
     match kind:
@@ -120,13 +108,12 @@ def _of_target(key: str) -> Condition:
 
 
 def _of_node(name: str, span: Span | None) -> tuple[Condition, Condition]:
-    """The runs on a node or its GPUs; and those on jobs that touched it."""
+    """Match runs on a node or its GPUs, and runs on jobs that touched it."""
     touching = _among(touched_nodes.c.run_id, span, touched_nodes.c.node == name, is_named)
     return runs.c.node == name, sa.and_(touching, runs.c.node.is_(None))
 
 
 def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.TextClause) -> Condition:
-    """The runs whose ids another table has for these conditions."""
     among = sa.select(ids).where(*conditions)
     if span is not None:
         first, last = (microseconds_of(moment) // 1000 for moment in span)
@@ -135,13 +122,12 @@ def _among(ids: sa.Column[Any], span: Span | None, *conditions: Condition | sa.T
 
 
 def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) -> Iterator[Condition | sa.TextClause]:
-    """What holds beside the `alternatives`: the time, what is open or owed, and the place after which a page begins."""
     if matching.since is not None:
         yield runs.c.created_at >= matching.since
     if matching.until is not None:
         yield runs.c.created_at < matching.until
     if matching.is_open is not None:
-        # Only an open run has no end. Asked by their status, they are not read from the index over the unfinished.
+        # Only open runs have no end. A condition on their status would not use the index of unfinished runs.
         yield from (runs.c.unfinished, runs.c.ended_at.is_(None)) if matching.is_open else (is_closed,)
     if matching.owes_undo is True:
         yield from (runs.c.unfinished, is_closed)
@@ -153,7 +139,6 @@ def beside_them(matching: HistoryFilter, before: tuple[datetime, str] | None) ->
 
 
 def after_place(before: tuple[datetime, str] | None) -> Iterator[Condition]:
-    """What holds of the runs of a page that begins after this place."""
     if before is not None:
         created_at, run_id = before
         last = sa.tuple_(sa.literal(created_at, TimeColumn), sa.literal(run_id))

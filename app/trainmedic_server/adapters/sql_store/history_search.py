@@ -1,10 +1,7 @@
-"""Finding runs by several filters at once, or by a node, in a bounded time. Who calls it: ``history``.
+"""Time-bounded search for runs by several filters, or by node.
 
-An index has the order of the pages for one filter. Where two are set that seldom meet, reading along one of them could
-take the whole history; and what touched a node has no index in that order. So the search goes back in time, window by
-window: in each, what every filter's index has is intersected, without reading a run, and a window is as long as keeps
-it short to search. When the time of a page is over, what was found is the page, and its cursor says how far the search
-has come.
+One filter's index may span the whole history, and touched nodes have none in page order. So the indexes are intersected
+window by window, going back. When time is up, the cursor marks how far the search got.
 """
 
 from __future__ import annotations
@@ -21,26 +18,19 @@ from trainmedic_server.adapters.sql_store.schema import runs
 from trainmedic_server.ports.store import HistoryFilter, values_of
 
 Place = tuple[datetime, str]
-"""Where a page ended: all further runs are smaller by their creation and id."""
 
 SECONDS = 1.0
-"""That one page may search; it ends with the window in which they are over."""
+"""Limit of one page. The window in progress is completed."""
 _FIRST_WINDOW = timedelta(hours=1)
-"""Also the shortest."""
 _SHORT = 0.05
-"""Seconds: after a window that took less the next is four times as long, after any other twice, so that there are few
-of them, and the last takes about as long as all before it."""
+"""Seconds. The last window takes about as long as all before."""
 _BEFORE_ALL = "!"
-"""Smaller than the id of any run."""
 _KEYS = {"sqlite": sa.literal_column("runs.rowid", sa.BigInteger)}
-"""What indexes have of each row anyway; elsewhere the id, which is put beside their keys."""
 _OLDEST = sa.select(sa.func.min(runs.c.created_at))
 _NEWEST = sa.select(sa.func.max(runs.c.created_at))
 
 
 def is_needed(matching: HistoryFilter) -> bool:
-    """Whether several filters are set or a node is, and not only the few runs that are open or owe an undo are asked
-    for."""
     if matching.is_open or matching.owes_undo:
         return False
     return bool(values_of(matching.node)) or len(list(alternatives(matching))) > 1
@@ -54,7 +44,7 @@ def search(
     seconds: Callable[[], float] = time.monotonic,
     mapped: Collection[str] = (),
 ) -> tuple[list[sa.Row[Any]], Place | None]:
-    """Return the rows of at most `limit` runs, newest first, and from where on there may be more; None at the end."""
+    """Return the newest rows, and the place after which there may be more. None at the end."""
     oldest, newest = connection.execute(_OLDEST).scalar(), connection.execute(_NEWEST).scalar()
     if oldest is None or newest is None:
         return [], None
@@ -79,7 +69,6 @@ def search(
 
 
 def _next_window(window: timedelta, took: float, left: float) -> timedelta:
-    """As long as the seconds that are left allow, going by what the last one took, and not much longer than that."""
     if took < _SHORT:
         return window * 4
     return max(_FIRST_WINDOW, window * min(2, left / took))
@@ -94,7 +83,6 @@ def _in_window(
     key: sa.ColumnElement[Any],
     mapped: Collection[str],
 ) -> sa.Select[Any]:
-    """`key` tells runs apart, and stands in every index."""
     common = [runs.c.created_at >= begin, runs.c.created_at < end, *beside_them(matching, None)]
     met = sa.intersect(*(_of_any(group, common, key) for group in alternatives(matching, (begin, end), mapped)))
     newest = sa.select(runs).where(key.in_(met)).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
@@ -106,6 +94,5 @@ def _of_any(
     common: Sequence[sa.ColumnElement[bool] | sa.TextClause],
     key: sa.ColumnElement[Any],
 ) -> sa.Select[Any]:
-    """The keys of the runs for which one of the conditions holds, each read from the index over it."""
     every = sa.union_all(*(sa.select(key.label("key")).where(each, *common) for each in group)).subquery()
     return sa.select(every.c.key)

@@ -1,7 +1,5 @@
-"""The run store in memory: SQLite without a file, for the simulation and for unit tests in virtual time.
-
-It keeps every promise of the server's store but durability. Work runs at once, in the caller, with no thread and no
-wait, so that virtual time never stands still for it.
+"""Run store in memory (SQLite without a file) for the simulation and for unit tests in virtual time. It lacks only
+durability. Units run immediately in the caller, so that virtual time never waits.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ T = TypeVar("T")
 
 
 class _ImmediateWriter:
-    """A writer that commits each unit of work in the caller."""
-
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._closed = False
@@ -51,15 +47,13 @@ class _ImmediateWriter:
 
 
 class _NoLock:
-    """A no-op lock: no other server can reach this store."""
+    """No-op lock: no other server can reach this store."""
 
     def release(self) -> None:
-        """Do nothing, because nothing is held."""
+        """Do nothing."""
 
 
 class InMemoryStore(SqlStore):
-    """A store that is gone with the object."""
-
     def __init__(self) -> None:
         engine = database.memory_engine()
         _load(engine, _empty_database())
@@ -75,13 +69,11 @@ class InMemoryStore(SqlStore):
 
 @cache
 def _flusher() -> Flusher:
-    """Return the compiled statements of all stores in memory, because compiling them takes longer than most tests."""
     return Flusher(database.memory_engine().dialect)
 
 
 @cache
 def _empty_database() -> bytes:
-    """Return the tables, as SQLite writes a database: read in a fraction of the time in which they are made."""
     engine = database.memory_engine()
     schema.metadata.create_all(engine)
     with engine.connect() as connection:
@@ -92,7 +84,7 @@ def _empty_database() -> bytes:
 
 def _load(engine: sa.Engine, written: bytes) -> None:
     with engine.connect() as connection:
-        # An open transaction would keep SQLite from replacing the database.
+        # An open transaction would prevent SQLite from replacing the database.
         connection.rollback()
         _driver_connection(connection).deserialize(written)
 

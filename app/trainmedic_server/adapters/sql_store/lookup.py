@@ -1,8 +1,5 @@
-"""Looking up rows by a list of keys, at little more than the driver's own cost.
-
-SQLAlchemy renders an IN list and prepares a result anew for each execution, which costs several
-times what SQLite needs for the answer. Here a select is compiled once, and its list is written out
-for a few lengths, so that the driver finds each statement prepared.
+"""Lookup of rows by a list of keys, at little more than the driver's cost: a select is compiled once with a few list
+lengths, so that drivers reuse prepared statements.
 """
 
 from __future__ import annotations
@@ -17,31 +14,28 @@ from sqlalchemy import exc
 from trainmedic_server.adapters.sql_store.columns import Text, decoder
 
 KEYS: sa.BindParameter[Any] = sa.bindparam("keys", expanding=True)
-"""What a select writes in place of its list: ``column.in_(KEYS)``, once. Keys are text."""
+"""Placeholder of the list, used once: ``column.in_(KEYS)``. Keys are text."""
 
 WANTED = sa.values(sa.column("key", Text), name="wanted").data([(sa.bindparam(KEYS.key, type_=Text),)]).cte("wanted")
-"""The list as a table, for a select that asks something for each key by itself: ``sa.select(WANTED.c.key, ...)``."""
+"""The list as a table, to answer for each key separately: ``sa.select(WANTED.c.key, ...)``."""
 
-# A placeholder may say its type: %s::VARCHAR COLLATE "C". A list of constants begins with a quote.
+# A placeholder may have a type: %s::VARCHAR COLLATE "C". A list of constants begins with a quote.
 _LIST = re.compile(r"(.* IN \(|.*\(VALUES )(\(?(?:\?|%s)[^,()]*\)?)(\).*)", re.DOTALL)
 
 _LENGTHS = (1, 4, 16, 64, 256)
-"""A list is filled up to the next of these by repeating its last key, which finds nothing new."""
 
 Row = tuple[Any, ...]
 Converters = Sequence[tuple[int, Callable[[Any], Any]]]
-"""How to convert the values of a row, by their place in it."""
 
 
 class Lookup:
-    """A select that has `KEYS` or `WANTED` in it. Its rows are tuples of its columns, decoded by their types."""
+    """A select that contains `KEYS` or `WANTED`. Rows are decoded tuples."""
 
     def __init__(self, statement: sa.Select[Any]) -> None:
         self.statement = statement
         self._prepared: dict[str, _Prepared] = {}
 
     def rows(self, connection: sa.Connection, keys: Collection[str], **others: Any) -> list[Row]:
-        """Return the rows for `keys`, each asked for once; `others` are the select's further parameters."""
         dialect = connection.dialect
         prepared = self._prepared.get(dialect.name)
         if prepared is None:
@@ -55,8 +49,6 @@ class Lookup:
 
 
 class _Prepared:
-    """A select in one dialect's words."""
-
     def __init__(self, statement: sa.Select[Any], dialect: sa.Dialect) -> None:
         parameters = statement.compile(dialect=dialect).binds
         required = {name for name, parameter in parameters.items() if parameter.required}
@@ -94,7 +86,6 @@ class _Prepared:
 
 
 def converted(row: Sequence[Any], converters: Converters) -> list[Any]:
-    """Return the row with each value that is not null converted, where its place has a converter."""
     values = list(row)
     for place, convert in converters:
         value = values[place]
@@ -106,7 +97,6 @@ def converted(row: Sequence[Any], converters: Converters) -> list[Any]:
 def _binder(
     parameter: sa.BindParameter[Any], from_caller: bool, dialect: sa.Dialect
 ) -> Callable[[dict[str, Any]], Any]:
-    """Takes a parameter's value from the caller's, or else the one that the select itself has; encoded."""
     encode: Callable[[Any], Any] = parameter.type.bind_processor(dialect) or _as_it_is
     if from_caller:
         return lambda values: encode(values[parameter.key])

@@ -1,8 +1,4 @@
-"""Values of the domain as rows, and rows as values of the domain.
-
-A row is a tuple in the order of its table's columns; the schema's types see to times and JSON.
-Rows are taken apart by place and not by name: a storm takes apart many.
-"""
+"""Conversion between domain values and rows, which are tuples in column order. Column types convert times and JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +32,6 @@ from trainmedic_server.domain.run import (
 from trainmedic_server.domain.time_gaps import TimeGap
 
 Row = Sequence[Any]
-"""The columns of a table, decoded, in the table's order."""
 
 _PHASES = (APPROVAL, *PHASES)
 _NO_UNDO = (None,) * 11
@@ -134,7 +129,6 @@ def run_of(row: Row, steps: Sequence[StepState]) -> Run:
 
 
 def _place(step: StepState) -> tuple[int, int]:
-    """In the order in which they run."""
     return (_PHASES.index(step.phase), step.index)
 
 
@@ -219,7 +213,6 @@ def _undo_of(columns: Row) -> Undo | None:
 
 
 def _attempts_document(attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
-    """Without an order and ``in_part`` where they say nothing, as nearly always."""
     return [
         {
             "number": attempt.number,
@@ -254,7 +247,6 @@ def _attempts_of(document: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
 
 
 def order_row(order: OperatorOrder) -> tuple[Any, ...]:
-    """Without ``seq``, which the database gives."""
     return (order.id, order.run_id, str(order.kind), order.actor, order.at, order.note, order.step, order.asked)
 
 
@@ -264,7 +256,6 @@ def order_of(row: Row) -> OperatorOrder:
 
 
 def event_row(event: Event) -> tuple[Any, ...]:
-    """Without ``seq``, which the database gives."""
     return (event.run_id, event.kind, event.at, event.actor, dict(event.data))
 
 
@@ -274,7 +265,6 @@ def event_of(row: Row) -> Event:
 
 
 def time_gap_row(gap: TimeGap) -> tuple[Any, ...]:
-    """Without ``seq``, which the database gives."""
     return (gap.ended_at, gap.length // timedelta(microseconds=1), gap.is_downtime)
 
 

@@ -1,4 +1,4 @@
-"""`ports.messages` on the run store: the tables, and what a unit of work sees of them."""
+"""`ports.messages` on the run store: the table and access to it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ messages = sa.Table(
     sa.Column("sent_at", TimeColumn),
     sa.Column("newer_kind", Text),
 )
-"""Pending messages, and for some days the sent ones, which show what people were notified of.
+"""Sent messages stay for some days, to show what people were notified of.
 
-An earlier release stops at an unknown kind. So a kind that was added later stands in ``newer_kind``, and ``kind`` has
-the nearest one that every release knows.
+An earlier release stops at an unknown kind. So a new kind is in ``newer_kind``, and ``kind`` has the nearest one that
+every release knows.
 """
 
 _NEWER: Mapping[MessageKind, MessageKind] = {
@@ -42,9 +42,9 @@ _NEWER: Mapping[MessageKind, MessageKind] = {
 }
 _KIND: sa.ColumnElement[str] = sa.func.coalesce(messages.c.newer_kind, messages.c.kind)
 
-# what is to be sent
+# messages to send
 partial_index("ix_messages_waiting", messages.c.channel, messages.c.at, where="sent_at IS NULL")
-# what people were told of a run
+# messages about a run
 partial_index("ix_messages_run", messages.c.run_id, where="run_id IS NOT NULL")
 # pruning
 partial_index("ix_messages_sent", messages.c.sent_at, where="sent_at IS NOT NULL")
@@ -54,8 +54,6 @@ _MEMBERS = [column for column in messages.c if column.name not in ("kind", "sent
 
 
 class SqlMessages(StoredMessages):
-    """``connection`` returns that of the unit, behind its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 
@@ -87,7 +85,8 @@ class SqlMessages(StoredMessages):
     def kinds_told(self, run_ids: Collection[str]) -> Mapping[str, set[MessageKind]]:
         chosen = sa.select(messages.c.run_id, _KIND).where(
             messages.c.run_id.in_(run_ids),
-            # A question or an overdue undo that was not told yet may never be, because it passes by itself.
+            # A pending message about a question or an overdue undo may never be sent, because the cause can pass by
+            # itself.
             sa.or_(messages.c.sent_at.is_not(None), _KIND == MessageKind.RUN_FAILED),
         )
         told: dict[str, set[MessageKind]] = {}

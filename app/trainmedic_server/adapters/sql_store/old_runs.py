@@ -1,10 +1,7 @@
-"""Deleting old runs, and, where there is an archive, only what is in it. Who calls it: ``store``.
+"""Deletion of old runs, with an archive only of archived ones.
 
-The archive's next file is written before the first of its runs is deleted, and the runs of one file are gone before
-the next is written. So after a kill only runs of the newest file can be in both, and they are deleted first.
-
-The store remembers the number of the newest file, so that it knows the archive again after a restart: what lies at its
-place while its volume is away is another, and nothing goes there.
+A file is written before the first of its runs is deleted, and the next one after the last is deleted. So a kill leaves
+only runs of the newest file in both.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.ports.archive import ArchivedRun, RunArchive
 
 IN_A_FILE = 1000
-"""Runs in one file of the archive."""
 _READ_AT_ONCE = 50
 
 _OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
@@ -35,17 +31,14 @@ _OF_RUNS: Mapping[str, tuple[sa.Table, Sequence[sa.Column[Any]]]] = {
     "events": (events, [events.c.seq]),
     "effects": (effects, [effects.c.acted_at]),
 }
-"""The tables whose rows belong to a run, and the order of these."""
 _LAST_EVENTS = sa.select(events.c.run_id, sa.func.max(events.c.seq)).group_by(events.c.run_id)
 
 Delete: TypeAlias = Callable[[Callable[[SqlTransaction], int]], Awaitable[int]]
-"""Runs a unit of work that deletes some rows, and then lets the others have the writer."""
 Read: TypeAlias = Callable[[Callable[[sa.Connection], Any]], Awaitable[Any]]
 
 
 async def delete_archived(archive: RunArchive, read: Read, delete: Delete, before: datetime) -> int:
-    """Delete closed runs that owe no undo and are older, each after it was archived; return how many. Raises
-    StoreUnavailable, ArchiveUnavailable."""
+    """Archive and delete closed runs without pending undo. Raises StoreUnavailable, ArchiveUnavailable."""
     remembered = await read(partial(_newest_known, name=archive.name))
     number, last = await asyncio.to_thread(archive.last, remembered)
     if number > remembered:
@@ -67,7 +60,6 @@ def _newest_known(connection: sa.Connection, name: str) -> int:
 
 
 def _remember(transaction: SqlTransaction, name: str, number: int) -> int:
-    """Keep the number of the archive's newest file, beside the positions of those that take events. Deletes nothing."""
     transaction.event_positions.save_position(_listener(name), number)
     return 0
 
@@ -77,7 +69,6 @@ def _listener(name: str) -> str:
 
 
 def read_whole(connection: sa.Connection, run_ids: Collection[str]) -> list[ArchivedRun]:
-    """Return these runs with all rows that belong to them, by their tables' and columns' names."""
     chosen = sa.select(runs).where(runs.c.id.in_(run_ids)).order_by(runs.c.created_at, runs.c.id)
     documents: dict[str, dict[str, Any]] = {
         row.id: {"run": dict(row._mapping), "alerts": [], **{name: [] for name in _OF_RUNS}}
@@ -110,7 +101,6 @@ async def _delete(delete: Delete, archived: Sequence[ArchivedRun]) -> int:
 
 
 def _unchanged(transaction: SqlTransaction, archived: Sequence[ArchivedRun]) -> int:
-    """Delete those of the runs that are there as they were archived: the others are archived once more."""
     connection = transaction.flushed_connection()
     ids = [run.id for run in archived]
     finished = sa.select(runs.c.id).where(runs.c.id.in_(ids), sa.not_(runs.c.unfinished))

@@ -1,8 +1,7 @@
-"""Writes of units of work that are not yet sent to the database.
+"""Writes of units of work that were not sent to the database yet.
 
-Units that share a transaction put their writes together, so that a storm costs a few long
-statements in place of many short ones. Who reads what may be pending has it flushed first
-(``transaction``).
+Units that share a transaction combine their writes, so that a storm costs a few long statements. Reads that may depend
+on pending writes flush them first (``transaction``).
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ from trainmedic_server.domain.run import Controls, Event, OperatorOrder, Run, St
 from trainmedic_server.domain.time_gaps import TimeGap
 
 _CHANGING = ("status", "decision", "ended_at", "acted_at", "waiting_on", "message", "unfinished")
-"""The columns of a run that change; what it was admitted with does not, and is in most indexes."""
 _OF_REPORTS = (
     "status", "labels", "annotations", "ends_at", "generator_url", "last_heard_at", "times_heard", "resolved_at",
     "resolved_because", "reactions", "reacted",
 )  # fmt: skip
-"""The columns of an alert that a further report changes; its name and its first report are in indexes."""
 
 
 class PendingWrites:
-    """Writes that are not yet sent. A later one of the same key replaces an earlier one."""
+    """A later write replaces an earlier one of the same key."""
 
     def __init__(self) -> None:
         self.clear()
@@ -45,15 +42,12 @@ class PendingWrites:
         self.events: list[Event] = []
         self.nodes: dict[str, datetime] = {}
         self.touched: dict[tuple[str, str], datetime] = {}
-        """When a run last touched a node, by the run's id and the node's name."""
         self.counts: run_facts.Counts = Counter()
         self.playbooks: dict[tuple[str, str], tuple[str, datetime]] = {}
         self.time_gaps: list[TimeGap] = []
         self.controls: Controls | None = None
         self.fingerprints: set[str] = set()
-        """The fingerprints of the alerts here, and of those in links."""
         self.targets: set[tuple[str, str]] = set()
-        """The playbook and target key of each run here."""
 
     def __bool__(self) -> bool:
         runs = self.added or self.saved or self.steps or self.links or self.orders or self.events
@@ -94,7 +88,7 @@ class PendingWrites:
                 self.steps[run.id, step.phase, step.index] = step
 
     def absorb(self, other: PendingWrites) -> None:
-        """Take over what a later unit has written. Raises Conflict, having taken nothing."""
+        """Raises Conflict without having added anything."""
         if other.added:
             for run_id in other.added.keys() & self.added.keys():
                 raise errors.Conflict(f"there is a run {run_id} already")
@@ -118,8 +112,6 @@ class PendingWrites:
 
 
 class Flusher:
-    """Sends what is pending to the database. There is one per dialect; it holds the compiled statements."""
-
     def __init__(self, dialect: sa.Dialect) -> None:
         self._alerts = BulkInsert(dialect, schema.alerts, "update", _OF_REPORTS)
         self._added = BulkInsert(dialect, schema.runs)
@@ -136,8 +128,9 @@ class Flusher:
         self._controls = BulkInsert(dialect, schema.controls, "update")
 
     def __call__(self, connection: sa.Connection, pending: PendingWrites) -> None:
-        """Send everything. What refers comes after what it refers to, and what closes a run before what opens the next
-        one for the same target, which a unique index would refuse."""
+        """Send referenced rows first, and closed runs before new ones: a unique index permits one open run for each
+        playbook and target.
+        """
         playbooks, steps = pending.playbooks.items(), pending.steps.items()
         self._playbooks.run(connection, ((*key, text, at) for key, (text, at) in playbooks))
         self._alerts.run(connection, map(mapping.alert_row, pending.alerts.values()))

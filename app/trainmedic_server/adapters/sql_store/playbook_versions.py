@@ -1,4 +1,4 @@
-"""`ports.playbook_versions`: the texts that playbooks have had. Who calls it: ``store``."""
+"""`ports.playbook_versions`: previous texts of playbooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RUNS = sa.select(
     _NEWEST_RUNS.c.version,
     sa.func.max(_NEWEST_RUNS.c.created_at, type_=runs.c.created_at.type).label("last_used_at"),
     sa.func.count().label("runs"),
-    # An id begins with the time at which it was made.
+    # An ID begins with its creation time.
     sa.func.min(_NEWEST_RUNS.c.id).label("first_run"),
     sa.func.max(_NEWEST_RUNS.c.id).label("last_run"),
 ).group_by(_NEWEST_RUNS.c.version)
@@ -38,8 +38,6 @@ _KEPT = (
 
 
 class SqlPlaybookVersions(SqlHistory, PlaybookVersions):
-    """The history of runs, and that of the texts by which they went."""
-
     async def used_versions(self, playbook: str, most_runs: int) -> Sequence[UsedVersion]:
         def read(connection: sa.Connection) -> list[UsedVersion]:
             asked = {"name": playbook, "most_runs": most_runs}

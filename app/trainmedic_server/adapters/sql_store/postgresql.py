@@ -1,12 +1,7 @@
-"""One session with PostgreSQL, and the lock of the one server that works.
+"""Session with PostgreSQL, and the lock of the leader.
 
-The lock is an advisory lock of the session that writes, and a session is never opened again under
-the same object. So a server whose session has ended can write nothing more, whoever has taken over.
-PostgreSQL itself ends a session that is silent for too long, so that a server which hangs does not
-keep the others waiting for ever.
-
-Here is all that only PostgreSQL needs, except for waiting for the lock (``election``) and knowing how long the session
-can be relied on (``leadership``). Who calls it: those two, and ``store``.
+The advisory lock belongs to the writing session, which is never reopened. So a server whose session has ended cannot
+write. PostgreSQL ends silent sessions, so a hanging server does not block the others permanently.
 """
 
 from __future__ import annotations
@@ -30,27 +25,25 @@ if TYPE_CHECKING:
     import psycopg
 
 TAKEOVER = timedelta(seconds=8)
-"""How long a session may be silent before PostgreSQL ends it."""
+"""Time until PostgreSQL ends a silent session."""
 OLDEST = 14
-"""The first version that ends sessions which are silent."""
+"""First version that ends silent sessions."""
 
 _CONNECT_SECONDS = 5
 _NAME_BYTES = 63
-"""PostgreSQL cuts longer application names (NAMEDATALEN - 1)."""
 _NAME_PREFIX = "trainmedic@"
 _SCHEME = re.compile(r"(postgresql|postgres)(\+\w+)?:")
-# A login or a database that does not exist, or may not be used: another try would fail alike.
+# A login or database that is missing or forbidden: retrying is useless.
 _HOPELESS = re.compile(r"password authentication failed|no password supplied|no pg_hba.conf entry|does not exist")
-# What is acknowledged survives a crash of PostgreSQL, whatever the database's default; more is left as it is.
+# Acknowledged data must survive a crash of PostgreSQL, whatever the database's default. Stricter values stay.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 HAS_LOCK = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
-"""Asks whether the session that answers has a lock. It has none where a pooler has changed sessions in between."""
+"""Without a lock, a pooler has switched sessions."""
 
 _UNKNOWN_TABLES = """
     SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname = ANY(%s)
     AND reltuples < 0 AND pg_relation_size(oid) > 0
 """
-"""Those with rows that were never analysed."""
 _HOLDER = """
     SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND database = (
@@ -60,12 +53,11 @@ _HOLDER = """
 
 
 def names_postgresql(url: str) -> bool:
-    """Return whether `url` names a PostgreSQL database."""
     return _SCHEME.match(url) is not None
 
 
 def conninfo(url: str) -> str:
-    """Return what libpq gets: the URL, which it reads itself, also one of several hosts. Raises ConfigurationError."""
+    """Return the URL in libpq's form. Raises ConfigurationError."""
     try:
         import psycopg.conninfo
     except ImportError:
@@ -79,7 +71,7 @@ def conninfo(url: str) -> str:
         ports = psycopg.conninfo.conninfo_to_dict(f"postgresql:{rest}").get("port") or ""
         if not all(port.isdigit() and 0 < int(port) <= 65535 for port in str(ports).split(",") if port):
             raise ValueError
-    except (psycopg.ProgrammingError, ValueError):  # its text shows parts of the URL, and the password may be one
+    except (psycopg.ProgrammingError, ValueError):  # Its text shows parts of the URL, possibly the password.
         raise errors.ConfigurationError(
             "the database URL cannot be read; it looks like postgresql://user:password@host:5432/database, "
             "with %XX for special characters in the password"
@@ -88,10 +80,7 @@ def conninfo(url: str) -> str:
 
 
 class LockSession:
-    """A connection that writes once it has the lock. Made by `open`; when it has ended it is never opened again.
-
-    Its methods block.
-    """
+    """Writes while it has the lock. An ended session is never reopened. Methods block."""
 
     def __init__(self, connection: psycopg.Connection[Any], url: str, takeover: timedelta) -> None:
         self._connection = connection
@@ -101,7 +90,7 @@ class LockSession:
         unused = [connection]
 
         def only_this() -> Any:
-            # SQLAlchemy asks once, and again only if the connection has ended. Another session would not have the lock.
+            # SQLAlchemy calls again only if the connection has ended. A new session would not have the lock.
             if unused:
                 return unused.pop()
             raise errors.StoreUnavailable("the session with PostgreSQL is over")
@@ -110,10 +99,8 @@ class LockSession:
 
     @classmethod
     def open(cls, url: str, takeover: timedelta = TAKEOVER, address: str = "") -> LockSession:
-        """Return a session with the database; `address` is where others reach this server.
-
-        Raises StoreUnavailable where PostgreSQL does not answer, ConfigurationError where the URL, the
-        login or the version is of no use.
+        """`address` is where other servers reach this one. Raises StoreUnavailable if PostgreSQL does not answer,
+        ConfigurationError for an unusable URL, login or version.
         """
         seconds = takeover.total_seconds()
         connection = _connect(
@@ -135,25 +122,19 @@ class LockSession:
             raise
 
     def take_lock(self) -> bool:
-        """Try to take the lock; return whether the session has it now."""
         return bool(self._ask("SELECT pg_try_advisory_lock(%s)", self._key))
 
     def holder(self) -> str:
-        """Return the address that the server with the lock has set for itself; empty if unknown."""
         name = str(self._ask(_HOLDER, self._key) or "")
         return name.removeprefix(_NAME_PREFIX) if name.startswith(_NAME_PREFIX) else ""
 
     def begin_leadership(self, on_lost: Callable[[str], object]) -> Leadership:
-        """Begin to count how long the server may act. The session must have the lock."""
         asked_at = now()
         if not self._ask(HAS_LOCK):
-            raise errors.StoreUnavailable(
-                "the lock belongs to another session; does something between pool connections?"
-            )
+            raise errors.StoreUnavailable("the lock belongs to another session; is there a connection pooler?")
         return Leadership(self._connection.fileno(), self.takeover, asked_at, on_lost)
 
     def close(self) -> None:
-        """End the session; the lock is free then."""
         self.engine.dispose()
         self._connection.close()
 
@@ -169,8 +150,6 @@ class LockSession:
 
 
 def reader_engine(url: str) -> sa.Engine:
-    """For reading. A transaction sees one moment's state, and no writer waits for it, nor it for one."""
-
     def connect() -> Any:
         limits = {"statement_timeout": reading.SECONDS, "idle_in_transaction_session_timeout": reading.SECONDS}
         connection = _connect(url, limits, application_name="trainmedic history")
@@ -188,20 +167,20 @@ def reader_engine(url: str) -> sa.Engine:
 
 
 def take_time(connection: sa.Connection) -> None:
-    """Lift the time limits of the transaction that `connection` is in: a migration may rewrite a large table."""
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     connection.exec_driver_sql("SET LOCAL lock_timeout = '1min'")
 
 
 def learn_of_tables(connection: sa.Connection) -> None:
-    """Have PostgreSQL look at what is in tables of which it knows nothing, as after a restore. Until it looks by
-    itself, a minute later or never, it reads a whole table for some dozens of keys."""
+    """Without statistics, as after a restore, PostgreSQL reads whole tables for a few keys. Its own analysis comes a
+    minute later or never.
+    """
     for table in connection.exec_driver_sql(_UNKNOWN_TABLES, (list(metadata.tables),)).scalars().all():
         connection.exec_driver_sql(f"ANALYZE {table}")
 
 
 def _engine(creator: Callable[[], Any], **options: Any) -> sa.Engine:
-    # "format", because the store writes out some statements itself, with values by their position
+    # "format", because the store writes some statements with positional values.
     return sa.create_engine(
         "postgresql+psycopg://", creator=creator, paramstyle="format", use_native_hstore=False, **options
     )
@@ -212,13 +191,13 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
 
     in_url = psycopg.conninfo.conninfo_to_dict(conninfo(url))
     ours = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000, **more}
-    # What the URL says itself wins, except for the name, by which servers find each other.
+    # The URL's options have priority, except the name, by which servers find each other.
     options = {name: value for name, value in ours.items() if name == "application_name" or name not in in_url}
     try:
         connection = psycopg.connect(conninfo(url), **options)
     except psycopg.Error as error:
         if _HOPELESS.search(str(error)):
-            raise errors.ConfigurationError(f"the database URL is of no use: {error}") from error
+            raise errors.ConfigurationError(f"the database URL cannot be used: {error}") from error
         raise database.unavailable("PostgreSQL does not answer", error) from error
     try:
         if connection.info.server_version < OLDEST * 10_000:
@@ -240,7 +219,7 @@ def _connect(url: str, limits: Mapping[str, float], **more: Any) -> psycopg.Conn
 
 
 def _key_of(connection: psycopg.Connection[Any]) -> int:
-    """Return the lock's number: locks are a database's, and each schema in it can hold a store of its own."""
+    """Locks belong to a database, and each schema can hold a store."""
     import psycopg
 
     try:
@@ -249,6 +228,6 @@ def _key_of(connection: psycopg.Connection[Any]) -> int:
     except psycopg.Error as error:
         raise database.unavailable("PostgreSQL does not answer", error) from error
     if row is None or row[0] is None:
-        raise errors.ConfigurationError("the database's search_path names no schema that exists; make one")
+        raise errors.ConfigurationError("the database's search_path names no existing schema; create one")
     digest = hashlib.sha256(f"trainmedic:{row[0]}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)

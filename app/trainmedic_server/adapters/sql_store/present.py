@@ -1,4 +1,4 @@
-"""`ports.present` on the run store: how things stand, and the records of agents. Who calls it: ``store``."""
+"""`ports.present` on the run store: current counts, and the records of agents."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ _COLUMNS = ("name", "seen_at", "lost_at")
 
 
 class SqlPresent(SqlHistory, Present):
-    """The history, and how things stand now."""
-
     async def open_counts(self) -> OpenCounts:
         def read(connection: sa.Connection) -> OpenCounts:
             counts = {row[0]: row[1] for row in connection.execute(_UNFINISHED)}
@@ -68,8 +66,6 @@ class SqlPresent(SqlHistory, Present):
 
 
 class SqlAgentLives(StoredAgentLives):
-    """``connection`` returns that of the unit, behind its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

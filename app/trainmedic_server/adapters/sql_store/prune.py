@@ -1,8 +1,4 @@
-"""Deleting what is older than it need be kept, a little at a time.
-
-Each function deletes one batch as a unit of work and says how many rows that were; the writer
-serves others between batches. Who calls it: ``store``.
-"""
+"""Deletion of old data in batches. Each function deletes one batch as a unit of work and returns its number of rows."""
 
 from __future__ import annotations
 
@@ -38,10 +34,10 @@ from trainmedic_server.adapters.sql_store.transaction import SqlTransaction
 from trainmedic_server.adapters.sql_store.verdicts import verdicts
 
 BATCH = 50
-"""Runs, or rows of others, that are deleted at a time: others wait for some milliseconds at most."""
+"""Rows deleted at a time: others wait a few milliseconds."""
 
 REST = 3
-"""Times as long as a deletion took, until the next begins: a million runs take up to an hour, and nobody feels it."""
+"""Pause as a multiple of a deletion's duration. A million runs take up to an hour."""
 
 _BEFORE = sa.bindparam("before", type_=schema.TimeColumn)
 _RUN_IDS: sa.BindParameter[Any] = sa.bindparam("runs", expanding=True)
@@ -64,7 +60,7 @@ _DELETE_RUNS = (
     sa.delete(runs).where(runs.c.id.in_(_RUN_IDS)),
 )
 MOST_ALERTS = 100_000
-"""Alerts that led to no run are kept at most: a day of one every second, some 100 MB."""
+"""Alerts without a run: one a second for a day, about 100 MB."""
 
 _IS_TIED = sa.exists().where(queries.SAME_ALERT)
 _OLD_ALERTS = (
@@ -77,7 +73,7 @@ _DELETE_ALERTS = sa.delete(alerts).where(
     alerts.c.fingerprint.in_(_FINGERPRINTS), alerts.c.last_heard_at < _BEFORE, ~_IS_TIED
 )
 _LED_TO_NOTHING = sa.and_(sa.not_(alerts.c.reacted), ~_IS_TIED)
-"""The first half implies nearly always the second, and has an index: all others need not be looked at."""
+"""The first half nearly always implies the second, and has an index."""
 _COUNT_OF_NOTHING = sa.select(sa.func.count()).select_from(alerts).where(_LED_TO_NOTHING)
 _OLDEST_OF_NOTHING = (
     sa.select(alerts.c.fingerprint, alerts.c.starts_at)
@@ -99,7 +95,6 @@ _DELETE_EVENTS = sa.delete(events).where(
 )
 _FINDING_IDS: sa.BindParameter[Any] = sa.bindparam("findings", expanding=True)
 _AFTERWARDS = 3600 * 1_000_000
-"""Microseconds after a job was last on a node in which what is found there still is about the job."""
 _IS_OF_KEPT_JOB = sa.exists().where(
     kept_jobs.c.job == findings.c.job,
     sa.or_(kept_jobs.c.attempt == 0, findings.c.attempt.is_(None), kept_jobs.c.attempt == findings.c.attempt),
@@ -111,7 +106,7 @@ _IS_BESIDE_KEPT_JOB = sa.exists().where(
     <= sa.type_coerce(job_places.c.seen_at, sa.BigInteger) + _AFTERWARDS,
 )
 _IS_KEPT = sa.or_(_IS_OF_KEPT_JOB, _IS_BESIDE_KEPT_JOB)
-"""A finding in the log of a kept job, or about a node or GPU where the job was, such as the kernel's."""
+"""A finding in the log of a retained job, or about its node or GPU, such as the kernel's."""
 _OLD_FINDINGS = (
     sa.select(findings.c.id)
     .where(findings.c.heard_at < _BEFORE, findings.c.ended_at < _BEFORE, findings.c.tell_at.is_(None), ~_IS_KEPT)
@@ -144,7 +139,6 @@ _DELETE_TIME_GAPS = sa.delete(time_gaps).where(time_gaps.c.ended_at < _BEFORE)
 
 
 def runs_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete closed runs that owe no undo, with all that belongs to them."""
     connection = transaction.flushed_connection()
     run_ids = old_run_ids(connection, before, BATCH)
     delete_runs(connection, run_ids)
@@ -152,18 +146,17 @@ def runs_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def old_run_ids(connection: sa.Connection, before: datetime, limit: int) -> list[str]:
-    """Return the ids of the oldest closed runs that owe no undo and were created before."""
+    """Return closed runs without pending undo."""
     return [row.id for row in connection.execute(_OLD_RUNS, {"before": before, "limit": limit})]
 
 
 def delete_runs(connection: sa.Connection, run_ids: Collection[str]) -> None:
-    """Delete these runs with all that belongs to them."""
     for statement in _DELETE_RUNS if run_ids else ():
         connection.execute(statement, {"runs": run_ids})
 
 
 def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete alerts that no remaining run is tied to and that were last heard of before."""
+    """Delete alerts without a remaining run."""
     connection = transaction.flushed_connection()
     fingerprints = [row.fingerprint for row in connection.execute(_OLD_ALERTS, {"before": before})]
     if fingerprints:
@@ -172,12 +165,10 @@ def alerts_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def count_surplus_alerts(connection: sa.Connection) -> int:
-    """Return how many alerts that led to nothing there are over `MOST_ALERTS`; less than 1 where they are few."""
     return int(connection.execute(_COUNT_OF_NOTHING).scalar_one()) - MOST_ALERTS
 
 
 def surplus_alerts(transaction: SqlTransaction, most: int) -> int:
-    """Delete so many alerts that led to nothing, of those first heard of longest ago, however young."""
     connection = transaction.flushed_connection()
     identities = connection.execute(_OLDEST_OF_NOTHING, {"limit": min(most, BATCH)}).all()
     if identities:
@@ -187,13 +178,11 @@ def surplus_alerts(transaction: SqlTransaction, most: int) -> int:
 
 
 def events_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete events that concern no run."""
     return transaction.flushed_connection().execute(_DELETE_EVENTS, {"before": before}).rowcount
 
 
 def findings_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete findings that are over and of which there is nothing to tell, with their excerpts, unless a job is kept
-    that they are about, or that was where they are."""
+    """Keep findings with a pending alert or a retained job."""
     connection = transaction.flushed_connection()
     ids = [row.id for row in connection.execute(_OLD_FINDINGS, {"before": before})]
     if ids:
@@ -203,13 +192,11 @@ def findings_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 def verdicts_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete verdicts that began before and of which there is nothing to tell, unless the job is kept."""
+    """Keep verdicts with a pending alert or a retained job."""
     return transaction.flushed_connection().execute(_DELETE_VERDICTS, {"before": before}).rowcount
 
 
 def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
-    """Delete the nodes not seen since, which no longer count as part of the cluster, where jobs were before, the
-    gaps in the time that ended before, and the tallies of whole days before; all at once, and not counted."""
     connection = transaction.flushed_connection(deletes_nodes=True)
     connection.execute(_DELETE_NODES, {"before": before})
     connection.execute(_DELETE_TIME_GAPS, {"before": before})
@@ -219,4 +206,3 @@ def nodes_before(transaction: SqlTransaction, before: datetime) -> int:
 
 
 BATCHES_BESIDE_RUNS = (alerts_before, events_before, findings_before, verdicts_before, nodes_before)
-"""Everything else that is deleted, in order."""

@@ -1,4 +1,4 @@
-"""Questions that units of work and the history both ask, on a connection that they hand in."""
+"""Queries used by units of work and by the history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ SAME_ALERT = sa.and_(
     schema.run_alerts.c.fingerprint == schema.alerts.c.fingerprint,
     schema.run_alerts.c.starts_at == schema.alerts.c.starts_at,
 )
-"""The condition that joins a tie to its alert."""
 _ALERTS = Lookup(
     sa.select(schema.run_alerts.c.run_id, schema.alerts)
     .join(schema.alerts, SAME_ALERT)
@@ -34,7 +33,6 @@ _ALERTS = Lookup(
 
 
 def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
-    """Return the condition that goes with `of_alerts`."""
     return starts_at.between(
         sa.bindparam("first", type_=schema.TimeColumn), sa.bindparam("last", type_=schema.TimeColumn)
     )
@@ -43,11 +41,9 @@ def within(starts_at: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
 def of_alerts(
     connection: sa.Connection, lookup: Lookup, identities: Collection[Identity]
 ) -> Iterator[tuple[Identity, Row]]:
-    """Yield the rows that `lookup` finds for these alerts, each with its alert's identity.
+    """Yield each row with its alert's identity.
 
-    Its first two columns are an alert's fingerprint and beginning, and it has the condition
-    `within`: it asks for the fingerprints and the time between the first and last beginning, which
-    an index answers. SQLite reads a whole table for a list of pairs.
+    `lookup` must return fingerprint and start first and have the condition `within`.
     """
     if not identities:
         return
@@ -61,7 +57,6 @@ def of_alerts(
 
 
 def with_steps(connection: sa.Connection, rows: Sequence[Sequence[Any]]) -> list[Run]:
-    """Return the runs of these rows, in their order."""
     steps: dict[str, list[StepState]] = {row[0]: [] for row in rows}
     for row in _STEPS.rows(connection, steps):
         steps[row[0]].append(mapping.step_of(row))
@@ -69,13 +64,11 @@ def with_steps(connection: sa.Connection, rows: Sequence[Sequence[Any]]) -> list
 
 
 def runs(connection: sa.Connection, run_ids: Collection[str]) -> list[Run]:
-    """Return the runs of these ids, oldest first."""
     runs_of_rows = with_steps(connection, _RUNS.rows(connection, run_ids))
     return sorted(runs_of_rows, key=lambda run: (run.created_at, run.id))
 
 
 def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[AlertRecord]]:
-    """Return the alerts tied to each run that has any, in the order of tying."""
     alerts: dict[str, list[AlertRecord]] = {}
     for row in _ALERTS.rows(connection, run_ids):
         alerts.setdefault(row[0], []).append(mapping.alert_of(row[1:]))
@@ -83,7 +76,6 @@ def alerts_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, 
 
 
 def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> list[Run]:
-    """Return these runs with the nodes that each has touched; its target's is one from its first act on."""
     nodes: dict[str, set[str]] = {run.id: set() for run in runs_read}
     for run in runs_read:
         if run.acted_at is not None and run.target is not None and run.target.node is not None:
@@ -94,7 +86,6 @@ def with_touched_nodes(connection: sa.Connection, runs_read: Sequence[Run]) -> l
 
 
 def orders_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[OperatorOrder]]:
-    """Return the orders given to each run that has any, in the order of giving."""
     orders: dict[str, list[OperatorOrder]] = {}
     for row in _ORDERS.rows(connection, run_ids):
         order = mapping.order_of(row)

@@ -1,8 +1,7 @@
 """Time limit and cancellation of one read of the history.
 
-SQLite checks every few thousand of its steps whether to continue. PostgreSQL has a time limit for each statement
-(``postgresql``), and receives a cancel request, which may arrive after the statement. So a cancelled connection is
-closed, and the request cannot hit a later read. Called by ``history``.
+PostgreSQL may receive a cancel request after the statement. So a cancelled connection is closed, and the request cannot
+hit a later read.
 """
 
 from __future__ import annotations
@@ -23,17 +22,16 @@ from trainmedic_server.adapters.sql_store import database
 log = logging.getLogger(__name__)
 
 SECONDS = 30.0
-"""Time limit of a read. A page of the longest history took half a second, a report of a year 3 s."""
+"""A page of the longest history took half a second, a report of a year 3 s."""
 _CANCEL_SECONDS = 5.0
-"""Time limit of a cancel request, for example if the database's machine is down."""
+"""Limits a cancel request if the database's machine is down."""
 _STEPS = 20_000
-"""Steps of SQLite's virtual machine between two checks: about a millisecond, so that the check costs nothing."""
 _CANCELLED = "57014"
-"""SQLSTATE query_canceled: by the time limit of a statement, or by a cancel request."""
+"""SQLSTATE query_canceled: by time limit or cancel request."""
 
 
 class BoundedRead:
-    """Time limit of one read, and its cancellation. `cancel` may be called from any thread."""
+    """`cancel` may be called from any thread."""
 
     def __init__(self, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,23 +42,23 @@ class BoundedRead:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Cancel the read, unless it has ended. Blocks until PostgreSQL has the request, for 5 s at most."""
+        """Blocks until PostgreSQL has the request, for 5 s at most."""
         with self._lock:
             self._is_cancelled = True
             if self._driver is not None and hasattr(self._driver, "cancel_safe"):
                 try:
                     self._driver.cancel_safe(timeout=_CANCEL_SECONDS)
-                except self._driver.Error as error:  # a database that is away; the read ends by its time limit
-                    log.info("a read of the history cannot be cancelled", extra={"reason": type(error).__name__})
+                except self._driver.Error as error:  # The database is unavailable; the read ends by its time limit.
+                    log.info("cannot cancel a read of the history", extra={"reason": type(error).__name__})
 
     @contextmanager
     def bounded(self, connection: sa.Connection) -> Iterator[None]:
-        """Limit the reads on this connection in the block. Raises StoreSlow, StoreUnavailable."""
+        """Raises StoreSlow, StoreUnavailable."""
         driver = connection.connection.driver_connection
         is_sqlite = connection.dialect.name == "sqlite"
         with self._lock:
             if self._is_cancelled:  # while it waited for its connection
-                raise errors.StoreUnavailable("nobody waits for this read of the history any more")
+                raise errors.StoreUnavailable("the caller of this read of the history has left")
             self._driver = driver
         if is_sqlite:
             driver.set_progress_handler(self._must_end, _STEPS)  # type: ignore[union-attr]

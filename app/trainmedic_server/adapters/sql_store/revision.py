@@ -1,7 +1,6 @@
-"""Bringing the database's schema to the revision that this code needs.
+"""Migration of the database to the revision that this code needs.
 
-Who calls it: ``store``, once at start, and ``election``, before it waits and once it has the lock. Alembic is imported
-only where there is something to do: it costs a good part of the time in which a server is to be ready.
+Alembic is imported only for a migration: importing it takes a large part of the start.
 """
 
 from __future__ import annotations
@@ -21,16 +20,12 @@ log = telemetry.logger(__name__)
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 FIRST = "0018"
-"""The revision that the first migration makes. A store of an earlier one is refused."""
 EARLIER_RELEASE = "trainmedic-server 0.1.0 of commit 005226a75fe5"
-"""The release that brings a store of an earlier revision to `FIRST`."""
 _VERSION = sa.text("SELECT version_num FROM alembic_version")
 _TELL_EVERY = 10.0
-"""Seconds between two lines of the log during a long migration."""
 
 
 def current(connection: sa.Connection) -> str | None:
-    """Return the revision that the database is at; None where it is empty."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.execute(_VERSION).scalar()
@@ -38,8 +33,7 @@ def current(connection: sa.Connection) -> str | None:
 
 
 def runs_to_migrate(connection: sa.Connection) -> int | None:
-    """Return how many runs there are where the schema is of an earlier release; None where nothing is to be done, or
-    the database is empty."""
+    """Return None if the schema is current or the database is empty."""
     at = current(connection)
     if at in (None, schema.HEAD) or at not in _known():
         return None
@@ -47,7 +41,7 @@ def runs_to_migrate(connection: sa.Connection) -> int | None:
 
 
 def require_not_older(connection: sa.Connection) -> None:
-    """Return if the database is empty or at `FIRST` or later. Raises ConfigurationError."""
+    """Raise ConfigurationError for a schema before `FIRST`."""
     at = current(connection)
     if at is not None and at < FIRST:
         raise errors.ConfigurationError(
@@ -57,10 +51,9 @@ def require_not_older(connection: sa.Connection) -> None:
 
 
 def bring_to_head(connection: sa.Connection) -> None:
-    """Run the migrations that the database lacks, all in the transaction that `connection` is in.
+    """Run the missing migrations in the current transaction.
 
-    A schema of a newer release is left as it is, if that release says that this one works on it; raises
-    ConfigurationError otherwise, and if the schema is older than `FIRST`.
+    A newer release's schema stays if that release permits this one. Otherwise raises ConfigurationError.
     """
     at = current(connection)
     if at == schema.HEAD:
@@ -76,7 +69,6 @@ def bring_to_head(connection: sa.Connection) -> None:
 
 @contextlib.contextmanager
 def _told(at: str | None, runs: int | None) -> Iterator[None]:
-    """Log that the migration begins, goes on and has ended: of a million runs it takes about a minute."""
     began, is_over = time.monotonic(), threading.Event()
 
     def seconds() -> float:
@@ -103,7 +95,6 @@ def _known() -> set[str]:
 
 
 def _require_readable(connection: sa.Connection, at: str) -> None:
-    """Return if code of `schema.HEAD` works on a newer schema. Raises ConfigurationError."""
     columns = {column["name"] for column in sa.inspect(connection).get_columns("identity")}
     readable_from = sa.select(schema.identity.c.readable_from)
     oldest = connection.execute(readable_from).scalar() if "readable_from" in columns else None
@@ -112,7 +103,7 @@ def _require_readable(connection: sa.Connection, at: str) -> None:
             f"the run store's schema is at revision {at!r}, which this release does not know and does not work on: "
             "a newer release has written it; run that one, or restore a backup from before"
         )
-    log.warning("the run store's schema is of a newer release, on which this one works", at=at, known=schema.HEAD)
+    log.warning("run store schema is of a newer release that this one supports", at=at, known=schema.HEAD)
 
 
 def _upgrade(connection: sa.Connection) -> None:

@@ -1,8 +1,5 @@
-"""What a run counts for in the tallies of its playbook. Who calls it: ``transaction``, as it writes a run; ``tallies``
-adds the facts up.
-
-Facts are counted in the transaction that writes the run, by day, so that counting a month reads a few thousand rows
-however many runs there are.
+"""Facts about runs for the tallies of their playbooks, counted by day in the transaction that writes the run. So a
+month's tally reads few rows.
 """
 
 from __future__ import annotations
@@ -16,12 +13,10 @@ from trainmedic_server.domain.modes import Mode
 from trainmedic_server.domain.run import Run, Status, StepStatus
 
 STATUS, EFFECT, REPAIR_SECONDS, PERSON_SECONDS = "status", "effect", "repair_seconds", "person_seconds"
-"""What is before the colon of a fact with a value, such as ``status:succeeded``."""
 TIMED_OUT, REPEATED = "timed_out", "repeated"
 REPEATED_WITHIN = timedelta(hours=1)
 
 Key = tuple[int, str, str]
-"""A day, a playbook and a fact: the key of ``playbook_days``."""
 Counts = Counter[Key]
 
 MICROSECONDS_OF_A_DAY = 86_400_000_000
@@ -29,17 +24,15 @@ _ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
 
 
 def day_of(moment: datetime) -> int:
-    """The day by UTC, in days since 1970."""
     return microseconds_of(moment) // MICROSECONDS_OF_A_DAY
 
 
 def rounded(seconds: float) -> float:
-    """To two digits, so that there are few different ones to count."""
+    """Round to two digits, which limits the number of distinct values."""
     return float(f"{seconds:.2g}")
 
 
 def count_change(counts: Counts, run: Run, before: Run | None) -> None:
-    """Count a run that is written and was `before`; nothing changes, as a rule, while its status stays."""
     if before is not None and before.status is run.status:
         return
     day = day_of(run.created_at)
@@ -50,7 +43,6 @@ def count_change(counts: Counts, run: Run, before: Run | None) -> None:
 
 
 def can_repeat(run: Run) -> bool:
-    """Whether a run of the same playbook on its target within the hour before makes it a repeated one."""
     return run.status not in (Status.NOT_STARTED, Status.OBSERVED) and run.mode is not Mode.OBSERVE
 
 

@@ -1,8 +1,5 @@
-"""The tables of the run store, but for those of findings (``finding_tables``), ``verdicts``, measured
-``effects``, ``messages``, ``sessions`` and ``shown_questions``.
-
-The tables come into being through ``migrations``; a test holds the two together. Every index
-says which question it answers; one that answers none costs each webhook a write.
+"""Tables of the run store. Others are in ``finding_tables``, ``verdicts``, ``effects``, ``messages``, ``sessions`` and
+``shown_questions``. ``migrations`` creates the tables. Each index states its query.
 """
 
 from __future__ import annotations
@@ -22,10 +19,10 @@ from trainmedic_server.adapters.sql_store.columns import metadata as metadata
 from trainmedic_server.domain.run import OPEN, OrderKind, Status, StepStatus, UndoStatus
 
 HEAD = "0018"
-"""The revision of the schema that this code reads and writes."""
 READABLE_FROM = "0016"
-"""The oldest revision whose code still works on the schema of `HEAD`. It stays where a migration only adds what that
-code may leave alone, and moves to `HEAD` where one takes away or changes what that code uses."""
+"""Oldest revision whose code works on `HEAD`. It becomes `HEAD` if a migration removes or changes what that
+code uses.
+"""
 
 alerts = sa.Table(
     "alerts",
@@ -48,8 +45,9 @@ alerts = sa.Table(
     sa.Column("original_name", Text),
     sa.Column("original_labels", JsonColumn),
 )
-"""``reactions`` and ``reacted`` are null in rows of earlier releases. ``original_…`` are null if no alert map changed
-the labels."""
+"""``reactions`` and ``reacted`` are null in rows of earlier releases, ``original_…`` if no alert map changed the
+labels.
+"""
 
 runs = sa.Table(
     "runs",
@@ -81,7 +79,7 @@ runs = sa.Table(
     sa.Column("original_alert_name", Text),
     sa.Column("original_labels", JsonColumn),
 )
-"""``unfinished``: open, or closed with a pending undo. ``original_…`` are null if no alert map changed the alert."""
+"""``unfinished``: open, or with a pending undo. ``original_…`` are null if no alert map changed the alert."""
 
 run_alerts = sa.Table(
     "run_alerts",
@@ -93,7 +91,6 @@ run_alerts = sa.Table(
     sa.ForeignKeyConstraint(["fingerprint", "starts_at"], ["alerts.fingerprint", "alerts.starts_at"]),
     sa.UniqueConstraint("run_id", "fingerprint", "starts_at"),
 )
-"""Which alerts led to a run; ``seq`` is the order of tying."""
 
 steps = sa.Table(
     "steps",
@@ -128,8 +125,9 @@ steps = sa.Table(
     sa.Column("undo_command_id", Text),
     sqlite_with_rowid=False,
 )
-"""``command_id`` is that of the last attempt, and so is ``undo_command_id`` until the undo is done. ``undo_status`` is
-null where there is nothing to undo."""
+"""``command_id`` is that of the last attempt, ``undo_command_id`` too until the undo is done. ``undo_status`` is null
+without an undo.
+"""
 
 touched_nodes = sa.Table(
     "touched_nodes",
@@ -139,8 +137,7 @@ touched_nodes = sa.Table(
     sa.Column("at", TimeColumn, nullable=False),
     sqlite_with_rowid=False,
 )
-"""The nodes that each run has changed something on, or was about to: on record before the act. ``at`` is the last
-time."""
+"""Persisted before the action. ``at`` is the last time."""
 
 orders = sa.Table(
     "orders",
@@ -167,8 +164,8 @@ events = sa.Table(
     sa.Column("data", JsonColumn, nullable=False),
     sqlite_autoincrement=True,
 )
-"""A ``seq`` is never used again, also after the last event was pruned: readers resume after one."""
-# who did what: the audit
+"""A ``seq`` is never reused, even after pruning: readers resume after one."""
+# audit: actions of people
 partial_index("ix_events_people", events.c.seq, where="actor <> 'trainmedic'")
 
 controls = sa.Table(
@@ -185,7 +182,7 @@ controls = sa.Table(
     sa.Column("pauses", JsonColumn),
     sa.Column("breaker_closed_at", TimeColumn),
 )
-"""One row, with id 1. ``paused`` and what follows it say what ``pauses`` come to, also for an earlier release."""
+"""One row, with ID 1. ``paused`` and the next columns summarise ``pauses``, also for an earlier release."""
 
 time_gaps = sa.Table(
     "time_gaps",
@@ -195,7 +192,6 @@ time_gaps = sa.Table(
     sa.Column("microseconds", sa.BigInteger, nullable=False),
     sa.Column("is_downtime", sa.Boolean, nullable=False),
 )
-"""``seq`` is the order in which they were noticed; ``microseconds`` is how long each was."""
 
 job_lives = sa.Table(
     "job_lives",
@@ -241,9 +237,9 @@ identity = sa.Table(
     sa.Column("readable_from", Text),
     sa.Column("counted_from", sa.BigInteger),
 )
-"""One row, made at the first start. ``id`` is what a copy of the database has in common with it, ``readable_from``
-`READABLE_FROM` of the code that brought the schema to where it is, and ``counted_from`` the first day of which all runs
-are in ``playbook_days``; null: every day."""
+"""One row. Copies of the database share ``id``. ``readable_from`` is that of the code that migrated the schema.
+``counted_from`` is the first day with all its runs in ``playbook_days``; null: every day.
+"""
 
 playbook_days = sa.Table(
     "playbook_days",
@@ -254,7 +250,7 @@ playbook_days = sa.Table(
     sa.Column("count", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
-"""How many of a playbook's runs that were created on a day, in days since 1970 by UTC, have a fact (``run_facts``)."""
+"""Runs by creation day (days since 1970, UTC) and fact (``run_facts``)."""
 
 OPEN_STATUSES = tuple(status.value for status in Status if status in OPEN)
 _IS_OPEN = "status IN ({})".format(", ".join(f"'{status}'" for status in OPEN_STATUSES))
@@ -272,7 +268,7 @@ is_named = sa.text(_IS_NAMED)
 is_uncertain = sa.text(f"steps.{_IS_UNCERTAIN}")
 is_not_undone = sa.text(_IS_NOT_UNDONE)
 is_undo = sa.text(f"orders.{_IS_UNDO}")
-"""Conditions in the very words of the partial indexes, as a database needs them to use those."""
+"""Worded exactly as in the partial indexes, as databases require."""
 
 
 def _page_index(
@@ -282,10 +278,10 @@ def _page_index(
     sa.Index(f"ix_runs_{name}", *equal, runs.c.created_at, *beside, **condition)
 
 
-# a run for an alert that fires again; an alert that lost its end
+# a run for an alert that fires again; an alert without its end
 partial_index("ix_alerts_firing", alerts.c.fingerprint, alerts.c.starts_at, where="resolved_at IS NULL")
-# one page of the alerts: all of them, those of one name, those that no playbook reacted to
-# (narrow, because each new alert pays for them; the few of one moment are put in order when they are read)
+# one page of the alerts: all, by name, or without reaction (narrow, because each new alert pays for them; alerts of one
+# moment are sorted when read)
 sa.Index("ix_alerts_first_heard", alerts.c.first_heard_at)
 sa.Index("ix_alerts_name", alerts.c.alert_name, alerts.c.first_heard_at)
 _IS_MAPPED = "original_name IS NOT NULL"
@@ -295,37 +291,37 @@ partial_index("ix_alerts_not_reacted", alerts.c.first_heard_at, where="reacted =
 sa.Index("ix_alerts_last_heard", alerts.c.last_heard_at)
 sa.Index("ix_run_alerts_alert", run_alerts.c.fingerprint, run_alerts.c.starts_at)
 
-# one page of the history, for each filter: equality first, then the time. The few runs of one moment are put in order
-# when they are read, since their ids would be more than half of each index. PostgreSQL has those beside the keys: a
-# search by several filters reads the indexes alone, and there is no number of the row as in SQLite
+# one page of the history for each filter: equality first, then the time. Runs of one moment are sorted when read,
+# because IDs would be more than half of each index. PostgreSQL includes IDs: a search by several filters reads only
+# indexes, and it has no row numbers as SQLite has
 _page_index("created")
 _page_index("alert_name", runs.c.alert_name)
 _page_index("original_alert_name", runs.c.original_alert_name, where="original_alert_name IS NOT NULL")
-_page_index("playbook", runs.c.playbook, beside=[runs.c.status])  # so that counting by status reads this index alone
+_page_index("playbook", runs.c.playbook, beside=[runs.c.status])  # Counting by status reads only this index.
 _page_index("status", runs.c.status)
 _page_index("decision", runs.c.decision)
 _page_index("node", runs.c.node, where="node IS NOT NULL")
 _page_index("gpu", runs.c.gpu, where="gpu IS NOT NULL")
 _page_index("job", runs.c.job, where="job IS NOT NULL")
 
-# the history of a node has the runs on jobs that touched it; that of a person what was ordered by them. The condition
-# always holds, and keeps the breaker's count from going by this index
+# history of a node: runs on jobs that touched it; history of a person: operator commands. The condition is always true
+# and keeps the breaker's count off this index
 partial_index("ix_touched_nodes_node", touched_nodes.c.node, touched_nodes.c.run_id, where=_IS_NAMED)
 sa.Index("ix_orders_actor", orders.c.actor, orders.c.run_id)
 
-# guards: the cooldown of a target. With the status, though the condition implies it, since SQLite reads an index alone
-# only where that has all it compares
+# guards: cooldown of a target. With the status, although implied by the condition: SQLite reads only the index if that
+# has all compared columns
 partial_index(
     "ix_runs_cooldown", runs.c.playbook, runs.c.target_key, runs.c.ended_at, runs.c.status, where=_WAS_STARTED
 )
-# at most one run is open per playbook and target, whoever writes
+# at most one open run for each playbook and target
 partial_index("uq_runs_open", runs.c.playbook, runs.c.target_key, where=_IS_OPEN, unique=True)
-# one run for a request by hand, however often it is repeated
+# one run for a repeated manual request
 partial_index("uq_runs_request", runs.c.request_key, where="request_key IS NOT NULL", unique=True)
-# what a new start has to go on with
+# work to resume after a start
 partial_index("ix_runs_unfinished", runs.c.created_at, runs.c.id, where="unfinished = 1")
 
-# whose late reply this is: nothing is asked of what has succeeded
+# run of a late reply; succeeded steps need none
 partial_index("ix_steps_command", steps.c.command_id, where=f"command_id IS NOT NULL AND {_IS_UNCERTAIN}")
 partial_index(
     "ix_steps_undo_command", steps.c.undo_command_id, where=f"undo_command_id IS NOT NULL AND {_IS_NOT_UNDONE}"

@@ -1,4 +1,4 @@
-"""`ports.sessions` on the run store: the table, and what a unit of work sees of it."""
+"""`ports.sessions` on the run store: the table and access to it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ sessions = sa.Table(
     sa.Column("address", Text, nullable=False),
     sa.Column("browser", Text, nullable=False),
 )
-"""Few rows, all read when the server starts; so there is no index."""
+"""Few rows, all read at start, so there is no index."""
 
 
 class SqlSessions(StoredSessions):
-    """``connection`` returns that of the unit, behind its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

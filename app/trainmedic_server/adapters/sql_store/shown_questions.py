@@ -1,4 +1,4 @@
-"""`ports.chat` on the run store: the table, and what a unit of work sees of it."""
+"""`ports.chat` on the run store: the table and access to it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ shown_questions = sa.Table(
 
 
 class SqlShownQuestions(ShownQuestions):
-    """``connection`` returns that of the unit, behind its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

@@ -1,4 +1,4 @@
-"""The selects of a unit of work, built once. Who uses them: ``transaction``. Those of the history too: ``queries``."""
+"""Selects of a unit of work, built once."""
 
 from __future__ import annotations
 
@@ -47,20 +47,17 @@ OPEN_RUNS = sa.select(runs.c.id, runs.c.playbook, runs.c.target_key).where(schem
 
 
 def _of_each(answer: sa.Select[Any]) -> Lookup:
-    """An answer for each key. Each is looked up by itself: for a list of keys PostgreSQL may read all rows, as long as
-    it knows nothing of a new table."""
+    """Answer for each key separately: for a list, PostgreSQL may read all rows of a table without statistics."""
     return Lookup(sa.select(WANTED.c.key, answer.scalar_subquery().label("answer")))
 
 
 def _last_end(*conditions: sa.ColumnElement[bool]) -> Lookup:
-    """When a playbook's last run on each target ended; null where there was none."""
     of_target = runs.c.playbook == sa.bindparam("playbook"), runs.c.target_key == WANTED.c.key, schema.was_started
     return _of_each(sa.select(sa.func.max(runs.c.ended_at)).where(*of_target, *conditions))
 
 
 LAST_ENDED = _last_end()
 LAST_REAL_END = _last_end(runs.c.status != Status.OBSERVED.value)
-"""When the last run on each target ended, but for those that only recorded what they would do."""
 COUNT_STARTED = (
     sa.select(sa.func.count())
     .select_from(runs)
@@ -92,7 +89,7 @@ _RUNS_OF_FIRING = (
     sa.select(run_alerts.c.run_id)
     .join(alerts, queries.SAME_ALERT)
     .where(
-        # The condition stands twice, so that SQLite begins with the few alerts that fire and not with all ties.
+        # The condition is repeated so that SQLite begins with the few firing alerts, not with all ties.
         run_alerts.c.fingerprint.in_(sa.select(alerts.c.fingerprint).where(alerts.c.resolved_at.is_(None))),
         alerts.c.resolved_at.is_(None),
     )
@@ -137,10 +134,10 @@ PLAYBOOK_TEXT = sa.select(schema.playbook_versions.c.text).where(
 
 
 def firing(names: Collection[str] | None) -> sa.Select[Any]:
-    """Select the alerts that have not resolved, of these alertnames only unless `names` is None.
+    """Select unresolved alerts, all if `names` is None.
 
-    The names are compared with the labels as written. The column ``alert_name`` keeps the name of the first report,
-    which an alert map may have changed since.
+    The names are compared with the stored labels: ``alert_name`` has the name of the first report, which an alert map
+    may have changed since.
     """
     if names is None:
         return _FIRING

@@ -1,4 +1,4 @@
-"""The run store as wiring sees it: opened by URL, one object for writing and for reading."""
+"""Run store: one object for writing and for reading, opened by URL."""
 
 from __future__ import annotations
 
@@ -29,30 +29,22 @@ T = TypeVar("T")
 
 
 class UnitRunner(Protocol):
-    """Runs units of work, one after the other, each in a transaction."""
-
     @property
-    def failing(self) -> bool:
-        """Whether the last transaction that wrote could not be committed."""
-        ...
+    def failing(self) -> bool: ...
 
     async def transact(self, work: Callable[[SqlTransaction], Any]) -> Any:
-        """Return the result of `work`, once it is committed. Raises what `work` raises, and StoreUnavailable."""
+        """Return after the commit. Raises the errors of `work`, and StoreUnavailable."""
         ...
 
-    def close(self) -> None:
-        """Run the waiting units, then end. Blocks until then."""
-        ...
+    def close(self) -> None: ...
 
 
 class StoreLock(Protocol):
-    """A lock that excludes other servers until it is released."""
-
     def release(self) -> None: ...
 
 
 class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore):
-    """`ports.store.RunStore`, and reading of the history, of findings and of alerts, on a database. Made by `open`."""
+    """`ports.store.RunStore` and reading of the history, findings and alerts. Created by `open`."""
 
     def __init__(
         self,
@@ -77,15 +69,11 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         on_error: Callable[[], object] = lambda: None,
         busy_timeout: timedelta = timedelta(seconds=5),
     ) -> SqlStore:
-        """Return the store at `url`, with its schema brought up to date. Blocks.
+        """Return the store with its schema up to date. Blocks.
 
-        `url` is ``sqlite:////path/to/file``, or ``postgresql://…`` where no other server works; to wait
-        for that, see ``election`` and `of_session`.
-
-        `on_error` is called, on the event loop, for each call that fails because the database does.
-        `busy_timeout` is how long a transaction waits for another program that holds the file.
-        Raises ConfigurationError where the URL, its directory or the schema is of no use or another
-        server owns the file, and StoreUnavailable where the database cannot be read or written.
+        `on_error` is called on the event loop after each failure of the database. `busy_timeout` is the maximum wait
+        for another program that locks the file. Raises ConfigurationError for an unusable URL, directory or schema or
+        if another server owns the file, otherwise StoreUnavailable.
         """
         if postgresql.names_postgresql(url):
             return cls._at_once(url, on_error)
@@ -121,10 +109,8 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         on_error: Callable[[], object] = lambda: None,
         on_lost: Callable[[str], object] = begin_anew,
     ) -> SqlStore:
-        """Return the store in the database where `session` has the lock, with its schema brought up to date. Blocks.
-
-        `on_lost` is called, on some thread, when the session is over or cannot be relied on any more; by
-        default the process begins anew. Raises ConfigurationError and StoreUnavailable, as `open`.
+        """`session` must have the lock. Blocks. `on_lost` is called on some thread when the session is over or
+        unreliable; by default the process restarts. Raises as `open`.
         """
         try:
             with database.translated("the run store in PostgreSQL could not be opened"):
@@ -138,14 +124,13 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return cls(writer, postgresql.reader_engine(session.url), lock, on_error, leadership.require)
 
     def fence(self) -> None:
-        """Return if this server is the leader and may act. Else the process begins anew, or StoreUnavailable."""
+        """If this server is not the leader, the process restarts, or StoreUnavailable is raised."""
         self._fence()
 
     async def transact(self, work: Callable[[Transaction], T]) -> T:
         return await self._transact(work)
 
     async def check(self) -> None:
-        """Ask for the controls; after a failed transaction, write them, since a full disk still reads."""
         await self._transact(_rewrite_controls if self._writer.failing else _read_controls)
 
     async def prune(self, older_than: datetime, archive: RunArchive | None = None) -> int:
@@ -169,7 +154,6 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
         return pruned
 
     async def _delete(self, work: Callable[[SqlTransaction], int]) -> int:
-        """Delete some rows, then leave the writer to others for `prune.REST` times as long as that took."""
         began = time.monotonic()
         deleted = await self._transact(work)
         await asyncio.sleep((time.monotonic() - began) * prune.REST if deleted else 0)
@@ -196,8 +180,6 @@ class SqlStore(SqlFindingHistory, SqlAlertHistory, SqlPlaybookVersions, RunStore
 
 
 class _SessionLock(Struct, frozen=True):
-    """The lock of a PostgreSQL session: released by closing the session."""
-
     session: postgresql.LockSession
     leadership: Leadership
 
@@ -207,7 +189,6 @@ class _SessionLock(Struct, frozen=True):
 
 
 def _migrate(engine: sa.Engine) -> str:
-    """Bring the schema up to date; return the store's identity."""
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             postgresql.take_time(connection)
@@ -226,7 +207,7 @@ def _read_controls(transaction: Transaction) -> None:
 
 
 def _rewrite_controls(transaction: SqlTransaction) -> None:
-    # Deleted first, because SQLite does not write a row that stays as it is.
+    # Delete first: SQLite skips unchanged rows.
     controls = transaction.controls()
     transaction.flushed_connection().execute(sa.delete(schema.controls))
     transaction.save_controls(controls)

@@ -1,7 +1,5 @@
-"""What the runs of each playbook came to in a time. Who calls it: ``history``.
-
-Whole days are added up from ``playbook_days``. Only the parts of days at both ends, and days before those were
-counted, are counted run by run.
+"""Outcomes of each playbook's runs in a period. Whole days are summed from ``playbook_days``; others are counted run by
+run.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def _microseconds(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
 
 
 _earlier = runs.alias("earlier")
-# As constants, so that the partial indexes of started runs serve.
+# Constants, so that the partial indexes of started runs can be used.
 _WAS_STARTED, _EARLIER_WAS_STARTED = (
     sa.text(f"{table}.status <> '{Status.NOT_STARTED.value}'") for table in (runs.name, _earlier.name)
 )
@@ -52,11 +50,11 @@ _REPEATED = sa.exists().where(
     _EARLIER_WAS_STARTED,
     _earlier.c.status != Status.OBSERVED.value,
 )
-# Playbook by playbook, because the indexes that have all that is asked for begin with it.
+# One playbook at a time, because the covering indexes begin with it.
 _OF_PLAYBOOK = runs.c.playbook == sa.bindparam("playbook")
 _NEXT_PLAYBOOK = sa.select(sa.func.min(runs.c.playbook)).where(runs.c.playbook > sa.bindparam("after"))
 _HELD_BACK = sa.select(sa.func.count()).where(_OF_PLAYBOOK, runs.c.status == Status.NOT_STARTED.value, _IN_TIME)
-# Counted by the database: a row for each of a million runs costs more than the counting.
+# Counted by the database: fetching a row for each of a million runs costs more.
 _STARTED = (
     sa.select(
         runs.c.status,
@@ -66,7 +64,7 @@ _STARTED = (
     .where(_OF_PLAYBOOK, _WAS_STARTED, _IN_TIME)
     .group_by(runs.c.status)
 )
-# Of all playbooks at once: by playbook each would read all that succeeded, by the index over the status.
+# All playbooks at once: for one of them, the index on the status would read all successful runs.
 _REPAIRS = sa.select(
     runs.c.playbook, (_microseconds(runs.c.ended_at) - _microseconds(runs.c.created_at)).label("lasted")
 ).where(_IN_TIME, runs.c.status == Status.SUCCEEDED.value, runs.c.ended_at.is_not(None))
@@ -83,13 +81,12 @@ _SLOW_STEPS = (
     .join(steps, steps.c.run_id == runs.c.id)
     .where(_OF_PLAYBOOK, _WAS_STARTED, _IN_TIME, sa.or_(_HAS_TIMED_OUT, _WAS_ANSWERED))
 )
-"""The steps that timed out, and the questions that were answered."""
 _EFFECTS = (
     sa.select(effects.c.playbook, effects.c.verdict, sa.func.count().label("runs"))
     .where(effects.c.acted_at >= _SINCE, effects.c.acted_at < _UNTIL)
     .group_by(effects.c.playbook, effects.c.verdict)
 )
-_UNDONE = (  # from the few orders, not from the runs
+_UNDONE = (  # starts with the few orders, not with the runs
     sa.select(runs.c.playbook, sa.func.count().label("runs"))
     .where(
         runs.c.id.in_(sa.select(orders.c.run_id).where(is_undo)), _WAS_STARTED, runs.c.status != Status.OBSERVED.value
@@ -99,11 +96,11 @@ _UNDONE = (  # from the few orders, not from the runs
 )
 _COUNTED_FROM = sa.select(identity.c.counted_from)
 _NEWEST = sa.select(_microseconds(sa.func.max(runs.c.created_at)))
-_SUM = sa.cast(sa.func.sum(playbook_days.c.count), sa.BigInteger)  # PostgreSQL makes a decimal number of it
+_SUM = sa.cast(sa.func.sum(playbook_days.c.count), sa.BigInteger)  # PostgreSQL returns a decimal.
 _OF_DAYS = (
     sa.select(playbook_days.c.playbook, playbook_days.c.fact, _SUM.label("runs"))
     .where(playbook_days.c.day >= sa.bindparam("first"), playbook_days.c.day < sa.bindparam("end"))
-    .where(playbook_days.c.count > 0)  # less than none where a run outlived the counts of its day
+    .where(playbook_days.c.count > 0)  # Negative if a run outlived the counts of its day.
     .group_by(playbook_days.c.playbook, playbook_days.c.fact)
 )
 _VERDICTS = (
@@ -115,7 +112,6 @@ _VERDICTS = (
 
 
 def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[str, PlaybookTally]:
-    """What the runs that were created in this time came to."""
     first, end = _whole_days(connection, since, until)
     tallies: dict[str, PlaybookTally] = defaultdict(PlaybookTally)
     if first < end:
@@ -130,8 +126,6 @@ def tally(connection: sa.Connection, since: datetime, until: datetime) -> dict[s
 
 
 def _whole_days(connection: sa.Connection, since: datetime, until: datetime) -> tuple[int, int]:
-    """The days, from one to before another, that are counted and lie in the time; the newest run's day does if that
-    run does."""
     day = run_facts.MICROSECONDS_OF_A_DAY
     begin, end = microseconds_of(since), microseconds_of(until)
     newest = connection.execute(_NEWEST).scalar()
@@ -158,7 +152,6 @@ def _add_days(connection: sa.Connection, tallies: dict[str, PlaybookTally], firs
 
 
 def _count(connection: sa.Connection, tallies: dict[str, PlaybookTally], since: datetime, until: datetime) -> None:
-    """Count run by run what was created in this time."""
     if since >= until:
         return
     time = {"since": since, "until": until}
@@ -173,7 +166,6 @@ def _count(connection: sa.Connection, tallies: dict[str, PlaybookTally], since: 
 
 
 def _playbooks(connection: sa.Connection) -> Iterator[str]:
-    """All that have runs, each found by one look into an index."""
     playbook: str | None = ""
     while (playbook := connection.execute(_NEXT_PLAYBOOK, {"after": playbook}).scalar()) is not None:
         yield playbook
@@ -199,6 +191,5 @@ def _tally_of(connection: sa.Connection, which: Mapping[str, Any]) -> PlaybookTa
 
 
 def verdicts(connection: sa.Connection, since: datetime, until: datetime, limit: int) -> dict[str, EffectVerdict]:
-    """The verdicts on the runs that acted in this time, by run."""
     rows = connection.execute(_VERDICTS, {"since": since, "until": until, "limit": limit})
     return {row.run_id: EffectVerdict(row.verdict) for row in rows}

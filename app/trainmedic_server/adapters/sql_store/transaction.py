@@ -1,9 +1,8 @@
-"""What a unit of work sees of the store: `ports.store.Transaction` on one connection.
+"""Unit of work: `ports.store.Transaction` on one connection.
 
-Writes wait in `PendingWrites`; a read that could miss one has them flushed first. A unit that flushes its own writes
-does so behind a savepoint, so that it can still be rolled back alone. Those of the other units are sent together, so
-that a storm costs few statements; if the database refuses them it is unknown whose write it was, and the units run
-again one by one. Who calls it: ``writer``, on its thread; and the engine's work, through the port.
+Writes wait in `PendingWrites`; a read that could miss one flushes them first, inside a savepoint. The writes of several
+units are sent together, so that a storm costs few statements. If the database refuses them, the units run again one by
+one.
 """
 
 from __future__ import annotations
@@ -16,8 +15,14 @@ from msgspec.structs import replace
 
 from trainmedic_server import errors
 from trainmedic_server.adapters.sql_store import database, mapping, queries, run_facts, statements
-from trainmedic_server.adapters.sql_store.guarded_tables import GuardedTables
+from trainmedic_server.adapters.sql_store.effects import SqlEffects
+from trainmedic_server.adapters.sql_store.findings import SqlFindings
+from trainmedic_server.adapters.sql_store.messages import SqlMessages
 from trainmedic_server.adapters.sql_store.pending_writes import Flusher, PendingWrites
+from trainmedic_server.adapters.sql_store.present import SqlAgentLives
+from trainmedic_server.adapters.sql_store.sessions import SqlSessions
+from trainmedic_server.adapters.sql_store.shown_questions import SqlShownQuestions
+from trainmedic_server.adapters.sql_store.verdicts import SqlVerdicts
 from trainmedic_server.adapters.sql_store.writer_cache import WriterCache
 from trainmedic_server.domain.alert import AlertRecord, Identity
 from trainmedic_server.domain.job_life import JobLife
@@ -27,14 +32,13 @@ from trainmedic_server.ports.store import GuardFacts, LinkedRun, Transaction
 
 
 class SharedWritesRefused(Exception):
-    """Writes of several units were refused together; each has to run alone to find out whose it was."""
+    """Each unit must run alone to find the culprit."""
 
 
-class SqlTransaction(GuardedTables, Transaction):
-    """One unit of work. ``shared`` holds what earlier units of the same transaction have written.
+class SqlTransaction(Transaction):
+    """``shared`` has the writes of earlier units of the same transaction.
 
-    A unit that is ``guarded`` runs behind a savepoint from its beginning, so that an error of the database takes
-    back nothing but the unit itself.
+    A ``guarded`` unit runs inside a savepoint from its beginning, so that a database error reverts only this unit.
     """
 
     def __init__(
@@ -57,16 +61,14 @@ class SqlTransaction(GuardedTables, Transaction):
 
     @property
     def has_written(self) -> bool:
-        """Whether the unit has changed anything, sent or not."""
         return bool(self._own) or self._savepoint is not None
 
     @property
     def is_guarded(self) -> bool:
-        """Whether it can be rolled back alone, after an error of the database too."""
+        """It can be rolled back alone, even after a database error."""
         return self._savepoint is not None
 
     def finish(self, *, flush: bool = False) -> None:
-        """End the unit: its writes join those of the other units, or are flushed now."""
         if flush and self._own:
             self._send_own()
         self._shared.absorb(self._own)
@@ -74,7 +76,6 @@ class SqlTransaction(GuardedTables, Transaction):
             self._savepoint.commit()
 
     def roll_back(self) -> None:
-        """End a unit that raised: nothing of it is kept."""
         if self._savepoint is not None:
             self._savepoint.rollback()
         own = self._own
@@ -82,8 +83,9 @@ class SqlTransaction(GuardedTables, Transaction):
             self._cache.forget()
 
     def flushed_connection(self, *, deletes_nodes: bool = False) -> sa.Connection:
-        """Return the connection, for statements of the caller's own, after everything pending was sent. Of what is
-        remembered they change nothing, such as open runs, but for nodes where that is said."""
+        """Flush everything. The caller's statements must not change cached data, such as open runs, except nodes with
+        `deletes_nodes`.
+        """
         send_shared(self._connection, self._flush, self._shared)
         self._send_own()
         if deletes_nodes:
@@ -91,10 +93,41 @@ class SqlTransaction(GuardedTables, Transaction):
         return self._connection
 
     def _guarded_connection(self) -> sa.Connection:
-        """Return the connection, for statements on tables for which nothing waits and nothing is remembered."""
         if self._savepoint is None:
             self._savepoint = self._connection.begin_nested()
         return self._connection
+
+    @property
+    def findings(self) -> SqlFindings:
+        return SqlFindings(self._guarded_connection)
+
+    @property
+    def agents(self) -> SqlAgentLives:
+        return SqlAgentLives(self._guarded_connection)
+
+    @property
+    def verdicts(self) -> SqlVerdicts:
+        return SqlVerdicts(self._guarded_connection)
+
+    @property
+    def effects(self) -> SqlEffects:
+        return SqlEffects(self._guarded_connection)
+
+    @property
+    def event_positions(self) -> SqlEffects:
+        return SqlEffects(self._guarded_connection)
+
+    @property
+    def messages(self) -> SqlMessages:
+        return SqlMessages(self._guarded_connection)
+
+    @property
+    def sessions(self) -> SqlSessions:
+        return SqlSessions(self._guarded_connection)
+
+    @property
+    def shown_questions(self) -> SqlShownQuestions:
+        return SqlShownQuestions(self._guarded_connection)
 
     def _send_own(self) -> None:
         if self._savepoint is None:
@@ -103,7 +136,6 @@ class SqlTransaction(GuardedTables, Transaction):
         self._own.clear()
 
     def _flushed_if(self, touches: Callable[[PendingWrites], object]) -> sa.Connection:
-        """Return the connection for a read, after flushing pending writes that the read `touches`."""
         if touches(self._own):
             send_shared(self._connection, self._flush, self._shared)
             self._send_own()
@@ -226,7 +258,7 @@ class SqlTransaction(GuardedTables, Transaction):
             self._cache.update(run)
 
     def _count_repeated(self, runs: Sequence[Run], by: int) -> None:
-        """Count those that follow, within an hour, the end of one of the same playbook and target."""
+        """Count runs that started within an hour after the end of one of the same playbook and target."""
         able = [run for run in runs if run_facts.can_repeat(run)]
         keys = {(run.playbook, run.target_key) for run in able}
         ended: dict[tuple[str, str], datetime] = {}
@@ -339,12 +371,11 @@ class SqlTransaction(GuardedTables, Transaction):
 
 
 def send_shared(connection: sa.Connection, flush: Flusher, shared: PendingWrites) -> None:
-    """Flush the writes of several units. Raises SharedWritesRefused if the database refuses them."""
     if not shared:
         return
     try:
         flush(connection, shared)
-    except Exception as error:  # also one of encoding a value: whatever it was, the units run again one by one
+    except Exception as error:  # also an encoding error: the units run again one by one
         if database.is_outage(error):
             raise
         raise SharedWritesRefused from error

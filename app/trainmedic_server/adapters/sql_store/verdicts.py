@@ -1,4 +1,4 @@
-"""`ports.verdicts` on the run store: the table, what a unit of work sees of it, and its rows as values."""
+"""`ports.verdicts` on the run store: the table, access to it, and its rows as values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ verdicts = sa.Table(
     sa.Column("labels", JsonColumn),
     sa.Column("tell_at", TimeColumn),
 )
-"""``plain`` is all of the verdict; the columns beside it are what is asked for."""
+"""``plain`` is the whole verdict. The other columns are for queries."""
 
 sa.Index("ix_verdicts_job", verdicts.c.job, verdicts.c.began_at)
 # pruning
@@ -41,23 +41,20 @@ partial_index("ix_verdicts_tell", verdicts.c.tell_at, where="tell_at IS NOT NULL
 
 
 def of_job(job: str, limit: int) -> sa.Select[Any]:
-    """Select a job's verdicts, the newest first."""
     return sa.select(verdicts).where(verdicts.c.job == job).order_by(verdicts.c.began_at.desc()).limit(limit)
 
 
 def of_node(node: str, since: datetime) -> sa.Select[Any]:
-    """Select the verdicts that name the node and began since then, the newest first."""
     statement = sa.select(verdicts).where(verdicts.c.node == node, verdicts.c.began_at >= since)
     return statement.order_by(verdicts.c.began_at.desc()).limit(_MOST_OF_NODE)
 
 
 def read(connection: sa.Connection, statement: sa.Select[Any]) -> list[KnownVerdict]:
-    """The verdicts that a statement selects."""
     return [KnownVerdict(**row) for row in connection.execute(statement).mappings()]
 
 
 def between(since: datetime, until: datetime, job: str | None) -> sa.Select[Any]:
-    """Select those that began from `since` to before `until`, of this job or of all, oldest first."""
+    """Sort oldest first. `until` is excluded."""
     statement = sa.select(verdicts).where(verdicts.c.began_at >= since, verdicts.c.began_at < until)
     if job is not None:
         statement = statement.where(verdicts.c.job == job)
@@ -65,7 +62,6 @@ def between(since: datetime, until: datetime, job: str | None) -> sa.Select[Any]
 
 
 def record_of(known: KnownVerdict) -> VerdictRecord:
-    """A verdict as reports need it."""
     plain = known.plain
     return VerdictRecord(
         job=known.job,
@@ -82,8 +78,6 @@ def record_of(known: KnownVerdict) -> VerdictRecord:
 
 
 class SqlVerdicts(StoredVerdicts):
-    """``connection`` returns that of the unit, behind its savepoint."""
-
     def __init__(self, connection: Callable[[], sa.Connection]) -> None:
         self._connection = connection
 

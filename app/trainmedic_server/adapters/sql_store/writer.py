@@ -1,11 +1,9 @@
-"""The one thread that writes: it takes all waiting units of work and commits them together.
+"""The only writing thread: it commits all waiting units of work together.
 
-A commit waits for the disk (an ``fsync``), however much it holds; so units that arrive during one commit share the
-next. Each unit still fails alone: if it raises, its writes are rolled back and those of the others stay. A unit's
-future is resolved only after the commit, because its caller acknowledges the delivery then.
+A commit of any size waits for an ``fsync``. Each unit still fails alone, and its future is resolved after the
+commit, because the caller then acknowledges the delivery.
 
-Where several servers share the database there is a `Leadership`: the connection is then the session that has their
-lock, is confirmed regularly, and is never replaced.
+With a `Leadership`, the connection is the session with the lock, is confirmed regularly, and is never replaced.
 """
 
 from __future__ import annotations
@@ -32,12 +30,9 @@ from trainmedic_server.ports.fence import Fence, no_fence
 log = telemetry.logger(__name__)
 
 _TOGETHER = 500
-"""Units in one transaction at most, so that the first of a crowd need not wait for the last."""
 
 
 class UnitOfWork(Struct, eq=False):
-    """A unit of work, and where its outcome goes."""
-
     work: Callable[[SqlTransaction], Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
@@ -46,10 +41,8 @@ class UnitOfWork(Struct, eq=False):
 
 
 class Committer:
-    """Runs units of work in one transaction, on the connection that writes.
-
-    Nobody else writes the database, so what was read in one transaction may be remembered in the next. `require`
-    raises StoreUnavailable before a transaction that would be lost.
+    """Nothing else writes the database, so data read in one transaction may be cached for the next. `require` raises
+    StoreUnavailable before a transaction that would be lost.
     """
 
     def __init__(
@@ -62,21 +55,20 @@ class Committer:
         self._engine = engine
         self._leadership = leadership
         self._require = require if leadership is None else leadership.require
-        # After an error PostgreSQL refuses the rest of the transaction, unless it goes back to a savepoint.
+        # After an error PostgreSQL refuses the rest of the transaction, unless it is rolled back to a savepoint.
         self._errors_spread = engine.dialect.name == "postgresql"
         self._flush = flusher or Flusher(engine.dialect)
         self._cache = WriterCache()
         self._connection: sa.Connection | None = None
         self.failing = False
-        """Whether the last transaction that wrote could not be committed; one that only reads says nothing."""
 
     def commit(self, units: list[UnitOfWork]) -> None:
-        """Run the units in one transaction; afterwards each has its result or its error, all durable."""
+        """Afterwards each unit has its durable result or its error."""
         try:
             self._require()
             if self._transaction(self._connected(), units):
                 self.failing = False
-        except Exception as error:  # the thread's boundary: whatever it was, these units failed, not the thread
+        except Exception as error:  # Whatever the error, the units failed, not the thread.
             self._reset_connection()
             if not self.failing:
                 log.error("run store failed", error=str(database.unavailable("the run store", error)))
@@ -91,22 +83,22 @@ class Committer:
         return self._connection
 
     def confirm(self, leadership: Leadership) -> None:
-        """Check that the session has the lock. A pooler in between may have given the connection another session."""
+        """A pooler may have switched the connection's session."""
         asked_at = now()
         try:
             connection = self._connected()
             with connection.begin():
                 has_lock = connection.exec_driver_sql(HAS_LOCK).scalar()
-        except Exception as error:  # the thread's boundary: whatever it was, the session cannot be relied on
+        except Exception as error:  # Whatever the error, the session is unreliable.
             leadership.lose(str(database.unavailable("the session with PostgreSQL failed", error)))
             return
         if has_lock:
             leadership.confirm(asked_at)
         else:
-            leadership.lose("the lock belongs to another session; does something between pool connections?")
+            leadership.lose("the lock belongs to another session; is there a connection pooler?")
 
     def _transaction(self, connection: sa.Connection, units: list[UnitOfWork]) -> bool:
-        """Run and commit the units, together or else one by one. Returns whether anything was written."""
+        """Run and commit the units, together or otherwise one by one. Return whether anything was written."""
         try:
             with connection.begin():
                 return self._run(connection, units, together=True)
@@ -127,7 +119,7 @@ class Committer:
                 transaction.finish(flush=not together)
             except SharedWritesRefused:
                 raise
-            except BaseException as error:  # the unit's own, whatever it is: it goes to whoever waits for the unit
+            except BaseException as error:  # The unit's own error goes to its caller.
                 if database.is_outage(error):
                     raise
                 if self._errors_spread and isinstance(error, exc.DBAPIError) and not transaction.is_guarded:
@@ -138,7 +130,6 @@ class Committer:
         return wrote
 
     def _reset_connection(self) -> None:
-        """After an error: drop the connection for a new one; if it is to keep the lock, check that it has it."""
         if self._leadership is None:
             self.disconnect()
             return
@@ -156,15 +147,13 @@ class Committer:
 
 
 class StoreWriter:
-    """The one thread that writes: it takes all waiting units of work and has the committer run them together."""
-
     def __init__(self, committer: Committer, leadership: Leadership | None = None) -> None:
         self._committer = committer
         self._leadership = leadership
         self._queue: queue.SimpleQueue[UnitOfWork | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
-        # A daemon thread, because an exit without close() is no worse than a crash, which the store is made for.
+        # A daemon: an exit without close() is no worse than a crash, which the store survives.
         self._thread = threading.Thread(target=self._work, name="run-store-writer", daemon=True)
         self._thread.start()
 
@@ -182,7 +171,6 @@ class StoreWriter:
         return await unit.future
 
     def close(self) -> None:
-        """Run the waiting units, then end the thread. Blocks until then."""
         with self._gate:
             first, self._closed = not self._closed, True
             if first:
@@ -213,8 +201,7 @@ class StoreWriter:
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """Return the error that a unit's caller sees."""
-    if isinstance(error, StopIteration):  # a future does not take one
+    if isinstance(error, StopIteration):  # A future does not accept it.
         stopped = RuntimeError("a unit of work raised StopIteration")
         stopped.__cause__ = error
         return stopped
@@ -226,15 +213,14 @@ def _refusal(error: BaseException) -> BaseException:
 
 
 def _resolve(units: list[UnitOfWork]) -> None:
-    """Set the outcomes of the units, in one callback per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[UnitOfWork]] = {}
     for unit in units:
         by_loop.setdefault(unit.loop, []).append(unit)
     for loop, its_units in by_loop.items():
         try:
             loop.call_soon_threadsafe(_set_outcomes, its_units)
-        except RuntimeError:  # the loop is closed, nobody waits any more
-            log.warning("the caller of a unit of work was gone before its result", units=len(its_units))
+        except RuntimeError:  # The loop is closed, so nothing waits.
+            log.warning("caller of a unit of work left before its result", units=len(its_units))
 
 
 def _set_outcomes(units: list[UnitOfWork]) -> None:

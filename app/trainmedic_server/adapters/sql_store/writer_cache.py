@@ -1,8 +1,5 @@
-"""What the writer remembers between transactions, so that a storm of alerts does not query it each time.
-
-Every admission needs the open runs, the nodes acted on recently and the known nodes, and these grow with the storm
-itself. Since nothing else writes, the cache is updated with each write. It is cleared whenever a write may have been
-rolled back; then the tables are read again.
+"""Writer's cache of open runs, recently changed nodes and known nodes. It is updated with each write, and cleared
+whenever a write may have been rolled back.
 """
 
 from __future__ import annotations
@@ -13,11 +10,10 @@ from datetime import datetime, timedelta
 from trainmedic_server.domain.run import Decision, Run
 
 _SEEN_AGAIN = timedelta(hours=1)
-"""A node's ``seen_at`` is written again only after this, not with each alert; retention is in days."""
 
 
 class WriterCache:
-    """The cache. Each part is None until it is first needed; ``transaction`` fills it from the tables."""
+    """Each part is None until ``transaction`` first fills it from the tables."""
 
     def __init__(self) -> None:
         self.forget()
@@ -33,7 +29,6 @@ class WriterCache:
 
     @property
     def open_runs(self) -> dict[tuple[str, str], str] | None:
-        """The open run's id by (playbook, target key)."""
         return self._open
 
     def set_open_runs(self, open_runs: dict[tuple[str, str], str]) -> None:
@@ -46,7 +41,7 @@ class WriterCache:
         return len(self._open_ids.get(playbook, ()))
 
     def nodes_acted_on_since(self, since: datetime) -> set[str] | None:
-        """Return the nodes acted on after `since`, or None where that goes further back than is remembered."""
+        """Return None if the cache does not reach back that far."""
         if self._acted_since is None or since < self._acted_since:
             return None
         if self._acted_first is not None and self._acted_first > since:
@@ -58,7 +53,6 @@ class WriterCache:
         self._acted_first = min(latest.values(), default=None)
 
     def touch(self, nodes: Collection[str], at: datetime) -> None:
-        """Count these nodes as acted on at this moment."""
         if self._acted_since is None or not nodes:
             return
         for node in nodes:
@@ -66,7 +60,6 @@ class WriterCache:
         self._acted_first = at if self._acted_first is None else min(self._acted_first, at)
 
     def should_write_node(self, node: str, at: datetime) -> bool:
-        """Return True if ``seen_at`` of the node should be written now; the cache then counts it as written."""
         if self.nodes is None:
             return True
         last = self.nodes.get(node)
@@ -76,7 +69,6 @@ class WriterCache:
         return True
 
     def update(self, run: Run) -> None:
-        """Apply a run that was added or saved."""
         if self._open is not None:
             key = (run.playbook, run.target_key)
             ids = self._open_ids.setdefault(run.playbook, set())
@@ -92,4 +84,4 @@ class WriterCache:
             if run.decision is Decision.STARTED:
                 self.touch([node], run.created_at)
             elif latest == run.created_at:
-                self._acted_since = None  # this run may be the one that counted, and counts no more
+                self._acted_since = None  # This run may have been the latest one, and no longer counts.

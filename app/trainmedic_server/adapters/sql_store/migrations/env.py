@@ -1,8 +1,7 @@
-"""Alembic's entry: runs migrations on the connection that ``revision`` hands in, in its transaction.
+"""Alembic's entry: runs migrations on the connection from ``revision``, in its transaction.
 
-A new revision is a file in ``versions``, written by hand, and `schema.HEAD` names the last one.
-The release before should run on the new schema, so columns are added nullable or with a default, and dropped a release
-after their last use. Whether it does, `schema.READABLE_FROM` says.
+A new revision is a handwritten file in ``versions``. The previous release should run on the new schema (see
+`schema.READABLE_FROM`), so columns are added nullable or with a default, and dropped a release after their last use.
 """
 
 from __future__ import annotations

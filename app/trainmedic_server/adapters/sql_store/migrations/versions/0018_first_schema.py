@@ -1,7 +1,6 @@
 """The first schema: every table and index of the run store.
 
-Its number is that of the last of the eighteen migrations that it replaces, so a store which those have made is at this
-revision already.
+It has the number of the last migration that it replaces, so that a store migrated by those is at this revision already.
 """
 
 from __future__ import annotations
@@ -253,7 +252,6 @@ _WORDS = {
         "not_reacted": "NOT reacted",
     },
 }
-"""Where the two databases say the same in other words, or only one has it."""
 
 
 def upgrade() -> None:

@@ -8,8 +8,8 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from trainmedic_server.adapters.redis_capacity import judged
 from trainmedic_server.adapters.redis_connection import RedisOutage
-from trainmedic_server.adapters.redis_room import judged
 from trainmedic_server.telemetry import Metrics
 
 ROOMY = {"connected_clients": 100, "maxclients": 10_000, "used_memory": 10_000_000, "maxmemory": 128_000_000}
@@ -21,8 +21,8 @@ ROOMY = {"connected_clients": 100, "maxclients": 10_000, "used_memory": 10_000_0
         ({}, {}),
         ({"maxmemory": 0, "maxmemory_policy": "allkeys-lru"}, {}),  # it never drops anything
         ({"connected_clients": 8_999}, {}),
-        ({"connected_clients": 9_000}, {"clients": "9000 clients and room for 10000"}),
-        ({"connected_clients": 14_960, "maxclients": 15_000}, {"clients": "room for 15000"}),
+        ({"connected_clients": 9_000}, {"clients": "9000 clients of at most 10000"}),
+        ({"connected_clients": 14_960, "maxclients": 15_000}, {"clients": "of at most 15000"}),
         ({"used_memory": 120_000_000}, {"memory": "120 MB of a maxmemory of 128 MB"}),
         ({"maxmemory_policy": "volatile-ttl"}, {"policy": "volatile-ttl"}),
     ],

@@ -1,7 +1,5 @@
-"""Whether Redis has room: for clients, of which each agent and job is one, and for what is written to it.
-
-Redis that is full of clients leaves agents and jobs out, and Redis whose memory is full takes no command: so it is said
-before that, in the log, at ``/ready`` and by a metric. Who calls it: ``wiring`` runs `watch`.
+"""Monitoring of Redis's capacity, because a full Redis rejects agents and jobs, or takes no commands. It warns in the
+log, at ``/ready`` and by a metric.
 """
 
 from __future__ import annotations
@@ -27,25 +25,22 @@ log = telemetry.logger(__name__)
 
 
 async def check_is_no_cluster(url: str) -> None:
-    """Raises ConfigurationError where a Redis answers that is part of a Redis Cluster."""
     client = open_client(url)
     try:
         async with asyncio.timeout(_ASK_SECONDS):
             info = await client.info("cluster")
-    except FAULTS:  # it is away, or this user may not ask
+    except FAULTS:  # unavailable, or the user lacks the permission
         return
     finally:
         await client.aclose()
     if info.get("cluster_enabled"):
         raise ConfigurationError(
-            "this Redis is part of a Redis Cluster, over which commands cannot be spread: use a single Redis, or one "
+            "this Redis is part of a Redis Cluster, which is not supported: use a single Redis, or one "
             "that fails over by Sentinels (redis+sentinel://)"
         )
 
 
-class RedisRoom:
-    """Looks every half minute. ``caveat`` is what is to be said against this Redis besides."""
-
+class RedisCapacity:
     def __init__(self, url: str, metrics: telemetry.Metrics, caveat: str = "") -> None:
         self._client: Redis = open_client(url)
         self._share = metrics.redis_used_share
@@ -53,28 +48,25 @@ class RedisRoom:
         self._warnings: Mapping[str, str] = {}
 
     def caveat(self) -> str:
-        """What is to be said against this Redis, as half a sentence; empty for nothing."""
         return "; ".join(filter(None, (self._caveat, *self._warnings.values())))
 
     async def watch(self) -> None:
-        """Look until cancelled. While Redis is away nothing is new; whoever needs it logs that."""
         try:
             while True:
                 try:
                     await self.look()
                 except FAULTS as error:
-                    log.debug("Redis does not say how much room it has", error=type(error).__name__)
+                    log.debug("cannot read Redis capacity", error=type(error).__name__)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             await self._client.aclose()
 
     async def look(self) -> None:
-        """Look once. May raise what redis-py raises."""
         try:
             info = dict(await self._client.info("clients")) | dict(await self._client.info("memory"))
-        except ResponseError:  # this user may not ask
+        except ResponseError:  # The user lacks the permission.
             return
-        if "maxclients" not in info:  # older than 7
+        if "maxclients" not in info:  # older than Redis 7
             info |= await self._setting("maxclients")
         shares, warnings = judged(info)
         for of, share in shares.items():
@@ -93,7 +85,7 @@ class RedisRoom:
 
 
 def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """By what they are of, the shares that are in use, from 0 to 1, and what is to be said, from what `INFO` says."""
+    """Return used shares, 0 to 1, and warnings, each by resource, from the output of `INFO`."""
     shares: dict[str, float] = {}
     warnings: dict[str, str] = {}
     clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
@@ -101,7 +93,7 @@ def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
         shares["clients"] = clients / most
         if clients >= NEARLY_FULL * most or most - clients < min(ROOM_FOR_SERVERS, most // 10):
             warnings["clients"] = (
-                f"it has {clients} clients and room for {most}: agents and jobs that do not find room are left out, "
+                f"it has {clients} clients of at most {most}: further agents and jobs cannot connect, "
                 "so raise its maxclients, and its limit of open files"
             )
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
@@ -110,12 +102,12 @@ def judged(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
         shares["memory"] = used / limit
         if used >= NEARLY_FULL * limit:
             warnings["memory"] = (
-                f"it uses {used / _MB:.0f} MB of a maxmemory of {limit / _MB:.0f} MB: when that is full no command "
-                "is taken and agents are missed, so raise it"
+                f"it uses {used / _MB:.0f} MB of a maxmemory of {limit / _MB:.0f} MB: when it is full, no command "
+                "is accepted and agents count as missing, so raise it"
             )
         if policy != "noeviction":
             warnings["policy"] = (
-                f"its maxmemory-policy is {policy}: when it is full it drops commands, and what jobs remember of them, "
-                "without a word, so set noeviction"
+                f"its maxmemory-policy is {policy}: when it is full it silently drops commands "
+                "and the jobs' records of them, so set noeviction"
             )
     return shares, warnings

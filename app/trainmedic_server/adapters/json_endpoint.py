@@ -1,7 +1,4 @@
-"""One HTTP server that is told what was done: its URL, its token, and what its answers mean for who tells it.
-
-Who uses it: ``cloud_events`` and ``grafana_annotations``.
-"""
+"""JSON client for an external HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -18,14 +15,12 @@ from trainmedic_server.errors import PermanentFailure, TemporaryFailure
 
 _TIMEOUT = timedelta(seconds=10)
 _TAKEN_FOR_WRONG = frozenset({400, 413, 422})
-"""Statuses that say that what was sent is wrong, and would be the next time."""
 
 
-class WebDoor:
-    """Sends JSON. A user name and password in the URL are sent as Basic, the content of the token file as Bearer."""
+class JsonEndpoint:
+    """A user name and password in the URL are sent as Basic, the content of the token file as Bearer."""
 
     def __init__(self, url: str, token_file: Path | None, what: str) -> None:
-        """``what`` names the server in errors."""
         parts = urlsplit(url)
         user, _, host = parts.netloc.rpartition("@")
         self._url = urlunsplit((parts.scheme, host, parts.path, parts.query, ""))
@@ -35,8 +30,9 @@ class WebDoor:
         self._http = HttpxCaller()
 
     async def send(self, method: str, path: str, document: Any, media_type: str = "application/json") -> Any:
-        """Return the answer's JSON, None where it is none. Raises PermanentFailure where the server takes what it is
-        sent for wrong, TemporaryFailure or OutcomeUnknown where it did not take it."""
+        """Return the answer's JSON, or None. Raises PermanentFailure if the content is rejected, TemporaryFailure or
+        OutcomeUnknown if it may not have arrived.
+        """
         headers = {"Content-Type": media_type}
         if self._token_file is not None:
             headers["Authorization"] = f"Bearer {await read_secret(self._token_file, f'the token for {self._what}')}"

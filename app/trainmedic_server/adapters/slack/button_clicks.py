@@ -1,7 +1,7 @@
-"""Makes orders of what people press in Slack: by the same function as the API, after it is known who they are.
+"""Operator commands from clicks on Slack buttons, by the same function as the API.
 
-Nothing that a press carries is believed but who pressed, which Slack says; the run, the question and who may answer
-it are looked up, and an answer counts only for the question that the message showed. Who calls it: ``socket_mode``.
+Only the user ID from Slack is trusted. Run, question and permissions are looked up. An answer counts only for the
+question that the message showed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ _LONGEST_WHISPER = 1_000
 
 
 class Orders(Protocol):
-    """Carries out orders of operators; ``engine.service.Engine`` does."""
-
     async def order(
         self,
         run_id: str,
@@ -39,9 +37,7 @@ class Orders(Protocol):
     ) -> Run: ...
 
 
-class SlackPresses:
-    """What becomes of each press. ``settings`` reads the file that says who may decide."""
-
+class SlackButtonClicks:
     def __init__(
         self,
         api: SlackApi,
@@ -50,7 +46,6 @@ class SlackPresses:
         settings: Callable[[], SlackFile],
         count: Callable[[str], object],
     ) -> None:
-        """``count`` is called with the outcome of each press."""
         self._api = api
         self._orders = orders
         self._questions = questions
@@ -58,7 +53,6 @@ class SlackPresses:
         self._count = count
 
     async def handle(self, payload: Payload) -> None:
-        """Carry out what was pressed, and tell who pressed where that cannot be. Raises nothing on purpose."""
         match payload.get("type"):
             case "block_actions":
                 for action in _members(payload.get("actions"))[:1]:
@@ -77,7 +71,7 @@ class SlackPresses:
         asked = question_blocks.read_value(action.get("value"))
         if asked is None:
             self._count("unreadable")
-            log.warning("a press in Slack is of no question", user=_user(payload))
+            log.warning("ignoring Slack click without a question", user=_user(payload))
         elif action_id == question_blocks.APPROVE:
             await self._decide(payload, OrderKind.APPROVE, asked, "", at)
         else:
@@ -102,7 +96,7 @@ class SlackPresses:
         read = question_blocks.read_place(view.get("private_metadata"))
         if view.get("callback_id") != question_blocks.REJECT or read is None:
             self._count("unreadable")
-            log.warning("a form in Slack is none of ours", user=_user(payload))
+            log.warning("ignoring unknown Slack form", user=_user(payload))
             return
         asked, at = read
         values = _member(_member(view, "state"), "values")
@@ -122,45 +116,42 @@ class SlackPresses:
             await self._orders.order(run_id, kind, person.name, note, person.groups, question)
         except (errors.NotFound, errors.Conflict, errors.NotEntitled) as error:
             self._count("refused")
-            log.info("a press in Slack is refused", by=person.name, user=_user(payload), error=str(error))
-            await self._tell(payload, at, f"Nothing was done by this press: {error}.")
+            log.info("Slack click refused", by=person.name, user=_user(payload), error=str(error))
+            await self._tell(payload, at, f"Nothing was done: {error}.")
         except errors.TrainmedicError as error:
             self._count("failed")
-            log.warning("a press in Slack could not be carried out", by=person.name, error=str(error))
+            log.warning("cannot perform Slack click", by=person.name, error=str(error))
             await self._tell(payload, at, f"It could not be recorded: {error}. Press again.")
         else:
             self._count("decided")
         await self._show(run_id, question, at)
 
     async def _show(self, run_id: str, question: AskedQuestion, at: tuple[str, str]) -> None:
-        """At once, where Slack answers; else the event of the decision has it shown."""
         try:
             await self._questions.show([run_id])
             await self._questions.settle(run_id, question.step, *at)
         except errors.TrainmedicError as error:
-            log.info("what was decided is shown in Slack later", run_id=run_id, error=str(error))
+            log.info("Slack shows the decision later", run_id=run_id, error=str(error))
 
     async def _person(self, payload: Payload, at: tuple[str, str]) -> Person | None:
-        """Who has pressed; None where that is nobody who may decide, who is told so."""
         user = _user(payload)
         try:
             settings = await asyncio.to_thread(self._settings)
         except errors.ConfigurationError as error:
             self._count("failed")
-            log.error("nobody can decide in Slack", error=str(error))
+            log.error("no one can decide in Slack", error=str(error))
             await self._tell(payload, at, "Trainmedic cannot read who may decide. Its log says why.")
             return None
         person = settings.people.get(user)
         if person is None:
             self._count("unknown_person")
-            log.warning("somebody unknown has pressed in Slack", user=user)
+            log.warning("unknown user clicked in Slack", user=user)
             await self._tell(
                 payload, at, f"You ({user}) may not decide: Trainmedic's file for Slack does not name you."
             )
         return person
 
     async def _tell(self, payload: Payload, at: tuple[str, str], text: str) -> None:
-        """Tell who pressed, and nobody else."""
         whisper = {
             "channel": at[0],
             "user": _user(payload),
@@ -170,7 +161,7 @@ class SlackPresses:
         try:
             await self._api.call("chat.postEphemeral", whisper)
         except errors.TrainmedicError as error:
-            log.info("who pressed in Slack could not be told", error=str(error))
+            log.info("cannot notify Slack user", error=str(error))
 
 
 def _user(payload: Payload) -> str:

@@ -1,4 +1,4 @@
-"""What repairs were worth: by playbook and by cause, how often they helped, and the GPU-hours that they kept. Pure."""
+"""Outcomes of repairs by playbook and by cause, and an estimate of the GPU-hours that they saved. Pure."""
 
 from __future__ import annotations
 
@@ -13,51 +13,47 @@ from trainmedic_server.domain.run import Run, Status
 from trainmedic_server.ports.tallies import PlaybookTally
 
 PERSON_AFTER = timedelta(minutes=30)
-"""After which a person would have repaired it, unless whoever asks says otherwise."""
 FORMULA = "sum over the runs that helped of GPUs × max(time to a person − time to repair, 0)"
 _BAD_ENDS = (Status.FAILED, Status.CANCELLED, Status.REJECTED)
 
 
 @dataclass(frozen=True, slots=True)
 class RepairTotal:
-    """What the runs of one playbook came to."""
+    """Outcomes of one playbook's runs."""
 
     playbook: str
     runs: int
-    """Runs, without decisions not to start one."""
+    """Without decisions not to start."""
     started: int
-    """Those of them that could act: all but the observed ones."""
+    """Runs that could act."""
     succeeded: int
     failed: int
-    """Failed, cancelled or rejected."""
     observed: int
-    """Runs that only recorded what they would do."""
+    """Only recorded what they would do."""
     open: int
     helped: int
-    """Measured: the alert's metric was better ten minutes after the act."""
+    """The alert's metric was better ten minutes after the action."""
     no_change: int
     worse: int
     not_measured: int
     timed_out: int
-    """Runs in which something did not end in time."""
     rejected: int
     undone_by_hand: int
     held_back: int
-    """Decisions not to start."""
     repeated: int
-    """Misfires: started within an hour after a run of it on the same target had ended."""
+    """Ineffective: another run started on the same target within an hour after the previous one had ended."""
     median_seconds: float | None
-    """From the admission to the end, of those that succeeded."""
+    """From admission to the end, of successful runs."""
     median_person_seconds: float | None
     """From a question to a person's answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CauseRepairs:
-    """What the runs for one cause came to."""
+    """Outcomes of the runs for one cause."""
 
     cause: str
-    """The alert's label ``cause``; without one, its name."""
+    """The alert's label ``cause``, otherwise its name."""
     runs: int
     succeeded: int
     failed: int
@@ -66,17 +62,15 @@ class CauseRepairs:
 
 @dataclass(frozen=True, slots=True)
 class GpuHoursKept:
-    """An estimate, with what it rests on."""
+    """Estimate, with its assumptions."""
 
     gpu_hours: float
     runs: int
-    """Those that are in it: measured to have helped, ended, and on a known number of GPUs."""
+    """Measured to have helped, ended, and on a known number of GPUs."""
     uncounted: int
-    """Runs that succeeded and are not in it, because one of these is not known."""
+    """Successful, but one of these is unknown."""
     person_after_seconds: float
-    """The assumption: when a person would have repaired it."""
     median_person_seconds: float | None
-    """For comparison: how long people took to answer when they were asked; None where nobody was."""
     formula: str
     assumptions: tuple[str, ...]
 
@@ -90,8 +84,8 @@ class _Cause:
 
 
 @dataclass(slots=True)
-class WorthTally:
-    """Counts runs as they are read. ``effects`` are the measured verdicts, by run."""
+class RepairTally:
+    """Counts of runs as they are read. ``effects`` are the measured verdicts by run."""
 
     effects: Mapping[str, EffectVerdict]
     person_after: timedelta = PERSON_AFTER
@@ -101,7 +95,7 @@ class WorthTally:
     _uncounted: int = 0
 
     def add(self, run: Run) -> None:
-        """Count a run; a decision not to start, or one in mode observe, counts for nothing."""
+        """Decisions not to start and runs in mode observe do not count."""
         if run.status in (Status.NOT_STARTED, Status.OBSERVED):
             return
         has_helped = self.effects.get(run.id) is EffectVerdict.HELPED
@@ -119,7 +113,6 @@ class WorthTally:
             self._uncounted += 1
 
     def causes(self) -> list[CauseRepairs]:
-        """Those with most runs first."""
         totals = [
             CauseRepairs(name, cause.runs, cause.succeeded, cause.failed, cause.helped)
             for name, cause in self._causes.items()
@@ -145,7 +138,6 @@ class WorthTally:
 
 
 def median_of(seconds: Counter[float]) -> float | None:
-    """The median of so many of each length; None of none."""
     places = {(seconds.total() - 1) // 2, seconds.total() // 2}
     middle, passed = [], 0
     for length, count in sorted(seconds.items()):
@@ -155,7 +147,6 @@ def median_of(seconds: Counter[float]) -> float | None:
 
 
 def _gpus_of(run: Run) -> int | None:
-    """On how many GPUs the run's target works; None where that is not known."""
     if run.target is None:
         return None
     if run.target.kind is TargetKind.GPU:
