@@ -19,7 +19,7 @@ from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.ascii_json import AsciiJson
 from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.live.whereabouts import Whereabouts
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.verdicts import VerdictHistory
 
 _MOST = 200
@@ -70,7 +70,7 @@ def view(verdict: KnownVerdict) -> Mapping[str, Any]:
     return {**own, "began_at": verdict.began_at, "made_at": verdict.made_at, **verdict.plain}
 
 
-def router(history: VerdictHistory, whereabouts: Whereabouts, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
+def router(history: VerdictHistory, job_locations: JobLocations, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
     routes = ApiRoutes("diagnosis", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
@@ -87,7 +87,7 @@ def router(history: VerdictHistory, whereabouts: Whereabouts, auth: Authenticato
             if chosen is None and newest_first:
                 raise NotFound(f"There is no verdict of attempt {attempt} of {job}; {_others(newest_first)}")
             if chosen is None:
-                raise NotFound(f"There is no verdict of {job}: {await _why_none(job, whereabouts)}")
+                raise NotFound(f"There is no verdict of {job}: {await _why_none(job, job_locations)}")
             return AsciiJson.of(DiagnosisView.model_validate(view(chosen)))
 
     return routes
@@ -98,9 +98,9 @@ def _others(newest_first: Sequence[KnownVerdict]) -> str:
     return "of which attempts there are is not known." if newest is None else f"the newest is of attempt {newest}."
 
 
-async def _why_none(job: str, whereabouts: Whereabouts) -> str:
+async def _why_none(job: str, job_locations: JobLocations) -> str:
     """Why there is no verdict of a job, and what gives one. Raises StoreUnavailable."""
-    found = await whereabouts.of(job)
+    found = await job_locations.of(job)
     if found.nodes or found.pods:
         return f"the server has not heard that it failed. {_FROM_FILES}"
     if not found.is_whole:

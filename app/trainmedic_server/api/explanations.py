@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request, Response
 from pydantic import Field
 
-from trainmedic_server.api import given_alerts, heard_alerts, test_text
+from trainmedic_server.api import given_alerts, received_alerts, test_text
 from trainmedic_server.api.engine import CatalogPort, EnginePort
 from trainmedic_server.api.times import TimeText, time_of
 from trainmedic_server.api.view import View
@@ -81,11 +81,11 @@ class ExplainedAlertView(View):
     )
     told: list[str] = Field(description="The runs that would be told that the alert has resolved.")
     playbooks: list[ExplanationView] = Field(description="Those that name the alertname.")
-    suggestion: heard_alerts.SuggestionView | None = Field(
+    suggestion: received_alerts.SuggestionView | None = Field(
         description="What the alert map could rename it to, where no playbook names its alertname; null else."
     )
-    original_alert_name: str | None = Field(description=heard_alerts.ORIGINAL_NAME)
-    original_labels: dict[str, str] | None = Field(description=heard_alerts.ORIGINAL_LABELS)
+    original_alert_name: str | None = Field(description=received_alerts.ORIGINAL_NAME)
+    original_labels: dict[str, str] | None = Field(description=received_alerts.ORIGINAL_LABELS)
 
 
 class ServerState(View):
@@ -109,7 +109,7 @@ class ExplainView(View):
 
 def view(
     explained: Sequence[ExplainedAlert],
-    names: heard_alerts.ReactingPlaybooks,
+    names: received_alerts.ReactingPlaybooks,
     at: datetime,
     controls: Controls | None = None,
     mode: Mode | None = None,
@@ -138,12 +138,16 @@ async def explain(
     """What the server would do about the alerts now. Raises StoreUnavailable."""
     explained = await engine.explain(alerts, at)
     test = test_text.write(await engine.explain_for_a_test(alerts)) if with_test else None
-    return view(explained, heard_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test, kept_back)
+    return view(
+        explained, received_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test, kept_back
+    )
 
 
-def _alert_view(explained: ExplainedAlert, names: heard_alerts.ReactingPlaybooks, kept_back: str) -> ExplainedAlertView:
+def _alert_view(
+    explained: ExplainedAlert, names: received_alerts.ReactingPlaybooks, kept_back: str
+) -> ExplainedAlertView:
     alert = explained.alert
-    suggestion = heard_alerts.suggested(alert, names)
+    suggestion = received_alerts.suggested(alert, names)
     return ExplainedAlertView(
         alert_name=alert.name,
         labels=dict(alert.labels),
@@ -161,14 +165,16 @@ def _alert_view(explained: ExplainedAlert, names: heard_alerts.ReactingPlaybooks
 
 
 def _reason(
-    explained: ExplainedAlert, names: heard_alerts.ReactingPlaybooks, suggestion: heard_alerts.SuggestionView | None
+    explained: ExplainedAlert,
+    names: received_alerts.ReactingPlaybooks,
+    suggestion: received_alerts.SuggestionView | None,
 ) -> str:
     if explained.refused:
         return f"not accepted by the alert map: {explained.refused}"
     if any(each.matched for each in explained.playbooks):
         return ""
     if explained.alert.name not in names:
-        return heard_alerts.no_playbook(explained.alert.name, names, suggestion)
+        return received_alerts.no_playbook(explained.alert.name, names, suggestion)
     return "; ".join(f"{each.playbook}: {each.why}" for each in explained.playbooks if each.names_alert)
 
 
@@ -184,7 +190,7 @@ def routers(
 ) -> tuple[ApiRoutes, ...]:
     """The routes about alerts."""
     return (
-        heard_alerts.router(alerts, catalog, auth, clock, limits, reads),
+        received_alerts.router(alerts, catalog, auth, clock, limits, reads),
         router(engine, catalog, auth, bodies, clock),
     )
 

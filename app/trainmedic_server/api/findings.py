@@ -31,7 +31,7 @@ from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.negotiation import preferred
 from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.live.whereabouts import Whereabouts
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictHistory
@@ -79,7 +79,7 @@ class FindingsApi(Struct, frozen=True):
     history: FindingHistory
     kept_jobs: KeptJobsPort
     verdicts: VerdictHistory
-    whereabouts: Whereabouts
+    job_locations: JobLocations
 
     def routers(
         self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns, limits: ServerLimits
@@ -87,7 +87,7 @@ class FindingsApi(Struct, frozen=True):
         return [
             reading(self.history, auth, clock, reads, limits),
             keeping(self.kept_jobs, auth, bodies),
-            diagnoses.router(self.verdicts, self.whereabouts, auth, reads),
+            diagnoses.router(self.verdicts, self.job_locations, auth, reads),
         ]
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from trainmedic_core.plain_text import json_bytes
-from trainmedic_server.api import effect_view, examples
-from trainmedic_server.api.effect_view import EffectView
+from trainmedic_server.api import examples
 from trainmedic_server.api.finding_views import RunFinding
-from trainmedic_server.api.upcoming_view import NextView
 from trainmedic_server.api.view import View
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
+from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.ports.store import RunRecord
+from trainmedic_server.reports.compiling import NO_PROMETHEUS
 
 _ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
 
@@ -163,6 +163,78 @@ class OrderView(View):
     step: str | None
 
 
+class EffectView(View):
+    """What became of the alert's metric: 10 minutes before the run acted, then, and 10 minutes after.
+
+    It says what was measured, not that the run was the cause.
+    """
+
+    verdict: EffectVerdict = Field(description="pending until it is measured.")
+    reason: str | None = Field(description="What the verdict rests on, or why there is none.")
+    acted_at: datetime
+    due_at: datetime | None = Field(description="When it is measured; null where that is over.")
+    before: float | None = Field(description="The metric 10 minutes before the act.")
+    at: float | None = Field(description="The metric at the act.")
+    after: float | None = Field(description="The metric 10 minutes after the act.")
+    better: Literal["lower", "higher"] | None = Field(description="Which way the metric gets better.")
+    operator: str | None = Field(description="Of the alert's condition, where the query is from its rule.")
+    limit: float | None = Field(description="What the alert's condition compares with, where that is one number.")
+    query: str | None = Field(description="What Prometheus was asked.")
+    origin: Literal["playbook", "rule"] | None = Field(description="Who named the query.")
+    series: list[tuple[float, float | None]] = Field(
+        description="Seconds since 1970 and value, each half minute; null where it was no number.",
+        examples=[[[1769860920.0, 88.0], [1769860950.0, 71.5]]],
+    )
+
+
+def effect_view(run: Run, effect: Effect | None, are_measured: bool) -> EffectView | None:
+    """The run's effect, or why there is none; None for a run that changed nothing. `are_measured` is whether this
+    server measures effects."""
+    if run.acted_at is None:
+        return None
+    if effect is not None:
+        return EffectView.model_validate(effect)
+    why_none = "it acted before its effect was to be measured" if are_measured else NO_PROMETHEUS
+    missing = Effect(run.id, run.playbook, run.acted_at, None).not_measured(why_none)
+    return EffectView.model_validate(missing).model_copy(update={"origin": None})
+
+
+class HeldByView(View):
+    """Run for which another one waits, because both work on the same thing."""
+
+    run_id: str
+    playbook: str
+    target: str
+    alert_name: str
+    since: datetime = Field(description="When it began.")
+    doing: str = Field(description="What it does now, for a person.")
+    until: datetime | None = Field(
+        description="Latest end of its present activity; null if it has no time limit. "
+        "It may go on with more steps then."
+    )
+    at_deadline: str | None = Field(description="What happens then, for a person.")
+
+
+class NextView(View):
+    """What a run does next, as far as it can be told now."""
+
+    now: str | None = Field(description="The step that it is at; null where it is at none.")
+    waits_for: str | None = Field(description="What must happen before it goes on, for a person; null while it works.")
+    holder: str | None = Field(description="The run that has the target for which it waits.")
+    held_by: HeldByView | None = Field(None, description="More of that run: which it is, and what it does.")
+    waiting_since: datetime | None = Field(None, description="Since when it waits for its target.")
+    not_before: datetime | None = Field(description="When it goes on by itself at the earliest.")
+    deadline: datetime | None = Field(description="When what it is at ends by itself; null where it waits for ever.")
+    at_deadline: str | None = Field(description="What happens then, for a person.")
+    step: str | None = Field(description="The step that comes next; null where the run then ends.")
+    kind: str | None = Field(description="action, wait_for, approve or undo.")
+    action: str | None = Field(description="The action of that step, or of the undo.")
+    params: dict[str, Any] = Field(description="Its parameters, rendered with what is known now.")
+    question: str | None = Field(description="What it asks, where it is an approval.")
+    note: str | None = Field(description="Why its condition or its parameters cannot be told yet.")
+    outcome: str | None = Field(description="How the run ends where no step is left: succeeded, failed, or cancelled.")
+
+
 class RunView(HistoryItem):
     """Everything that is known of a run."""
 
@@ -205,7 +277,7 @@ def record(
         steps=[StepView.model_validate(step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],
-        effect=effect_view.view(run, stored.effect, are_measured),
+        effect=effect_view(run, stored.effect, are_measured),
         next=upcoming,
     )
 

@@ -30,9 +30,9 @@ from trainmedic_server.auth.identity import TrustedProxies
 from trainmedic_server.auth.tokens import Token, TokenRole
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.http.connection_table import Standing
+from trainmedic_server.http.origin_check import refuse_other_sites
 from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.http.read_turns import note_reader
-from trainmedic_server.http.sites import refuse_other_sites
 
 _REREAD_SECONDS = 5.0
 _VOUCHED = "trainmedic.principal"

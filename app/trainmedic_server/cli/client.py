@@ -20,6 +20,8 @@ from msgspec import Struct
 
 from trainmedic_core.cli import exits
 from trainmedic_core.http_url import check_http_url, without_user
+from trainmedic_core.plain_text import visible
+from trainmedic_core.problems import did_you_mean
 from trainmedic_server import __version__
 
 P = ParamSpec("P")
@@ -208,3 +210,12 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
             event = value
         elif name == "data":
             data.append(value)
+
+
+def unknown_job(client: Client, job: str) -> str:
+    """That nothing is known of the job, and which of those that are connected was perhaps meant; empty where something
+    is known."""
+    connected = [str(item["name"]) for item in client.get("jobs")["items"]]
+    if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):
+        return ""
+    return visible(f"no job {job!r} is connected, and no run and no finding is of one{did_you_mean(job, connected)}")

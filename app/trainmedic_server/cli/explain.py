@@ -16,7 +16,7 @@ from trainmedic_core.plain_text import visible
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.api import explanations, given_alerts, heard_alerts, test_text
+from trainmedic_server.api import explanations, given_alerts, received_alerts, test_text
 from trainmedic_server.api.times import time_of
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import explained
@@ -138,7 +138,7 @@ def _of_files(
     if as_test:
         mapped = [mapping.apply(each).alert for each in alerts]
         test = test_text.write(explanation.for_a_test(library.for_alert, mapped, actions, limits))
-    names = heard_alerts.alertnames(library)
+    names = received_alerts.alertnames(library)
     view = explanations.view(answers, names, moment, test=test, kept_back=kept_back)
     return view.model_dump(mode="json")
 

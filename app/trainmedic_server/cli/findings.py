@@ -12,8 +12,8 @@ from trainmedic_core import words
 from trainmedic_core.cli import table
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_logs.domain.finding import Role
-from trainmedic_server.cli import job_names, listing, log_cuts, story
-from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli import listing, log_cuts, story
+from trainmedic_server.cli.client import Client, server_options, unknown_job
 from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.presentation import times
 
@@ -111,7 +111,7 @@ def keep(client: Client, job: str | None, attempt: int | None, note: str, releas
         click.echo("Released." + "".join(f"\n{_kept_line(each)}" for each in left))
     else:
         click.echo(_kept_line(client.post(f"{path}/keep", {**body, "note": note})))
-        if doubt := job_names.doubt(client, name):
+        if doubt := unknown_job(client, name):
             click.echo(f"{doubt}; it is kept from its first line on", err=True)
 
 

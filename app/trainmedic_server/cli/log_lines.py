@@ -16,8 +16,7 @@ import click
 from trainmedic_core.cli import exits
 from trainmedic_core.plain_text import json_text, visible
 from trainmedic_logs.domain.log_search import LogLevel
-from trainmedic_server.cli import job_names
-from trainmedic_server.cli.client import Client
+from trainmedic_server.cli.client import Client, unknown_job
 from trainmedic_server.cli.params import TimeParam
 
 _OPTIONS = (
@@ -78,13 +77,13 @@ def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool
             count += 1
             click.echo(_WRITERS[output](answer))
     except exits.UnknownName as error:
-        doubt = job_names.doubt(client, job)
+        doubt = unknown_job(client, job)
         raise exits.UnknownName(f"{doubt}\n{error.message}" if doubt else error.message) from error
     except exits.NoAnswerYet as error:
         raise exits.NoAnswerYet(f"{error.message} {_ASK_FOR_LESS}") from error
     if not count:
         usual = "no lines answer; --since says from when on, and the lines of a node are kept by its agent"
-        doubt = job_names.doubt(client, job)
+        doubt = unknown_job(client, job)
         click.echo(f"{usual}; {doubt}" if doubt else usual, err=True)
 
 

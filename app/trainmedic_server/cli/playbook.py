@@ -12,19 +12,21 @@ from trainmedic_core import words, yaml_files
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import output_option
 from trainmedic_core.plain_text import visible
+from trainmedic_core.words import plain
 from trainmedic_logs.simulation.log_check import test_files
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
-from trainmedic_server.cli import rule_report
 from trainmedic_server.cli.explain import explain
 from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
+from trainmedic_server.domain.alert_suggestions import snippet
 from trainmedic_server.simulation import report, rule_outcomes, suite
 from trainmedic_server.simulation.check import CheckResult, check_alert_maps
 from trainmedic_server.simulation.check import check as check_paths
+from trainmedic_server.simulation.rule_outcomes import RuleOutcome
 
 _paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 
@@ -101,7 +103,7 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
     if output == "json":
         click.echo(json.dumps([outcome.as_data() for outcome in comes_to], indent=2))
     else:
-        for line in rule_report.lines(comes_to):
+        for line in _outcome_lines(comes_to):
             click.echo(line)
     if any(problems for _, problems in read):
         raise exits.Failure("a rule file could not be read completely")
@@ -158,3 +160,30 @@ def _tested(files: Iterable[Path], results: list[suite.FileResult]) -> Iterator[
 
 playbook.add_command(list_playbooks)
 playbook.add_command(list_versions)
+
+
+def _outcome_lines(outcomes: Sequence[RuleOutcome]) -> Iterator[str]:
+    """Return one line for each alert, the suggested entries for an alert map, and the totals."""
+    width = max(len(plain(outcome.alert.name)) for outcome in outcomes)
+    for outcome in outcomes:
+        yield f"{plain(outcome.alert.name):<{width}}  {_outcome_text(outcome)}"
+    suggested = {outcome.alert.name: outcome.suggestion for outcome in outcomes if outcome.suggestion is not None}
+    if suggested:
+        yield ""
+        yield "An alert map could have these entries; playbook explain says what would be done then:"
+        yield "rename:"
+        for name, suggestion in suggested.items():
+            yield from (plain(line) for line in snippet(name, suggestion).splitlines()[1:])
+    starting = sum(bool(outcome.playbooks) for outcome in outcomes)
+    yield ""
+    yield f"{len(outcomes)} alerts: {starting} with a playbook, {len(outcomes) - starting} without."
+
+
+def _outcome_text(outcome: RuleOutcome) -> str:
+    renamed = f"as {plain(outcome.renamed_to)}: " if outcome.renamed_to is not None else ""
+    expected = "" if outcome.is_as_expected else f"  NOT AS EXPECTED: {outcome.alert.expected or 'none'}"
+    if outcome.playbooks:
+        conditions = f", if {' and '.join(map(plain, outcome.conditions))}" if outcome.conditions else ""
+        return f"{renamed}{', '.join(outcome.playbooks)}{conditions}{expected}"
+    suggested = f"; it means {outcome.suggestion.name}, see below" if outcome.suggestion is not None else ""
+    return f"{renamed}none: {plain(outcome.reason)}{suggested}{expected}"

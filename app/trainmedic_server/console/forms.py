@@ -13,8 +13,8 @@ from starlette.responses import RedirectResponse, Response
 from trainmedic_server.auth.auth import Authenticator, Principal
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.console import notices
-from trainmedic_server.console.book_pages import start_of
 from trainmedic_server.console.inner_api import InnerApi
+from trainmedic_server.console.playbook_pages import start_of
 from trainmedic_server.console.sign_in import local_path, read_form
 from trainmedic_server.domain.run import Status
 from trainmedic_server.http.body import BodyReader

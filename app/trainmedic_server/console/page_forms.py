@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import TokenRole
-from trainmedic_server.console import alert_pages, book_pages, notices, server_pages
+from trainmedic_server.console import alert_pages, notices, playbook_pages, server_pages
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.console.sign_in import FORM_BYTES, read_fields
 from trainmedic_server.http.body import BodyReader
@@ -96,11 +96,11 @@ async def _channel_test(page: PageRequest, pairs: Fields) -> Response:
 
 
 async def _playbook_test(page: PageRequest, _: Fields) -> Response:
-    return await book_pages.played(page)
+    return await playbook_pages.played(page)
 
 
 async def _playbook_try(page: PageRequest, pairs: Fields) -> Response:
-    return await book_pages.tried(page, dict(pairs))
+    return await playbook_pages.tried(page, dict(pairs))
 
 
 def _led_back(path: str, done: str) -> Response:

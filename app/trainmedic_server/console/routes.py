@@ -7,10 +7,10 @@ import re
 from trainmedic_server.console import (
     alert_pages,
     api_page,
-    book_pages,
     log_page,
     now_page,
     place_pages,
+    playbook_pages,
     run_pages,
     server_pages,
 )
@@ -28,8 +28,8 @@ ROUTES = (
     _route(r"/approvals", alert_pages.approvals),
     _route(r"/alerts", alert_pages.alerts),
     _route(r"/explain", alert_pages.explain, always=True),
-    _route(r"/playbooks", book_pages.playbooks),
-    _route(r"/playbooks/(?P<playbook>[^/]{1,200})", book_pages.playbook),
+    _route(r"/playbooks", playbook_pages.playbooks),
+    _route(r"/playbooks/(?P<playbook>[^/]{1,200})", playbook_pages.playbook),
     _route(r"/jobs", place_pages.jobs),
     _route(r"/logs", log_page.opened, always=True),
     _route(r"/jobs/(?P<job>.{1,253})/logs", log_page.log),

@@ -15,8 +15,8 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_core.problems import did_you_mean
 from trainmedic_server.console import folding
-from trainmedic_server.console.book_pages import UNCOUNTED
 from trainmedic_server.console.page_request import PageRequest
+from trainmedic_server.console.playbook_pages import UNCOUNTED
 from trainmedic_server.domain.run import Status
 from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.presentation import times

@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from trainmedic_server.console.book_pages import UNCOUNTED
 from trainmedic_server.console.page_request import PageRequest
+from trainmedic_server.console.playbook_pages import UNCOUNTED
 from trainmedic_server.http.problems import HttpProblem
 
 _SPANS = ("24h", "7d", "30d", "90d")

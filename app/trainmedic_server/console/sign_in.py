@@ -16,8 +16,8 @@ from trainmedic_server.console.page_request import accepts_gzip
 from trainmedic_server.console.rendering import Renderer, page
 from trainmedic_server.http.body import BodyReader
 from trainmedic_server.http.limits import KIB
+from trainmedic_server.http.origin_check import refuse_other_sites
 from trainmedic_server.http.problems import HttpProblem
-from trainmedic_server.http.sites import refuse_other_sites
 
 FORM_BYTES = 64 * KIB
 _MOST_FIELDS = 100

@@ -44,8 +44,8 @@ from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.http.body import BodyReader
 from trainmedic_server.http.client_presence import while_client_waits
 from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.origin_check import OriginCheck
 from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.http.sites import SiteCheck
 from trainmedic_server.http.streaming import ClientStalled
 from trainmedic_server.live import log_lines, now
 from trainmedic_server.live.event_feed import EventFeed
@@ -113,7 +113,7 @@ def create_app(
     unheard = lambda: untold((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
     handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
     base = BasePath(standing.external_url)
-    app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
+    app = _Api(webhook.WebhookApp(handle), OriginCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
     for routes in (
@@ -159,7 +159,7 @@ class _Api(FastAPI):
 
     pages: ConsoleApp
 
-    def __init__(self, deliveries: ASGIApp, sites: SiteCheck, base: BasePath, metrics: telemetry.Metrics) -> None:
+    def __init__(self, deliveries: ASGIApp, sites: OriginCheck, base: BasePath, metrics: telemetry.Metrics) -> None:
         super().__init__(
             title="Trainmedic",
             version=__version__,

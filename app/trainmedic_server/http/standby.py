@@ -24,13 +24,13 @@ from trainmedic_server.api.status import Dependency, Health, Ready
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.http import forwarding
 from trainmedic_server.http.base_path import BasePath
+from trainmedic_server.http.origin_check import OriginCheck
 from trainmedic_server.http.problems import HttpProblem, ProblemResponse, from_validation
-from trainmedic_server.http.sites import SiteCheck
 from trainmedic_server.ports.outside import Clock
 
 RETRY_SECONDS = 1
 # For what is malformed. Which names are its own, the leader knows.
-_SITES = SiteCheck(is_open=lambda: False)
+_SITES = OriginCheck(is_open=lambda: False)
 _BOOLEAN = TypeAdapter(bool)
 
 log = telemetry.logger(__name__)

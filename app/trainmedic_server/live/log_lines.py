@@ -29,7 +29,7 @@ from trainmedic_server.http.problems import HttpProblem, responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.http.streaming import StreamedResponse, while_allowed
 from trainmedic_server.live.events import EVENT_STREAM
-from trainmedic_server.live.whereabouts import Whereabouts
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.logs import LogBatch, LogSource
 from trainmedic_server.ports.outside import Clock
 
@@ -57,14 +57,14 @@ class LogLinesApi(Struct, frozen=True):
     """Who keeps the lines, and who knows where jobs run."""
 
     source: LogSource
-    whereabouts: Whereabouts
+    job_locations: JobLocations
 
     def router(self, auth: Authenticator, clock: Clock, limits: ServerLimits) -> ApiRoutes:
-        return _router(self.source, self.whereabouts, auth, clock, limits)
+        return _router(self.source, self.job_locations, auth, clock, limits)
 
 
 def _router(
-    source: LogSource, whereabouts: Whereabouts, auth: Authenticator, clock: Clock, limits: ServerLimits
+    source: LogSource, job_locations: JobLocations, auth: Authenticator, clock: Clock, limits: ServerLimits
 ) -> ApiRoutes:
     routes = ApiRoutes("logs")
     viewer = requires(auth, TokenRole.VIEWER)
@@ -90,7 +90,7 @@ def _router(
         if asked.kernel and principal.jobs is not None:
             raise HttpProblem(HTTPStatus.FORBIDDEN, "This token is for certain jobs, and a kernel's lines are of all.")
         _check(asked)
-        places = await whereabouts.of(asked.job)
+        places = await job_locations.of(asked.job)
         # If no SDK reports the job, only its files show its nodes.
         is_search = asked.node is None and not places.nodes and bool(places.readers)
         query = replace(asked, pods=places.pods, is_search=is_search)

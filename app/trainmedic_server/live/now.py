@@ -15,8 +15,8 @@ from pydantic import Field
 
 from trainmedic_server.api.approvals import ApprovalView, approvals
 from trainmedic_server.api.engine import EnginePort
-from trainmedic_server.api.upcoming_view import NextView
 from trainmedic_server.api.view import View
+from trainmedic_server.api.views import NextView
 from trainmedic_server.auth.auth import Authenticator, requires
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain import changes

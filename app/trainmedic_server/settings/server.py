@@ -11,12 +11,15 @@ agent's settings and the clients' ``--server`` and ``--token``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import ipaddress
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError
 
 from trainmedic.settings import key_reader
 from trainmedic.wire.signing import Signer
@@ -25,11 +28,8 @@ from trainmedic_core.setting_sources import PREFIX, SettingSource
 from trainmedic_server.domain.playbook import Mode
 from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.limits import EngineLimits
-from trainmedic_server.settings.access import AccessSettings
-from trainmedic_server.settings.doors import DoorSettings
-from trainmedic_server.settings.explanations import explain
-from trainmedic_server.settings.slack import SlackSettings
-from trainmedic_server.settings.telling import TellingSettings
+from trainmedic_server.settings.integrations import IntegrationSettings
+from trainmedic_server.settings.notifications import NotificationSettings, SlackSettings
 from trainmedic_server.settings.values import (
     AnyCaseLogLevel,
     AnyCaseMode,
@@ -46,8 +46,49 @@ from trainmedic_server.settings.values import (
     TakeoverDuration,
 )
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-class ServerSettings(DoorSettings, SlackSettings, TellingSettings, AccessSettings):
+
+def _listed(value: Any) -> Any:
+    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+def _network(value: Any) -> Any:
+    if isinstance(value, ipaddress.IPv4Network | ipaddress.IPv6Network):
+        return value
+    try:
+        return ipaddress.ip_network(value)
+    except ValueError:
+        raise ValueError("must be an address or a network, such as 10.0.3.7 or 10.0.3.0/24") from None
+
+
+class AccessSettings(BaseModel):
+    """Which proxies are believed, and whose users may act."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
+
+    trusted_proxies: Annotated[
+        tuple[Annotated[Network, BeforeValidator(_network)], ...],
+        BeforeValidator(_listed),
+        SettingSource("TRAINMEDIC_TRUSTED_PROXIES", "--trusted-proxy", "CIDR", shown_default="none"),
+    ] = Field(
+        (),
+        description="Networks, with commas between, from which X-Forwarded-User and X-Forwarded-Groups are believed: "
+        "those of a proxy that signs people in, as oauth2-proxy does. Whoever it names may look. None by default, "
+        "because anybody can send these headers.",
+    )
+    operator_groups: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_listed),
+        SettingSource("TRAINMEDIC_OPERATOR_GROUPS", "--operator-groups", "NAMES", shown_default="none"),
+    ] = Field(
+        (),
+        description="Groups, with commas between, whose members may act where such a proxy names them. None by "
+        "default: they may look only.",
+    )
+
+
+class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, AccessSettings):
     """Everything that can be set of a server when it starts."""
 
     host: Annotated[str, SettingSource("TRAINMEDIC_HOST", "--host")] = Field(
@@ -321,7 +362,7 @@ def _source(name: str) -> SettingSource:
     return next(part for part in ServerSettings.model_fields[name].metadata if isinstance(part, SettingSource))
 
 
-_PARTS = (AccessSettings, TellingSettings)
+_PARTS = (AccessSettings, NotificationSettings)
 _NAMES = sorted(ServerSettings.model_fields, key=lambda name: [name in part.model_fields for part in _PARTS])
 SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in _NAMES}
 """The source of each setting, by its field's name, in the order of the documentation."""
@@ -329,6 +370,32 @@ SOURCES: Mapping[str, SettingSource] = {name: _source(name) for name in _NAMES}
 # Variables with the same prefix that the clients, the agent, the jobs and the container image read.
 _NAMES_OF_OTHERS = ("URL", "TOKEN", "TOKEN_FILE", "JOB", "NODE", "POLICY", "EXPORTER_HOST", "EXPORTER_PORT", "CONFIG")
 _OF_OTHER_PROGRAMS = frozenset(PREFIX + name for name in (*_NAMES_OF_OTHERS, "LOG_DIR"))
+
+
+def explain(
+    error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str], sources: Mapping[str, SettingSource]
+) -> Iterator[str]:
+    """A line for each value that is wrong, in the words of our messages rather than pydantic's."""
+    for detail in error.errors(include_url=False, include_context=False):
+        message = re.sub(r"^(Value error|Assertion failed), ", "", detail["msg"])
+        message = re.sub(r"^Input should be ", "must be ", message)
+        name = str(detail["loc"][0]) if detail["loc"] else ""
+        if name not in origins:
+            yield message
+        elif sources[name].secret or _may_hold_a_password(values[name]):
+            yield f"{origins[name]}: {message}"
+        else:
+            yield f"{origins[name]}: {_shown(values[name])}: {message}"
+
+
+def _may_hold_a_password(value: Any) -> bool:
+    """Return whether it looks like a URL with a user, even in a setting that takes no URL."""
+    text = str(value)
+    return "://" in text and "@" in text
+
+
+def _shown(value: Any) -> str:
+    return repr(os.pathsep.join(map(str, value))) if isinstance(value, tuple) else repr(str(value))
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings:

@@ -9,10 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from trainmedic_server import telemetry
+from trainmedic_server.adapters.gzip_archive import GzipArchive
 from trainmedic_server.engine import loops
+from trainmedic_server.errors import ArchiveUnavailable
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock
@@ -22,6 +25,27 @@ PRUNE_EVERY = timedelta(hours=1)
 _PRUNE_FIRST_AFTER = timedelta(minutes=1)
 
 log = telemetry.logger(__name__)
+
+
+_ANSWERS_WITHIN = 10.0
+"""Seconds that a start waits for the file system; one of a network may hang for as long as its server is away."""
+
+
+async def opened_archive(directory: Path | None) -> GzipArchive | None:
+    """Return the archive that is set. Raises ConfigurationError where the directory can be none.
+
+    One that only cannot be used now keeps no server from repairing: nothing is deleted until it can be.
+    """
+    if directory is None:
+        return None
+    archive = GzipArchive(directory)
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            await asyncio.to_thread(archive.prepare)
+    except (ArchiveUnavailable, TimeoutError) as error:
+        why = str(error) or f"no answer within {_ANSWERS_WITHIN:g} s"
+        log.warning("the archive cannot be used; nothing is deleted until it can be", error=why)
+    return archive
 
 
 async def prune_for_ever(

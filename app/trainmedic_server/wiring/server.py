@@ -19,11 +19,14 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from trainmedic.wire.signing import Signer
+from trainmedic_core.target import TargetKind
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
+from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_pods import KubernetesPods
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
@@ -31,6 +34,7 @@ from trainmedic_server.adapters.playbook_test_process import PlaybookTestProcess
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.redis_bus import RedisBus
 from trainmedic_server.adapters.redis_inbox import LateReply
+from trainmedic_server.adapters.redis_room import RedisRoom, check_is_no_cluster
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
 from trainmedic_server.adapters.sql_store.store import SqlStore
@@ -55,28 +59,25 @@ from trainmedic_server.http import factory, listener
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.http.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.http.standby import Standby, SwitchableApp
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.live.log_lines import LogLinesApi
 from trainmedic_server.live.now import NowApi
-from trainmedic_server.live.whereabouts import Whereabouts
 from trainmedic_server.ports.actions import Actions, Services
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.job_pods import JobPods, NoPods
-from trainmedic_server.ports.outside import Notifier
+from trainmedic_server.ports.outside import UNSIGNED, Notifier
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.settings.server import ServerSettings
-from trainmedic_server.wiring import interpreter, telling
-from trainmedic_server.wiring.after_the_act import after_the_act, opened_prometheus
-from trainmedic_server.wiring.archive import opened_archive
-from trainmedic_server.wiring.background import background, prune_for_ever
+from trainmedic_server.wiring import interpreter, notifications
+from trainmedic_server.wiring.background import background, opened_archive, prune_for_ever
+from trainmedic_server.wiring.event_listeners import listener_loops, opened_prometheus
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.log_source import log_source
-from trainmedic_server.wiring.redis import found_redis
-from trainmedic_server.wiring.signing import signer_of
-from trainmedic_server.wiring.slack import slack_loops
-from trainmedic_server.wiring.wanted_topology import asks_where_things_are
+from trainmedic_server.wiring.notifications import slack_loops
 
 if TYPE_CHECKING:
     from fastapi import FastAPI  # which `http.factory` imports in its own way
@@ -85,6 +86,51 @@ _FIRST_LOOK_SECONDS = 2.0
 """How long a start waits for a slow Redis to say where jobs run; the first alerts may come at once."""
 
 log = telemetry.logger(__name__)
+
+
+async def found_redis(
+    settings: ServerSettings, stack: contextlib.AsyncExitStack, metrics: telemetry.Metrics
+) -> tuple[str, Callable[[], str]]:
+    """The URL of the Redis that is set, else of the embedded one, which this starts and `stack` stops; and what to say
+    against it. Raises ConfigurationError."""
+    if settings.redis is not None:
+        url, caveat = settings.redis.get_secret_value(), ""
+        await check_is_no_cluster(url)
+    else:
+        embedded = EmbeddedRedis(settings.state_dir)
+        url = await embedded.start()
+        stack.push_async_callback(embedded.stop)
+        if caveat := embedded.caveat:
+            log.warning("the embedded Redis is old", reason=caveat)
+    room = RedisRoom(url, metrics, caveat)
+    await stack.enter_async_context(background(room.watch(), "room in Redis"))
+    return url, room.caveat
+
+
+_SHORT_KEY = 16  # bytes
+
+
+def signer_of(settings: ServerSettings) -> Signer | None:
+    """What signs commands and checks who answers; a warning in the log where that is nothing, or little."""
+    if settings.signing_key is None:
+        log.warning(UNSIGNED)
+        return None
+    length = len(settings.signing_key.get_secret_value().strip())
+    if length < _SHORT_KEY:
+        log.warning("the signing key is short enough to be guessed; use 16 random characters or more", length=length)
+    return settings.signer
+
+
+def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
+    """Return whether the place of jobs, GPUs and nodes is needed: for a playbook that works on them, or a finding in a
+    log."""
+    return bool(rules.rule_set.rules) or any(map(_has_a_place, catalog.all()))
+
+
+def _has_a_place(playbook: CompiledPlaybook) -> bool:
+    """Return whether the target is in some place. Labels name nodes and GPUs in many ways, and agents know which is
+    meant. Jobs are named by what they use. The breaker measures against the nodes that have agents."""
+    return playbook.definition.target_kind is not TargetKind.CLUSTER
 
 
 class TrainmedicServer:
@@ -183,10 +229,10 @@ class TrainmedicServer:
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
             services = await self._services(stack, bus, alerts, cluster, cluster_topology, prometheus)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
-            telling.warn_of_missing_channels(settings, catalog)
+            notifications.warn_of_missing_channels(settings, catalog)
             presences, is_needed = SharedPresences(bus), functools.partial(asks_where_things_are, catalog, rules)
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
-            where, whereabouts = watch.topology, Whereabouts(bus, store, cluster_topology)
+            where, job_locations = watch.topology, JobLocations(bus, store, cluster_topology)
             served = (store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
             engine = Engine(*served, lambda: alert_map.current, watch.renew)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
@@ -194,19 +240,20 @@ class TrainmedicServer:
             await stack.enter_async_context(FindingParts(*shared, pods).started())
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
             await stack.enter_async_context(background(alert_map.watch(), "alert map"))
+            missing = notifications.missing_channels(settings)
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
                 sums=ReportCompiler(store, prometheus, store, clock, store),
                 alerts=store,
-                standing=NowApi(store, store, engine, clock, settings.external_url, telling.missing_channels(settings)),
-                found=FindingsApi(store, KeptJobs(store, clock), store, whereabouts),
-                lines=LogLinesApi(log_source(settings.log_store, stack, bus, clock), whereabouts),
+                standing=NowApi(store, store, engine, clock, settings.external_url, missing),
+                found=FindingsApi(store, KeptJobs(store, clock), store, job_locations),
+                lines=LogLinesApi(log_source(settings.log_store, stack, bus, clock), job_locations),
                 store=store,
                 catalog=catalog,
                 texts=PlaybookTextsApi(store, PlaybookTestProcess()),
-                messaging=telling.channels_of(settings, store, services.notifier, clock),
+                messaging=notifications.channels_of(settings, store, services.notifier, clock),
                 log_rules=rules,
                 alert_map=alert_map,
                 bus=bus,
@@ -232,10 +279,10 @@ class TrainmedicServer:
     ) -> None:
         """Start what tells people and programs, measures, loads playbooks again, and deletes what is old."""
         settings, clock, metrics = self._settings, self._clock, self._metrics
-        tell = telling.telling(settings, store, notifier, clock, metrics, lambda: catalog.problems)
-        await stack.enter_async_context(tell)
+        sending = notifications.sending_messages(settings, store, notifier, clock, metrics, lambda: catalog.problems)
+        await stack.enter_async_context(sending)
         in_slack = slack_loops(settings, store, engine, metrics, stack)
-        after = await after_the_act(settings, store, catalog, prometheus, clock, metrics, stack)
+        after = await listener_loops(settings, store, catalog, prometheus, clock, metrics, stack)
         pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), self._archive)
         upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
         for work, name in (*upkeep, *in_slack, *after):
@@ -265,8 +312,8 @@ class TrainmedicServer:
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` logs it, and tries again
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await topology.refresh()
-        await stack.enter_async_context(background(topology.watch(), "whereabouts"))
-        await engine.start(telling.name_among_several(self._settings))
+        await stack.enter_async_context(background(topology.watch(), "topology"))
+        await engine.start(notifications.name_among_several(self._settings))
         stack.push_async_callback(engine.stop)
         job_lives = JobWatch(presences, store, self._clock, self._metrics, engine.ago)
         await stack.enter_async_context(background(job_lives.watch(), "jobs"))
@@ -325,7 +372,7 @@ class TrainmedicServer:
             clock=self._clock,
             bus=bus,
             http=http,
-            notifier=telling.notifier_of(settings),
+            notifier=notifications.notifier_of(settings),
             external_url=settings.external_url,
             routes=settings.routes,
             alertmanager=alertmanager,

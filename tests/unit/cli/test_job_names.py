@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.cli import job_names
+from trainmedic_server.cli import client as clients
 from trainmedic_server.cli.client import Client
 
 
@@ -37,4 +37,4 @@ class Known:
 def test_a_name_of_which_nothing_is_known_is_doubted(known: Any, job: str, said: str) -> None:
     """Connected, in the history or in findings is known; else the nearest of those that are connected is named."""
     client: Client = Known(**known)  # type: ignore[assignment]
-    assert job_names.doubt(client, job) == said
+    assert clients.unknown_job(client, job) == said

@@ -15,7 +15,7 @@ from trainmedic_server.domain.message import DEFAULT_RULES, Severity
 from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.ports.store import ActFilter
 from trainmedic_server.settings.server import load
-from trainmedic_server.wiring.telling import channels_of
+from trainmedic_server.wiring.notifications import channels_of
 
 
 @dataclass

@@ -30,7 +30,7 @@ _PRIVATE_ENDINGS = (".localhost", ".svc", ".svc.cluster.local")
 _REMEMBERED = 1024
 
 
-class SiteCheck:
+class OriginCheck:
     """Refuses requests whose Host or Origin is malformed, and, while `is_open`, those for a name of somebody else.
 
     `names` are accepted beside addresses, ``localhost``, names without a dot and names of a cluster's

@@ -27,7 +27,7 @@ class JobNodes(Struct, frozen=True):
     """True for all nodes whose agents read logs, if the job's nodes are unknown."""
 
 
-class Whereabouts:
+class JobLocations:
     """Looks up jobs by name."""
 
     def __init__(

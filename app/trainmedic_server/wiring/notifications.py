@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import platform
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 from trainmedic_core.problems import FileProblem
 from trainmedic_server import telemetry
@@ -18,7 +20,11 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.api.channels import ChannelsApi
 from trainmedic_server.domain.message import NO_CHANNEL
 from trainmedic_server.domain.untold import untold
+from trainmedic_server.engine import loops
+from trainmedic_server.engine.event_teller import EventTeller
+from trainmedic_server.engine.service import Engine
 from trainmedic_server.engine.telling import MessageTeller
+from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.playbooks import Catalog
@@ -68,7 +74,7 @@ def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None
 
 
 @contextlib.asynccontextmanager
-async def telling(
+async def sending_messages(
     settings: ServerSettings,
     store: SqlStore,
     notifier: Notifier | None,
@@ -101,3 +107,43 @@ async def telling(
         yield
     finally:
         await end_tasks([task])
+
+
+def slack_loops(
+    settings: ServerSettings,
+    store: SqlStore,
+    engine: Engine,
+    metrics: telemetry.Metrics,
+    stack: contextlib.AsyncExitStack,
+) -> list[tuple[Coroutine[Any, Any, None], str]]:
+    """The loops to run, each with its name; none where Slack is not set. `stack` closes what they use.
+
+    Raises ConfigurationError.
+    """
+    if settings.slack is None:
+        return []
+    # Imported here, because it is an extra, and most servers have none.
+    try:
+        from trainmedic_server.adapters.slack.socket_mode import SocketMode
+    except ImportError as error:
+        raise ConfigurationError("--slack needs the extra: pip install 'trainmedic-server[slack]'") from error
+    from trainmedic_server.adapters.slack import people
+    from trainmedic_server.adapters.slack.presses import SlackPresses
+    from trainmedic_server.adapters.slack.questions import LOOK_EVERY, SlackQuestions
+    from trainmedic_server.adapters.slack.web_api import SlackApi
+
+    read = functools.partial(people.read, settings.slack)
+    api = SlackApi(read().api, *settings.slack_tokens())
+    stack.push_async_callback(api.close)
+    left_out = metrics.slack_left_out.inc
+    questions = SlackQuestions(api, store, store, read, settings.external_url, left_out, store.fence)
+    presses = SlackPresses(api, engine, questions, read, lambda outcome: metrics.slack_presses.labels(outcome).inc())
+    socket = SocketMode(api.open_socket, presses.handle, metrics.slack_connected.set)
+    teller = EventTeller(store, store, questions, metrics)
+    waiting = "waiting questions in Slack"
+    return [
+        (teller.run(), "questions in Slack"),
+        # Again and again, because a channel that refused a message may take it by now.
+        (loops.repeat(questions.show_waiting, LOOK_EVERY, waiting, metrics), waiting),
+        (socket.run(), "presses in Slack"),
+    ]

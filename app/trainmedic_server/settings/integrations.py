@@ -25,7 +25,7 @@ def _event_kind(value: str) -> str:
 EventKind = Annotated[str, AfterValidator(_event_kind)]
 
 
-class DoorSettings(BaseModel):
+class IntegrationSettings(BaseModel):
     """Where events and traces go, and where annotations are written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)

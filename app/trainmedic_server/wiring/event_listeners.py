@@ -31,7 +31,7 @@ def opened_prometheus(
     return prometheus
 
 
-async def after_the_act(
+async def listener_loops(
     settings: ServerSettings,
     store: SqlStore,
     catalog: Catalog,
