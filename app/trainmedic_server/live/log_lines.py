@@ -1,6 +1,6 @@
-"""``GET /jobs/{job}/logs``: the lines of a job, from whoever keeps them, as NDJSON or, followed, as server-sent events.
+"""``GET /jobs/{job}/logs``: lines of a job, as NDJSON or, followed, as server-sent events.
 
-Beside lines there are notes, for whoever reads them: a node that did not answer, lines that are not shown.
+Notes between the lines report nodes without an answer and lines that are not shown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainmedic_server.ports.outside import Clock
 
 USUAL_SINCE = timedelta(minutes=10)
 LONGEST_SINCE = timedelta(days=30)
-"""How far back the lines of an attempt are looked for where nobody says since when."""
+"""Period searched for the lines of an attempt without `since`."""
 MOST_LINES = 100_000
 USUAL_LINES = 10_000
 
@@ -54,7 +54,7 @@ Number = Annotated[int | None, Query(ge=0, lt=1_000_000_000)]
 
 
 class LogLinesApi(Struct, frozen=True):
-    """Who keeps the lines, and who knows where jobs run."""
+    """The store of lines and the locations of jobs."""
 
     source: LogSource
     job_locations: JobLocations
@@ -74,7 +74,7 @@ def _router(
         "/jobs/{job:path}/logs",
         summary="The lines of a job's logs, oldest first",
         response_class=Response,
-        # 404: a name that no path can have, or a job of which no node is known.
+        # 404: an impossible name, or a job without known nodes.
         responses={200: _ANSWER, **responses(401, 403, 404, 422, 429, 503)},
     )
     async def lines(
@@ -86,7 +86,7 @@ def _router(
         ] = USUAL_LINES,
         follow: Annotated[bool, Query(description="Go on with what is new, as server-sent events.")] = False,
     ) -> Response:
-        """Without `since`, those of the last ten minutes; of an `attempt`, all that are kept."""
+        """Without `since`, lines of the last ten minutes; of an `attempt`, all that are retained."""
         if asked.kernel and principal.jobs is not None:
             raise HttpProblem(HTTPStatus.FORBIDDEN, "This token is for certain jobs, and a kernel's lines are of all.")
         _check(asked)
@@ -101,7 +101,7 @@ def _router(
             if isinstance(batches, AsyncGenerator):
                 until_closed.push_async_callback(batches.aclose)
             try:
-                first = await anext(batches, None)  # before anything is sent, so that who cannot answer leads to a 503
+                first = await anext(batches, None)  # before the response starts, so that a failure becomes a 503
             except NotFound as error:
                 if places.is_whole:
                     raise
@@ -114,7 +114,7 @@ def _router(
 
 
 def _query(clock: Clock) -> Callable[..., LogQuery]:
-    """The dependency that reads a query from its parameters."""
+    """Return the dependency that reads a query from its parameters."""
 
     def query(
         job: str,
@@ -138,7 +138,7 @@ def _query(clock: Clock) -> Callable[..., LogQuery]:
 
 
 def _check(query: LogQuery) -> None:
-    """Raise HttpProblem where the query makes no sense."""
+    """Raise HttpProblem if the query is invalid."""
     try:
         if query.grep:
             SearchPattern(query.grep)

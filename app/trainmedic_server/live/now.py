@@ -1,7 +1,6 @@
-"""``GET /now``: how things stand. What waits for a person, what is changed and when it goes back, what runs, what is
-lost.
+"""``GET /now``: pending approvals, active changes, open runs and what is lost.
 
-`NowApi.view` answers it by a fixed number of bounded questions to the run store, however many runs there are.
+`NowApi.view` asks the run store a fixed number of bounded queries, however many runs there are.
 """
 
 from __future__ import annotations
@@ -32,19 +31,20 @@ from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History, HistoryFilter
 
 MOST = 500
-"""Runs that are looked at: of those that are open, and of those that owe an undo. What is left out is counted."""
+"""Most open runs and most runs with a pending undo that are read. The answer counts the rest."""
 MOST_ENDED = 200
 """Most ended runs without a pending undo that are searched for changes without an undo."""
 NEVER_GIVEN_BACK_FOR = timedelta(days=7)
 """Period after its run's creation in which a change without an undo is listed. Its end is not known: a job with a
-halved learning rate may have ended long ago."""
+halved learning rate may have ended long ago.
+"""
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
 _LOST_FOR = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 
 
 class PauseLine(View):
-    """An order not to act, and on what."""
+    """An active pause and its scope."""
 
     scope: str = Field(description="everything, or what it is bounded to.")
     by: str | None
@@ -100,7 +100,7 @@ class RunningView(View):
 
 
 class LostView(View):
-    """An agent or a job that was there and is not any more."""
+    """An agent or job that is no longer connected."""
 
     kind: str = Field(description="agent or job.")
     name: str
@@ -109,14 +109,14 @@ class LostView(View):
 
 
 class HourView(View):
-    """What was decided in the last hour."""
+    """Decisions of the last hour."""
 
     decisions: dict[str, int]
     statuses: dict[str, int] = Field(description="Of these runs, as they stand now.")
 
 
 class CountsView(View):
-    """How many there are in all, also where the lists are cut."""
+    """Total numbers, also if the lists are cut."""
 
     open: dict[str, int] = Field(description="Open runs by status.")
     owing: int = Field(description="Closed runs that still owe an undo.")
@@ -124,7 +124,7 @@ class CountsView(View):
 
 
 class NowView(View):
-    """How things stand."""
+    """The current state."""
 
     at: datetime
     mode: Mode
@@ -149,7 +149,7 @@ class NowView(View):
 
 
 class NowApi:
-    """Answers how things stand."""
+    """Compiles the current state."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class NowApi:
         self._notifications = notifications
 
     async def view(self) -> NowView:
-        """How things stand now. Raises StoreUnavailable."""
+        """Return the current state. Raises StoreUnavailable."""
         now, controls = self._clock.now(), self._engine.controls
         open_runs, _ = await self._history.page(HistoryFilter(is_open=True), MOST, None)
         owing, _ = await self._history.page(HistoryFilter(owes_undo=True), MOST, None)
@@ -201,8 +201,7 @@ class NowApi:
         )
 
     async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
-        """Return the newest runs that have acted and ended without a pending undo, and since when this list is
-        complete."""
+        """Return the newest runs that acted and ended without a pending undo, and since when the list is complete."""
         since = now - NEVER_GIVEN_BACK_FOR
         matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)
@@ -213,7 +212,7 @@ class NowApi:
     async def next_of(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder]
     ) -> NextView | None:
-        """What the run does next; None where it is over."""
+        """Return what the run does next. None if it is over."""
         upcoming = await self._engine.upcoming(run, alerts, orders)
         return NextView.model_validate(upcoming) if upcoming is not None else None
 
@@ -230,9 +229,9 @@ def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
 
     @routes.get("/now", summary="How things stand", response_model=NowView, responses=responses(401, 403, 503))
     async def how_things_stand() -> NowView:
-        """What waits for a person, what is changed and when it goes back, what runs and comes next, what is lost.
+        """Pending approvals, active changes and their end, open runs and their next step, lost agents and jobs.
 
-        Of more than 500 open runs, or 500 that owe an undo, the newest; `counts` has them all.
+        Lists have the newest 500 open runs and 500 with a pending undo; `counts` includes all.
         """
         async with reads.take():
             return await now.view()
@@ -241,7 +240,7 @@ def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
 
 
 def pauses_of(controls: Controls, now: datetime) -> list[PauseLine]:
-    """The orders not to act, or to observe only, that are in force."""
+    """Return the active pauses, observe-only ones included."""
     return [
         PauseLine(
             scope=f"{pause.scope}{', observe only' if pause.observe else ''}",

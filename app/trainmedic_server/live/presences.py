@@ -1,4 +1,4 @@
-"""What ``/agents`` and ``/jobs`` say of each that is connected, and whether it is believed."""
+"""How ``/agents`` and ``/jobs`` show a presence, and whether it is trusted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainmedic_server.ports.outside import Presence
 
 
 class PresenceView(ApiModel):
-    """Who is connected, and what it said of itself."""
+    """A connected agent or job, and what it reports."""
 
     name: str
     last_seen: datetime
@@ -31,7 +31,7 @@ class PresenceView(ApiModel):
 
 
 def members_of(presence: Presence, contradictions: Sequence[str], is_signed: bool) -> dict[str, Any]:
-    """The members of a view that have a value."""
+    """Return the members of a view that have a value."""
     doubts = [*([presence.doubt] if presence.doubt is not None else []), *contradictions]
     members: dict[str, Any] = {
         "name": presence.name,

@@ -1,4 +1,4 @@
-"""What became of a run, what it waits for and what it does next. Pure.
+"""Texts about a run: its outcome, what it waits for and what comes next. Pure.
 
 The functions read the API's documents. Members that an older server lacks count as empty.
 """
@@ -22,17 +22,16 @@ _MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"
 
 
 def short_id(run_id: object) -> str:
-    """Return the end of a run's ID, which commands take."""
+    """Return the end of a run's ID, which commands accept."""
     return links.short_id(plain(run_id))
 
 
 def title(playbook: str, target: str | None) -> str:
-    """Return the name of a run for people: its playbook and target."""
+    """Return the display name of a run: its playbook and target."""
     return f"{playbook} on {target or 'no target'}"
 
 
 def title_of(run: Run) -> str:
-    """Return the name of a run for people."""
     return title(run.playbook, run.target_key)
 
 
@@ -45,7 +44,7 @@ def waits(item: Document) -> str:
 
 
 def result(item: Document) -> str:
-    """Return what became of a run in a few words, with what of it is to be taken back, or was."""
+    """Return the outcome in a few words, including a pending or finished undo."""
     status = str(item["status"])
     if waiting := waits(item):
         return waiting
@@ -56,21 +55,21 @@ def result(item: Document) -> str:
 
 
 class DoneWords(Struct, frozen=True):
-    """What a run did, and how that went. Each may be empty; neither repeats the other."""
+    """Actions of a run and their outcome. Each may be empty; neither repeats the other."""
 
     action: str
     message: str
 
 
 def done(item: Document) -> DoneWords:
-    """Return what a run did. Without a start, the message is the reason."""
+    """Return what a run did. If it did not start, the message is the reason."""
     action, message = item.get("action_taken") or "", item.get("message") or ""
     is_told = action in message and item["status"] != Status.FAILED
     return DoneWords("" if is_told else action, message)
 
 
 def what(item: Document) -> str:
-    """Return why nothing began, or what was done and how it ended, in one line."""
+    """Return, in one line, the actions and the outcome, or why nothing started."""
     told = done(item)
     if item["status"] == Status.NOT_STARTED:
         return ": ".join(filter(None, (str(item["decision"]), told.message)))
@@ -80,19 +79,19 @@ def what(item: Document) -> str:
 
 
 def lasted(item: Document) -> str:
-    """Return how long a run took. Empty while it is open, and for a decision not to start one."""
+    """Return the duration of a run. Empty while it is open or if it did not start."""
     length = item.get("duration_ms")
     return "" if length is None or item.get("status") == Status.NOT_STARTED else times.span(length / 1000)
 
 
 def took(performed: Document) -> str:
-    """Return how long a step took. Empty while it runs."""
+    """Return the duration of a step. Empty while it runs."""
     began, ended = times.read(performed.get("started_at")), times.read(performed.get("ended_at"))
     return times.span(ended - began) if began and ended else ""
 
 
 class EffectWords(Struct, frozen=True):
-    """The measured effect of a run: the verdict in words, the measured values, and the reason."""
+    """The measured effect of a run: verdict, values and reason."""
 
     verdict: str
     values: tuple[str, ...]
@@ -100,13 +99,13 @@ class EffectWords(Struct, frozen=True):
 
 
 def effect(document: Document) -> EffectWords:
-    """Return the effect in words, with the alert's metric before, at and after the act as far as it was measured."""
+    """Return the effect, with the alert's metric before, at and after the act as far as measured."""
     values = tuple(f"{label} {document[name]:g}" for name, label in _MOMENTS if document.get(name) is not None)
     return EffectWords(words(document.get("verdict")), values, document.get("reason") or "")
 
 
 class NextWords(Struct, frozen=True):
-    """What a run is at and waits for (`now`), until when (`until`), and what comes then (`then`)."""
+    """The present activity of a run (`now`), its limit (`until`), and what follows (`then`)."""
 
     now: tuple[Sentence, ...]
     until: tuple[Sentence, ...]

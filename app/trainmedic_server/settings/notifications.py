@@ -1,7 +1,4 @@
-"""The settings of how Trainmedic tells people what it does; a part of the server's settings.
-
-Who uses it: ``server``.
-"""
+"""Settings of notifications and of approvals in Slack."""
 
 from __future__ import annotations
 
@@ -18,44 +15,51 @@ from trainmedic_server.settings.values import Channels, ExpandedPath, ExternalUr
 
 
 class NotificationSettings(BaseModel):
-    """Whom the server tells, of what, and how people reach it from there."""
+    """Channels, messages and the server's external URL."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
     notify_urls: Annotated[Channels, SettingSource("TRAINMEDIC_NOTIFY_URLS", secret=True)] = Field(
         {},
-        description="Notification channels as name=url pairs with white space between, the URLs in Apprise's form; a "
-        "name given again adds a URL to its channel. None by default. No flag, because the URLs hold credentials.",
+        description=(
+            "Notification channels as name=url pairs, separated by white space, with Apprise URLs. A repeated name "
+            "adds a URL to its channel. No flag, because the URLs contain credentials."
+        ),
     )
     messages: Annotated[
         MessageRules, SettingSource("TRAINMEDIC_MESSAGES", "--messages", "RULES", shown_default="none")
     ] = Field(
         "",
-        description="What the server tells people by itself, and where: kind=severity@channel,channel pairs with "
-        "white space between, such as run_failed=critical@oncall repaired=on. None by default: the kinds that are "
-        "on go to all notification channels.",
+        description=(
+            "Messages that the server sends, and where: kind=severity@channel,channel pairs, separated by white space, "
+            "such as run_failed=critical@oncall repaired=on. By default, the enabled kinds go to all channels."
+        ),
     )
     message_routes: Annotated[
         RoutesText,
         SettingSource(VARIABLE, "--message-routes", "ROUTES", shown_default="none", has_file=True),
     ] = Field(
         "",
-        description="Which messages each channel takes: channel=field:value,value;field:value pairs with white space "
-        "between, by component, severity and kind, such as gpu=component:gpu oncall=severity:critical chat=default. "
-        "None by default: every channel takes every message.",
+        description=(
+            "Messages that each channel receives, by component, severity and kind: "
+            "channel=field:value,value;field:value pairs, separated by white space, such as gpu=component:gpu "
+            "oncall=severity:critical chat=default. By default, every channel receives every message."
+        ),
     )
     external_url: Annotated[
         ExternalUrl, SettingSource("TRAINMEDIC_EXTERNAL_URL", "--external-url", "URL", shown_default="none")
     ] = Field(
         "",
-        description="Where people reach this server, such as https://trainmedic.example.org, with the path under which "
-        "a proxy serves it. It begins the links in messages, and its path those of the console, whether the proxy "
-        "strips it or not. None by default: a message then names the run alone.",
+        description=(
+            "URL at which users reach this server, such as https://trainmedic.example.org, including a proxy's path. "
+            "Links in messages begin with it, and links in the console with its path, whether the proxy strips it or "
+            "not. Without it, messages contain only the run's ID."
+        ),
     )
 
     @property
     def message_rules(self) -> Mapping[MessageKind, MessageRule]:
-        """What is set of each kind of message. Raises ConfigurationError where a channel is named that is not there."""
+        """The rule of each kind of message. Raises ConfigurationError for an unknown channel."""
         rules = parse_rules(self.messages)
         unknown = {name for rule in rules.values() for name in rule.channels} - set(self.notify_urls)
         if unknown:
@@ -68,7 +72,7 @@ class NotificationSettings(BaseModel):
 
     @property
     def routes(self) -> MessageRoutes:
-        """The routes of messages. Raises ConfigurationError if a route names a channel that is not set."""
+        """The routes of messages. Raises ConfigurationError for an unknown channel."""
         try:
             return routes_of(self.message_routes, self.notify_urls)
         except ValueError as error:
@@ -90,28 +94,32 @@ def _app(value: SecretStr) -> SecretStr:
 
 
 class SlackSettings(BaseModel):
-    """The app by which people are asked in Slack, and who they are."""
+    """The Slack app for approval questions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
     slack: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_SLACK_FILE", "--slack", "FILE")] = Field(
         None,
-        description="YAML file with the channel in which questions are asked with buttons, and which Slack users may "
-        "decide, by which name. Needs both tokens, and the extra slack. None by default: nothing is sent to Slack so.",
+        description=(
+            "YAML file with the Slack channel for approval questions and the Slack users who may decide. Needs both "
+            "tokens and the extra slack."
+        ),
     )
     slack_bot_token: Annotated[
         Annotated[SecretStr, AfterValidator(_bot)] | None, SettingSource("TRAINMEDIC_SLACK_BOT_TOKEN", secret=True)
-    ] = Field(None, description="The Slack app's bot token (xoxb-), by which messages are written. No flag: a secret.")
+    ] = Field(None, description="The Slack app's bot token (xoxb-), to write messages. No flag: a secret.")
     slack_app_token: Annotated[
         Annotated[SecretStr, AfterValidator(_app)] | None, SettingSource("TRAINMEDIC_SLACK_APP_TOKEN", secret=True)
     ] = Field(
         None,
-        description="The Slack app's app-level token (xapp-, scope connections:write), by which this server hears what "
-        "people press, over a connection that it opens itself. No flag: a secret.",
+        description=(
+            "The Slack app's app-level token (xapp-, scope connections:write), to receive button clicks over a "
+            "connection that the server opens. No flag: a secret."
+        ),
     )
 
     def slack_tokens(self) -> tuple[str, str]:
-        """The bot token and the app token. Raises ConfigurationError where one is missing."""
+        """Return the bot token and the app token. Raises ConfigurationError if one is missing."""
         if self.slack_bot_token is None or self.slack_app_token is None:
             missing = "TRAINMEDIC_SLACK_BOT_TOKEN" if self.slack_bot_token is None else "TRAINMEDIC_SLACK_APP_TOKEN"
             raise ConfigurationError(f"--slack needs {missing}, or {missing}_FILE")

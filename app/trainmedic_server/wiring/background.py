@@ -1,7 +1,4 @@
-"""What runs beside the requests for as long as the server works.
-
-Who calls it: ``wiring.server``.
-"""
+"""Background tasks of a leader, and the archive that retention uses."""
 
 from __future__ import annotations
 
@@ -28,13 +25,13 @@ log = telemetry.logger(__name__)
 
 
 _ANSWERS_WITHIN = 10.0
-"""Seconds that a start waits for the file system; one of a network may hang for as long as its server is away."""
+"""Seconds to wait for the file system at the start. A network file system may hang while its server is down."""
 
 
 async def opened_archive(directory: Path | None) -> GzipArchive | None:
-    """Return the archive that is set. Raises ConfigurationError where the directory can be none.
+    """Return the configured archive. Raises ConfigurationError if the directory is impossible.
 
-    One that only cannot be used now keeps no server from repairing: nothing is deleted until it can be.
+    A temporary failure does not stop the server: retention deletes nothing until the archive works.
     """
     if directory is None:
         return None
@@ -55,10 +52,9 @@ async def prune_for_ever(
     older_than: Callable[[], datetime],
     archive: RunArchive | None = None,
 ) -> None:
-    """Delete what is older every hour, runs after they were archived; the first time a minute after the start, which
-    is busy.
+    """Delete expired data every hour, after archiving runs. Begins a minute after the start, which is busy.
 
-    The retention counts while a server is at work, so a clock that is wrong deletes nothing.
+    Retention counts the time in which a server was running, so a wrong clock deletes nothing.
     """
 
     async def prune() -> None:
@@ -78,7 +74,7 @@ async def prune_for_ever(
 
 @contextlib.asynccontextmanager
 async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run `work` as a task for as long as the block lasts."""
+    """Run `work` as a task during the block."""
     task = asyncio.create_task(work, name=name)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the server does with what was done: measures whether it helped, and tells programs outside of it."""
+"""Listeners for history events: effect measurement, CloudEvents, Grafana annotations and traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainmedic_server.settings.server import ServerSettings
 def opened_prometheus(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, on_error: Callable[[], None]
 ) -> PrometheusApi | None:
-    """The Prometheus that is set; `stack` closes it."""
+    """Return the configured Prometheus, which `stack` closes."""
     if settings.prometheus is None:
         return None
     prometheus = PrometheusApi(settings.prometheus.get_secret_value(), settings.prometheus_token, on_error)
@@ -40,7 +40,7 @@ async def listener_loops(
     metrics: telemetry.Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> list[tuple[Coroutine[Any, Any, None], str]]:
-    """The loops to run, each with its name; `stack` closes what they use. Raises StoreUnavailable."""
+    """Return the loops to run, each with its name. `stack` closes what they use. Raises StoreUnavailable."""
     loops: list[tuple[Coroutine[Any, Any, None], str]] = []
     listeners: list[EventListener] = []
     if prometheus is not None:

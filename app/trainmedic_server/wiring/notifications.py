@@ -1,7 +1,4 @@
-"""The parts by which the server tells people: notification channels, and the messages that it sends by itself.
-
-Who calls it: ``wiring.server``.
-"""
+"""Assembly of notification channels, the server's own messages, and approvals in Slack."""
 
 from __future__ import annotations
 
@@ -34,14 +31,14 @@ log = telemetry.logger(__name__)
 
 
 def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
-    """The channels that are set; None where there is none. Raises ConfigurationError."""
+    """Return the configured channels, or None. Raises ConfigurationError."""
     settings.message_rules, settings.routes  # noqa: B018  # read for their checks
     channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
     return AppriseNotifier(channels) if channels else None
 
 
 def channels_of(settings: ServerSettings, store: SqlStore, notifier: Notifier | None, clock: Clock) -> ChannelsApi:
-    """What people may see of the channels: their names, and of each URL no more than its kind."""
+    """Return the API of the channels. It shows their names, and of each URL only the kind."""
     services = {name: [_kind(url.get_secret_value()) for url in urls] for name, urls in settings.notify_urls.items()}
     return ChannelsApi(store, clock, services, settings.message_rules, notifier, settings.routes)
 
@@ -52,7 +49,7 @@ def _kind(url: str) -> str:
 
 
 def name_among_several(settings: ServerSettings) -> str | None:
-    """The name by which people tell this server from the others; None where there are no others."""
+    """Return this server's name in messages. None if it shares no database with other servers."""
     if not postgresql.names_postgresql(settings.database_url):
         return None
     return settings.advertise or platform.node()
@@ -65,7 +62,7 @@ def missing_channels(settings: ServerSettings) -> str:
 
 
 def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None:
-    """Log which playbooks notify channels that are not set."""
+    """Log playbooks that notify unknown channels, and a missing default channel."""
     unheard = untold((compiled.definition for compiled in catalog.all()), settings.notify_urls)
     if unheard:
         log.warning("people are not notified", why=unheard)
@@ -82,10 +79,7 @@ async def sending_messages(
     metrics: telemetry.Metrics,
     problems: Callable[[], Sequence[FileProblem]],
 ) -> AsyncIterator[None]:
-    """Tell people for as long as the block lasts; nobody where no channel is set.
-
-    `problems` says what is wrong with the playbook files.
-    """
+    """Send messages during the block, if channels are configured. `problems` returns problems of the playbook files."""
     if notifier is None:
         yield
         return
@@ -116,7 +110,7 @@ def slack_loops(
     metrics: telemetry.Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> list[tuple[Coroutine[Any, Any, None], str]]:
-    """The loops to run, each with its name; none where Slack is not set. `stack` closes what they use.
+    """Return the loops to run, each with its name; empty without Slack. `stack` closes what they use.
 
     Raises ConfigurationError.
     """

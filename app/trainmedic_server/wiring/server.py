@@ -1,14 +1,11 @@
-"""The server's composition root: builds every part from the settings, starts them in order, and stops them.
+"""The server's composition root: builds all parts from the settings, starts them in order, and stops them in reverse.
 
-The order: the run store first, because it also has the lock that keeps a second server out; then Redis,
-the playbooks, and the engine, which resumes what an earlier process left; and last the listener, so that
-no request is answered before everything works. Stopping goes the other way. Where a part fails to start,
-the parts that have started are stopped.
+Order: the run store, whose lock excludes a second server; Redis; the playbooks; the engine, which resumes earlier runs;
+and last the listener, so that no request is answered before everything works. If a part fails to start, the started
+ones are stopped.
 
-With PostgreSQL the listener comes first: it answers for a server that stands by until this server has the
-lock. Then everything else is started, as after a restart, and the listener serves the real application.
-
-Who calls it: ``cli.serve``, and tests that want a whole server in their process.
+With PostgreSQL the listener starts first and answers as a standby. When this server gets the lock, everything else
+starts, and the listener switches to the real application.
 """
 
 from __future__ import annotations
@@ -83,7 +80,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI  # which `http.factory` imports in its own way
 
 _FIRST_LOOK_SECONDS = 2.0
-"""How long a start waits for a slow Redis to say where jobs run; the first alerts may come at once."""
+"""Time for a slow Redis to report job locations at the start. The first alerts may come at once."""
 
 log = telemetry.logger(__name__)
 
@@ -91,8 +88,9 @@ log = telemetry.logger(__name__)
 async def found_redis(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, metrics: telemetry.Metrics
 ) -> tuple[str, Callable[[], str]]:
-    """The URL of the Redis that is set, else of the embedded one, which this starts and `stack` stops; and what to say
-    against it. Raises ConfigurationError."""
+    """Return the URL of the configured or else the embedded Redis, and a function that returns a caveat about it.
+    `stack` stops the embedded one. Raises ConfigurationError.
+    """
     if settings.redis is not None:
         url, caveat = settings.redis.get_secret_value(), ""
         await check_is_no_cluster(url)
@@ -111,7 +109,7 @@ _SHORT_KEY = 16  # bytes
 
 
 def signer_of(settings: ServerSettings) -> Signer | None:
-    """What signs commands and checks who answers; a warning in the log where that is nothing, or little."""
+    """Return the signer, or None without a key. Logs a warning for a missing or short key."""
     if settings.signing_key is None:
         log.warning(UNSIGNED)
         return None
@@ -122,19 +120,20 @@ def signer_of(settings: ServerSettings) -> Signer | None:
 
 
 def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
-    """Return whether the place of jobs, GPUs and nodes is needed: for a playbook that works on them, or a finding in a
-    log."""
+    """Return whether locations of jobs, GPUs and nodes are needed, for playbooks that target them or for log
+    findings."""
     return bool(rules.rule_set.rules) or any(map(_has_a_place, catalog.all()))
 
 
 def _has_a_place(playbook: CompiledPlaybook) -> bool:
-    """Return whether the target is in some place. Labels name nodes and GPUs in many ways, and agents know which is
-    meant. Jobs are named by what they use. The breaker measures against the nodes that have agents."""
+    """Return whether the target has a location. Labels name nodes and GPUs in many ways, which agents resolve. Jobs are
+    identified by the GPUs they use. The breaker compares with the nodes that have agents.
+    """
     return playbook.definition.target_kind is not TargetKind.CLUSTER
 
 
 class TrainmedicServer:
-    """One server, from its settings to its listener."""
+    """One server with its listener."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -143,10 +142,9 @@ class TrainmedicServer:
         self._archive: RunArchive | None = None
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
-        """Serve until `stop` is set; `on_started` is called with the address once requests are answered.
+        """Serve until `stop` is set. Call `on_started` with the address once requests are answered.
 
-        Raises ConfigurationError where a setting or file cannot be used, StoreUnavailable where the run
-        store does not answer.
+        Raises ConfigurationError for an unusable setting or file, StoreUnavailable if the run store does not respond.
         """
         settings = self._settings
         self._archive = await opened_archive(settings.archive)
@@ -165,7 +163,7 @@ class TrainmedicServer:
         log.info("stopped")
 
     async def _run_elected(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None) -> None:
-        """Serve as one of several servers: stand by, and lead once the lock is free."""
+        """Serve as a standby, and as the leader once the lock is free."""
         settings = self._settings
         self._authenticator()  # built for its checks alone: wrong tokens end the process before anybody is answered
         if settings.redis is None and settings.advertise is not None:
@@ -197,7 +195,7 @@ class TrainmedicServer:
                 task.result()
 
     async def _work_once_elected(self, election: Election, app: SwitchableApp, is_over: asyncio.Event) -> None:
-        """Wait for the lock, then lead until it is over; a cancellation may be lost while everything starts."""
+        """Wait for the lock, then lead until `is_over`. A cancellation may be lost while everything starts."""
         session = await election.win()
         began = asyncio.get_running_loop().time()
         async with self._started(session) as api:
@@ -213,8 +211,7 @@ class TrainmedicServer:
 
     @contextlib.asynccontextmanager
     async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
-        """Run everything but the listener for as long as the block lasts, and yield the API. With PostgreSQL, `session`
-        is the one that has the lock."""
+        """Run everything except the listener during the block, and yield the API. `session` has the PostgreSQL lock."""
         settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
         written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
 
@@ -277,7 +274,7 @@ class TrainmedicServer:
         notifier: Notifier | None,
         prometheus: PrometheusApi | None,
     ) -> None:
-        """Start what tells people and programs, measures, loads playbooks again, and deletes what is old."""
+        """Start notifications, event listeners, the reload of playbooks, and retention."""
         settings, clock, metrics = self._settings, self._clock, self._metrics
         sending = notifications.sending_messages(settings, store, notifier, clock, metrics, lambda: catalog.problems)
         await stack.enter_async_context(sending)
@@ -289,7 +286,7 @@ class TrainmedicServer:
             await stack.enter_async_context(background(work, name))
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary, AlertMapLibrary]:
-        """The playbooks, the log rules and the alert map."""
+        """Load the playbooks, the log rules and the alert map."""
         catalog = Library(self._settings.playbooks, actions, metrics=self._metrics)
         rules = log_rule_library(self._settings)
         await asyncio.to_thread(catalog.reload)
@@ -323,7 +320,7 @@ class TrainmedicServer:
         return job_lives
 
     def _authenticator(self) -> auth.Authenticator:
-        """The tokens that are set. Raises ConfigurationError where the address must not be served with them."""
+        """Read the tokens. Raises ConfigurationError if the address must not be served without any."""
         settings = self._settings
         proxies = TrustedProxies(settings.trusted_proxies, settings.operator_groups)
         if settings.tokens:
@@ -339,7 +336,7 @@ class TrainmedicServer:
         session: postgresql.LockSession | None,
         authenticator: auth.Authenticator,
     ) -> SqlStore:
-        """The run store, which `stack` closes; and, where people have to say who they are, those who are signed in."""
+        """Open the run store, and load the sessions if clients must authenticate."""
         store = await asyncio.to_thread(self._store, session)
         stack.push_async_callback(store.close)
         if authenticator.has_tokens:
@@ -382,7 +379,6 @@ class TrainmedicServer:
         )
 
     def _alertmanager(self, stack: contextlib.AsyncExitStack) -> AlertmanagerApi | None:
-        """The Alertmanager that is set."""
         settings = self._settings
         if settings.alertmanager is None:
             return None
@@ -395,7 +391,7 @@ class TrainmedicServer:
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence
     ) -> tuple[Cluster | None, Callable[[], ClusterTopology], JobPods]:
-        """The Kubernetes cluster that is set, and what its watch knows."""
+        """Return the configured Kubernetes cluster, and what its watches know."""
         if self._settings.kubernetes == "off":
             return None, ClusterTopology, NoPods()
         # Imported here, because its client takes a third of a second to import, and few servers have a cluster.
