@@ -119,7 +119,7 @@ class Authenticator:
         if not principal.may_ask_of(request.path_params.get("job")):
             raise HttpProblem(
                 HTTPStatus.FORBIDDEN,
-                f"The token {principal.name!r} is for certain jobs, and this is none of them.",
+                f"The token {principal.name!r} is limited to certain jobs, not including this one.",
                 closes=True,
             )
         note_reader(principal.name, acts=principal.may(TokenRole.OPERATOR))
@@ -153,9 +153,9 @@ class Authenticator:
         if presented is None:
             principal = self._in_session(request) or self._behind_proxy(request)
             if principal is None:
-                raise _unauthenticated("A token is needed: as Bearer, or as the password of Basic.")
+                raise _unauthenticated("A token is required, as Bearer or as the password of Basic.")
             if acts and "cookie" in request.headers and "origin" not in request.headers:
-                raise HttpProblem(HTTPStatus.FORBIDDEN, "A browser that acts says of which page it is.", closes=True)
+                raise HttpProblem(HTTPStatus.FORBIDDEN, "A browser must send the header Origin for this.", closes=True)
             return principal
         match = self.token_of(presented)
         if match is None:
@@ -199,9 +199,9 @@ class Authenticator:
         try:
             self._tokens = tokens.read(self._file)
         except ConfigurationError as error:
-            log.error("tokens file not taken; the earlier tokens stay valid", error=str(error))
+            log.error("tokens file rejected; the earlier tokens stay valid", error=str(error))
         else:
-            log.info("tokens file read again", tokens=len(self._tokens))
+            log.info("tokens file reloaded", tokens=len(self._tokens))
 
 
 def vouched(principal: Principal) -> dict[str, Principal]:
@@ -225,7 +225,7 @@ def check_exposure(host: str, has_tokens: bool, allow_anonymous: bool) -> None:
     if has_tokens or allow_anonymous or _is_loopback(host):
         return
     raise ConfigurationError(
-        f"refusing to listen on {host or 'every address'} without tokens: anybody who reaches it could act. "
+        f"refusing to listen on {host or 'every address'} without tokens: any client could act. "
         "Give a tokens file (--tokens), listen on 127.0.0.1, or set TRAINMEDIC_ALLOW_ANONYMOUS=true"
     )
 

@@ -104,13 +104,13 @@ def _token(entry: Any, location: _Location) -> Token:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise location.error("name", "must be 1 to 128 letters, digits, '.', '_', '-' or '@'")
     if name == "anonymous":
-        raise location.error("name", "must not be 'anonymous', which stands for nobody in the history")
+        raise location.error("name", "must not be 'anonymous', which the history uses for callers without a token")
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
-        raise location.error("sha256", "must be 64 hexadecimal digits (in quotes where it is all digits)")
+        raise location.error("sha256", "must be 64 hexadecimal digits (quoted if it has only digits)")
     roles = _roles(entry["roles"], location)
     jobs = _jobs(entry[_JOBS], location) if _JOBS in entry else None
     if jobs is not None and TokenRole.WEBHOOK in roles:
-        raise location.error(_JOBS, "cannot bound the role webhook: a delivery is about no single job")
+        raise location.error(_JOBS, "cannot limit the role webhook: a delivery is not about one job")
     groups = _groups(entry[_GROUPS], location) if _GROUPS in entry else frozenset()
     return Token(name, bytes.fromhex(digest), roles, jobs, groups)
 
@@ -121,7 +121,7 @@ def _roles(value: Any, location: _Location) -> frozenset[TokenRole]:
         raise location.error("roles", f"must be a list of one or more of {roles}")
     for role in value:
         if role not in list(TokenRole):
-            raise location.error("roles", f"must be of {roles}")
+            raise location.error("roles", f"must be one of {roles}")
     return frozenset(TokenRole(role) for role in value)
 
 

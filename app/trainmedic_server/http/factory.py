@@ -1,4 +1,4 @@
-"""Builds the FastAPI application from the parts that wiring hands in. It reads no setting and no environment."""
+"""Factory of the FastAPI application. It reads no settings and no environment."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _DESCRIPTION = """Takes alerts from Alertmanager, repairs their causes by playbo
 Errors are `application/problem+json` (RFC 9457). A token is given as Bearer, or as the password of
 Basic with any user name; where no tokens are configured, none is asked for."""
 _WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
-# Models of errors and of bodies that our handlers read themselves, which FastAPI does not put into the document.
+# Models of errors and of bodies that our handlers read themselves. FastAPI does not document them.
 _UNKNOWN_TO_FASTAPI = (
     problems.ProblemDetails,
     schemas.AlertmanagerPayload,
@@ -108,7 +108,9 @@ def create_app(
     redis_caveat: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
 ) -> FastAPI:
-    """The API and the console. `listener.serve` closes ``state.feed``; `allowed_hosts` are served without tokens."""
+    """Return the API and the console. `listener.serve` closes ``state.feed``. `allowed_hosts` are served without
+    tokens.
+    """
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     unheard = lambda: untold((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
     handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
@@ -144,7 +146,7 @@ def create_app(
             messaging.routes.caveat,
         ),
     ):
-        app.router.routes.extend(routes.routes)  # to include them would be to build each a second time
+        app.router.routes.extend(routes.routes)  # `include_router` would build each route again
     app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics)
     app.add_middleware(_Boundary, metrics=metrics)
     return _described(app, base)
@@ -154,7 +156,7 @@ class _Api(FastAPI):
     """Dispatcher of requests: deliveries to `deliveries`, past FastAPI's middleware and routing, browser requests to
     the console, and the rest to FastAPI.
 
-    First, `sites` checks for which host the request was meant, and `base` is removed from its path.
+    First, `sites` checks the requested host, and `base` is removed from the path.
     """
 
     pages: ConsoleApp
@@ -190,17 +192,16 @@ class _Api(FastAPI):
             await while_client_waits(self.answer, scope, receive, _of_one_caller(send))
 
     def answers(self, scope: Scope) -> bool:
-        """Whether there is anything at the path, by whatever method."""
+        """Return whether the path exists, for any method."""
         return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the API, whatever the client prefers to be shown."""
+        """Answer as the API, whatever media type the client prefers."""
         await super().__call__(scope, receive, send)
 
 
 def _of_one_caller(send: Send) -> Send:
-    """`send`, which says of each answer that it is for whoever asked and as they asked: no cache may give it to
-    another, nor the answer in place of the page at the same address."""
+    """Return `send` with headers that forbid caching: an answer depends on the caller and on the Accept header."""
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -214,7 +215,7 @@ def _of_one_caller(send: Send) -> Send:
 
 
 class _Boundary:
-    """Catches unexpected errors: logs and counts them, and answers 500 without any detail of them."""
+    """Handler of unexpected errors: logs and counts them, and answers 500 without details."""
 
     def __init__(self, app: ASGIApp, metrics: telemetry.Metrics) -> None:
         self._app = app
@@ -234,9 +235,9 @@ class _Boundary:
         try:
             await self._app(scope, receive, watched)
         except ClientStalled:
-            # Without the end of the response the listener closes the connection.
+            # The response stays incomplete, so the listener closes the connection.
             log.info("stream ended: the client does not read it", path=scope["path"])
-        except Exception:  # one request must not take down the others
+        except Exception:  # one request must not affect others
             self._metrics.loop_errors.labels("http").inc()
             log.exception("request failed", method=scope["method"], path=scope["path"])
             if not started:
@@ -245,8 +246,7 @@ class _Boundary:
 
 
 def _described(app: FastAPI, base: BasePath) -> FastAPI:
-    """`app`, made to answer errors as it documents them, and to complete its OpenAPI document, which it builds once,
-    when it is first asked for."""
+    """Complete `app` with error handlers and its OpenAPI document, which is built on first request."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -262,7 +262,7 @@ def _described(app: FastAPI, base: BasePath) -> FastAPI:
     rendered: list[bytes] = []
 
     async def document(_: Request) -> Response:
-        # Rendered once: it is large, and anybody may ask for it.
+        # Render it once: it is large, and needs no token.
         if not rendered:
             rendered.append(json_bytes(app.openapi()))
         return Response(rendered[0], media_type="application/json")

@@ -1,9 +1,7 @@
-"""The API of a server that stands by while another one leads: it answers probes, and forwards the rest.
+"""The API of a standby: it answers probes and forwards the rest to the leader.
 
-A request is forwarded unchanged, including its token, to the address that the leader advertises. If the
-leader advertises none, or does not answer, the reply is 503, after which Alertmanager tries again. So a client may
-ask any of the servers. Who calls it: wiring, which serves a
-`SwitchableApp` and switches it to the real application when this server is elected.
+Requests are forwarded unchanged, tokens included, to the leader's advertised address. Without an address or an answer,
+the reply is 503, after which Alertmanager retries. So clients may use any of the servers.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from trainmedic_server.http.problems import HttpProblem, ProblemResponse, from_v
 from trainmedic_server.ports.outside import Clock
 
 RETRY_SECONDS = 1
-# For what is malformed. Which names are its own, the leader knows.
+# For malformed headers only. The leader knows which names are its own.
 _SITES = OriginCheck(is_open=lambda: False)
 _BOOLEAN = TypeAdapter(bool)
 
@@ -37,7 +35,7 @@ log = telemetry.logger(__name__)
 
 
 class ElectionStatus(Protocol):
-    """The state of the leader election, as ``adapters.sql_store.election`` knows it."""
+    """State of the leader election (``adapters.sql_store.election``)."""
 
     @property
     def why(self) -> str:
@@ -46,12 +44,12 @@ class ElectionStatus(Protocol):
 
     @property
     def holder(self) -> str:
-        """The address of the leader; empty if unknown."""
+        """The leader's address. Empty if unknown."""
         ...
 
 
 class SwitchableApp:
-    """The application that the listener serves: first the standby's, later the real one, without losing a request."""
+    """The listener's application: first the standby, later the real one, without losing a request."""
 
     def __init__(self, standby: Standby) -> None:
         self._standby = standby
@@ -60,8 +58,9 @@ class SwitchableApp:
         self.state = SimpleNamespace(feed=self)
 
     def switch_to(self, app: Any) -> None:
-        """Serve `app` from now on, and end its streams too when the listener stops. The leader that was is not waited
-        for: what hung at it is asked again."""
+        """Serve `app` from now on, and close its streams when the listener stops. Requests that hang at the former
+        leader are aborted; clients retry.
+        """
         self._app, self._feed = app, app.state.feed
         self._standby.end_forwarding()
 
@@ -69,14 +68,14 @@ class SwitchableApp:
         await self._app(scope, receive, send)
 
     async def close(self) -> None:
-        """End every stream. The listener calls it as it would call an `EventFeed`'s."""
+        """End every stream. Same interface as `EventFeed`."""
         self._standby.end_forwarding()
         if self._feed is not None:
             await self._feed.close()
 
 
 class Standby:
-    """The API of a server that stands by."""
+    """The API of a standby."""
 
     def __init__(
         self, election: ElectionStatus, mode: Mode, base: BasePath, clock: Clock, metrics: telemetry.Metrics
@@ -102,16 +101,16 @@ class Standby:
             return
         leader_address = self._election.holder
         if not leader_address or any(name == forwarding.MARK for name, _ in scope["headers"]):
-            await self._refuse(f"This server stands by: {self._election.why}.", scope, receive, send)
+            await self._refuse(f"This server is on standby: {self._election.why}.", scope, receive, send)
             return
         await self._forward(leader_address, scope, receive, send)
 
     def end_forwarding(self) -> None:
-        """Wait for no answer any more; clients get 503, or an answer that is cut off, and ask again."""
+        """Abort pending requests. Clients get 503 or an incomplete answer, and retry."""
         self._forwarder.end()
 
     def _own_answer(self, scope: Scope) -> Response | None:
-        """None where the server that works has to answer. Raises HttpProblem."""
+        """Return the standby's own answer. None if the leader has to answer. Raises HttpProblem."""
         if scope["method"] not in ("GET", "HEAD"):
             return None
         match scope["path"]:
@@ -124,8 +123,8 @@ class Standby:
         return None
 
     def _ready(self) -> Ready:
-        unused = Dependency(ok=False, detail="not used while this server stands by")
-        standing_by = Dependency(ok=False, detail=f"stands by: {self._election.why}")
+        unused = Dependency(ok=False, detail="not used on standby")
+        standing_by = Dependency(ok=False, detail=f"on standby: {self._election.why}")
         return Ready(
             ready=False,
             mode=self._mode,
@@ -138,7 +137,7 @@ class Standby:
         )
 
     async def _refuse(self, reason: str, scope: Scope, receive: Receive, send: Send) -> None:
-        # It closes the connection, so that the next try may reach another server.
+        # Close the connection, so that the next attempt may reach another server.
         problem = HttpProblem(
             HTTPStatus.SERVICE_UNAVAILABLE,
             f"{reason} Try again.",
@@ -153,15 +152,15 @@ class Standby:
         except forwarding.ClientLeft:
             return
         except forwarding.CutOff as error:
-            # The status has been sent already. The response stays unfinished, by which the client sees the failure.
-            log.warning("the server that works has ended in the middle of an answer", error=repr(error))
+            # The status has been sent. The response stays incomplete, which shows the client the failure.
+            log.warning("leader ended a forwarded response early", error=repr(error))
         except (OSError, ValueError) as error:
-            log.warning("the leader does not answer a forwarded request", holder=leader_address, error=repr(error))
-            await self._refuse("This server stands by, and the one that works does not answer.", scope, receive, send)
+            log.warning("leader does not answer a forwarded request", holder=leader_address, error=repr(error))
+            await self._refuse("This server is on standby, and the leader does not answer.", scope, receive, send)
 
 
 def _asks_any_server(scope: Scope) -> bool:
-    """The parameter ``any``, as the route of the server that works reads it. Raises HttpProblem."""
+    """Parse the parameter ``any`` like the leader's route. Raises HttpProblem."""
     text = QueryParams(scope["query_string"]).get("any")
     try:
         return text is not None and _BOOLEAN.validate_python(text)

@@ -48,7 +48,7 @@ class EventFeed:
     def join(self) -> None:
         """Add a listener. The poller runs until the last one leaves. Raises Saturated."""
         if self._listeners >= self._most_listeners:
-            raise Saturated("as many clients as are allowed listen to the events", retry_after=30)
+            raise Saturated("too many clients listen to the events", retry_after=30)
         self._listeners += 1
         if self._poller is None:
             self._poller = asyncio.create_task(self._poll(), name="events")

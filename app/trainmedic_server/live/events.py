@@ -33,7 +33,7 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRou
 
     @routes.get(
         "/events",
-        summary="Events, as they happen",
+        summary="Live events",
         response_class=Response,
         responses={
             200: {
@@ -51,7 +51,7 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRou
         run_id: Annotated[
             str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="Only the events of this run.")
         ] = None,
-        last_event_id: Annotated[int | None, Header(ge=0, le=_LARGEST_SEQ, description="Goes before `after`.")] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, le=_LARGEST_SEQ, description="Overrides `after`.")] = None,
     ) -> Response:
         """Every event after the one that the client names, then each new one, until either side closes.
 

@@ -44,7 +44,7 @@ _EXAMPLE = (
     ' "attempt": 3, "rank": 7, "line": "torch.OutOfMemoryError: CUDA out of memory. …"}\n'
 )
 _ANSWER: dict[str, Any] = {
-    "description": 'A line each, or a note as `{"note": …}`; with `follow` they are events `line` and `note`.',
+    "description": 'Lines, and notes as `{"note": …}`; with `follow`, events `line` and `note`.',
     "content": {
         NDJSON: {"schema": {"type": "string"}, "example": _EXAMPLE},
         EVENT_STREAM: {"schema": {"type": "string"}},
@@ -82,13 +82,15 @@ def _router(
         principal: Principal = Depends(viewer),
         asked: LogQuery = Depends(_query(clock)),
         limit: Annotated[
-            int, Query(ge=1, le=MOST_LINES, description="Lines; with `follow` it has no meaning.")
+            int, Query(ge=1, le=MOST_LINES, description="Most lines; ignored with `follow`.")
         ] = USUAL_LINES,
-        follow: Annotated[bool, Query(description="Go on with what is new, as server-sent events.")] = False,
+        follow: Annotated[bool, Query(description="Continue with new lines, as server-sent events.")] = False,
     ) -> Response:
         """Without `since`, lines of the last ten minutes; of an `attempt`, all that are retained."""
         if asked.kernel and principal.jobs is not None:
-            raise HttpProblem(HTTPStatus.FORBIDDEN, "This token is for certain jobs, and a kernel's lines are of all.")
+            raise HttpProblem(
+                HTTPStatus.FORBIDDEN, "This token is limited to certain jobs, and kernel lines concern all."
+            )
         _check(asked)
         places = await job_locations.of(asked.job)
         # If no SDK reports the job, only its files show its nodes.
@@ -105,7 +107,7 @@ def _router(
             except NotFound as error:
                 if places.is_whole:
                     raise
-                raise BusUnavailable("the job cannot be asked where it runs") from error
+                raise BusUnavailable("cannot ask the job where it runs") from error
             write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
             written = while_allowed(_written(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
             return StreamedResponse(written, media_type, limits.stall_seconds, until_closed.pop_all().aclose)
@@ -125,9 +127,9 @@ def _query(clock: Clock) -> Callable[..., LogQuery]:
         attempt: Annotated[int | None, Query(ge=1, lt=1_000_000_000)] = None,
         since: TimeText | None = None,
         until: TimeText | None = None,
-        grep: Annotated[str, Query(max_length=LONGEST_GREP, description="A regular expression of RE2.")] = "",
-        level: Annotated[LogLevel | None, Query(description="Lines of this level, and worse ones.")] = None,
-        kernel: Annotated[bool, Query(description="Also the kernels' lines of the job's nodes.")] = False,
+        grep: Annotated[str, Query(max_length=LONGEST_GREP, description="RE2 regular expression.")] = "",
+        level: Annotated[LogLevel | None, Query(description="Lines of at least this level.")] = None,
+        kernel: Annotated[bool, Query(description="Also kernel lines of the job's nodes.")] = False,
     ) -> LogQuery:
         now = clock.now()
         begin = time_of(since, now) if since else now - (LONGEST_SINCE if attempt is not None else USUAL_SINCE)

@@ -46,11 +46,11 @@ _HOUR = timedelta(hours=1)
 class PauseLine(View):
     """An active pause and its scope."""
 
-    scope: str = Field(description="everything, or what it is bounded to.")
+    scope: str = Field(description="everything, or the limit of its scope.")
     by: str | None
     since: datetime | None
     note: str = ""
-    until: datetime | None = Field(None, description="null where it lasts until somebody resumes.")
+    until: datetime | None = Field(None, description="null if it lasts until someone resumes.")
 
 
 class BreakerView(View):
@@ -58,7 +58,7 @@ class BreakerView(View):
 
     open: bool
     since: datetime | None
-    reason: str | None = Field(description="What it has counted, for a person.")
+    reason: str | None = Field(description="Its count, for people.")
 
 
 class ChangeView(View):
@@ -70,19 +70,17 @@ class ChangeView(View):
     step: str
     action: str
     params: dict[str, Any]
-    before: str | None = Field(description="What was there, as the action told; null where that is not known.")
-    after: str | None = Field(description="What is there since.")
-    is_certain: bool = Field(description="False where it is not known whether the action was carried out.")
+    before: str | None = Field(description="The earlier value, as the action reported it; null if unknown.")
+    after: str | None = Field(description="The present value.")
+    is_certain: bool = Field(description="False if it is unknown whether the action was carried out.")
     since: datetime
     undo: UndoTrigger = Field(description="never: it is not reverted automatically.")
     is_reversible: bool = Field(description="True if an operator can order its undo.")
-    given_back: str = Field(description="When it is given back, for a person.")
-    not_before: datetime | None = Field(description="When the next attempt is made, where one has failed.")
-    latest: datetime | None = Field(description="When the run stops waiting for it; null where it waits for ever.")
-    lease_seconds: float | None = Field(
-        description="How long it lasts if nobody renews it; null where it does not end by itself."
-    )
-    undo_error: str | None = Field(description="Why it could not be given back when that was last tried.")
+    given_back: str = Field(description="When it is reverted, for people.")
+    not_before: datetime | None = Field(description="Next attempt, after a failed one.")
+    latest: datetime | None = Field(description="When the run stops waiting to revert it; null if never.")
+    lease_seconds: float | None = Field(description="Lifetime without renewal; null if it does not end by itself.")
+    undo_error: str | None = Field(description="Error of the last failed undo.")
 
 
 class RunningView(View):
@@ -104,7 +102,7 @@ class LostView(View):
 
     kind: str = Field(description="agent or job.")
     name: str
-    since: datetime = Field(description="When it was heard of last.")
+    since: datetime = Field(description="When it was last connected.")
     reason: str
 
 
@@ -112,15 +110,15 @@ class HourView(View):
     """Decisions of the last hour."""
 
     decisions: dict[str, int]
-    statuses: dict[str, int] = Field(description="Of these runs, as they stand now.")
+    statuses: dict[str, int] = Field(description="Present statuses of these runs.")
 
 
 class CountsView(View):
     """Total numbers, also if the lists are cut."""
 
     open: dict[str, int] = Field(description="Open runs by status.")
-    owing: int = Field(description="Closed runs that still owe an undo.")
-    left_out: int = Field(description="Runs that the lists of this answer leave out.")
+    owing: int = Field(description="Closed runs with a pending undo.")
+    left_out: int = Field(description="Runs omitted from this answer's lists.")
 
 
 class NowView(View):
@@ -128,7 +126,7 @@ class NowView(View):
 
     at: datetime
     mode: Mode
-    paused: list[PauseLine] = Field(description="Empty where nothing is.")
+    paused: list[PauseLine] = Field(description="Active pauses.")
     breaker: BreakerView
     approvals: list[ApprovalView]
     changed: list[ChangeView] = Field(
@@ -138,7 +136,7 @@ class NowView(View):
         description="Changes without an undo are listed for runs that were created since then, pending undos for all."
     )
     running: list[RunningView] = Field(description="The other open runs.")
-    lost: list[LostView] = Field(description="Within the last day, and not come back.")
+    lost: list[LostView] = Field(description="In the last day, and not back.")
     last_hour: HourView
     counts: CountsView
     notifications: str = Field(
@@ -218,7 +216,7 @@ class NowApi:
 
     async def _lost(self, now: datetime) -> list[LostView]:
         agents, jobs = await self.present.lost(now - _LOST_FOR)
-        silent = "nothing is heard of it any more"
+        silent = "it is silent"
         lost = [LostView(kind="agent", name=life.name, since=life.seen_at, reason=silent) for life in agents]
         lost += [LostView(kind="job", name=life.name, since=life.since, reason=life.reason) for life in jobs]
         return sorted(lost, key=lambda each: each.since, reverse=True)
@@ -227,7 +225,7 @@ class NowApi:
 def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
     routes = ApiRoutes("status", [Depends(requires(auth, TokenRole.VIEWER))])
 
-    @routes.get("/now", summary="How things stand", response_model=NowView, responses=responses(401, 403, 503))
+    @routes.get("/now", summary="Current state", response_model=NowView, responses=responses(401, 403, 503))
     async def how_things_stand() -> NowView:
         """Pending approvals, active changes and their end, open runs and their next step, lost agents and jobs.
 

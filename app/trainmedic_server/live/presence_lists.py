@@ -23,7 +23,7 @@ from trainmedic_server.domain.topology import AgentTopology, ranks_in
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.ports.outside import Presence
 
-PresenceNames = Annotated[Names, Query(description="Only those of these names; several times.")]
+PresenceNames = Annotated[Names, Query(description="Only these names; repeatable.")]
 
 
 class Listed(Struct, frozen=True):

@@ -17,16 +17,16 @@ class PresenceView(ApiModel):
 
     name: str
     last_seen: datetime
-    details: dict[str, Any] = Field(description="Such as its ranks or GPUs, what it can do, its version.")
+    details: dict[str, Any] = Field(description="Its ranks or GPUs, capabilities and version, for example.")
     believed: bool | None = Field(
-        None, description="With a signing key: whether what stands in Redis under its name now is genuine."
+        None, description="With a signing key: whether the present entry under its name in Redis is genuine."
     )
     doubts: list[str] = Field(
-        [], description="Why it is not believed, and what others say against it: nothing is done on the ground of that."
+        [], description="Why it is not trusted, and contradictions by others: no action relies on it."
     )
-    claims: dict[str, Any] = Field({}, description="What stands in Redis and is not believed.")
+    claims: dict[str, Any] = Field({}, description="Its untrusted entry in Redis.")
     signed_with: Literal["key", "previous key"] | None = Field(
-        None, description="Which of the two signing keys it uses, while one takes the place of the other."
+        None, description="The signing key that it uses, during a rotation."
     )
 
 

@@ -41,7 +41,7 @@ async def opened_archive(directory: Path | None) -> GzipArchive | None:
             await asyncio.to_thread(archive.prepare)
     except (ArchiveUnavailable, TimeoutError) as error:
         why = str(error) or f"no answer within {_ANSWERS_WITHIN:g} s"
-        log.warning("the archive cannot be used; nothing is deleted until it can be", error=why)
+        log.warning("archive unavailable; deleting nothing until it works", error=why)
     return archive
 
 
@@ -65,7 +65,7 @@ async def prune_for_ever(
             raise
         metrics.retention_failing.set(0)
         if gone:
-            log.info("old runs deleted", runs=gone)
+            log.info("deleted old runs", runs=gone)
 
     rest = loops.by_clock(clock)
     await rest(_PRUNE_FIRST_AFTER.total_seconds())

@@ -38,7 +38,7 @@ def described() -> dict[str, Any]:
 def warn_of_gil() -> None:
     """Log a warning if a free-threaded Python runs with the GIL."""
     if sysconfig.get_config_var("Py_GIL_DISABLED") and _has_gil():
-        log.warning("this Python is free-threaded, and its GIL is on: start the server with PYTHON_GIL=0")
+        log.warning("free-threaded Python runs with the GIL; start the server with PYTHON_GIL=0")
 
 
 def _has_gil() -> bool:

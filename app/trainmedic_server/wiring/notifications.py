@@ -65,7 +65,7 @@ def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None
     """Log playbooks that notify unknown channels, and a missing default channel."""
     unheard = untold((compiled.definition for compiled in catalog.all()), settings.notify_urls)
     if unheard:
-        log.warning("people are not notified", why=unheard)
+        log.warning("playbooks notify channels that are not set", why=unheard)
     if caveat := settings.routes.caveat:
         log.warning("no default channel for messages", why=caveat)
 

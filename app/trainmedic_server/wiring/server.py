@@ -99,7 +99,7 @@ async def found_redis(
         url = await embedded.start()
         stack.push_async_callback(embedded.stop)
         if caveat := embedded.caveat:
-            log.warning("the embedded Redis is old", reason=caveat)
+            log.warning("embedded Redis is outdated", reason=caveat)
     room = RedisRoom(url, metrics, caveat)
     await stack.enter_async_context(background(room.watch(), "room in Redis"))
     return url, room.caveat
@@ -115,7 +115,7 @@ def signer_of(settings: ServerSettings) -> Signer | None:
         return None
     length = len(settings.signing_key.get_secret_value().strip())
     if length < _SHORT_KEY:
-        log.warning("the signing key is short enough to be guessed; use 16 random characters or more", length=length)
+        log.warning("signing key is too short; use at least 16 random characters", length=length)
     return settings.signer
 
 
@@ -167,7 +167,7 @@ class TrainmedicServer:
         settings = self._settings
         self._authenticator()  # built for its checks alone: wrong tokens end the process before anybody is answered
         if settings.redis is None and settings.advertise is not None:
-            log.warning("the embedded Redis is this server's alone: agents and jobs are lost to one that takes over")
+            log.warning("embedded Redis is not shared: after a takeover, agents and jobs are lost; set --redis")
         election = Election(settings.database_url, settings.takeover, settings.advertise or "")
         standby = Standby(election, settings.mode, BasePath(settings.external_url), self._clock, self._metrics)
         app = SwitchableApp(standby)
