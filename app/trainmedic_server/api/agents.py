@@ -1,4 +1,4 @@
-"""``GET /agents``: the node agents that are connected, and what they leave out of logs."""
+"""``GET /agents``: connected node agents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainmedic_server.ports.outside import CommandBus
 
 class PresenceList(ApiModel):
     items: list[PresenceView]
-    next: str | None = Field(None, description="The cursor of the next page; missing on the last.")
+    next: str | None = Field(None, description="Cursor of the next page; missing on the last.")
 
 
 def router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> ApiRoutes:
@@ -30,12 +30,12 @@ def router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> ApiRou
 
     @routes.get(
         "/agents",
-        summary="The node agents that are connected",
+        summary="Connected node agents",
         response_model=PresenceList,
         responses=responses(401, 403, 422, 503),
     )
     async def agents(limit: PageLimit = 1000, cursor: PageCursor = None, name: PresenceNames = None) -> Response:
-        """In the order of their names, as they were some seconds ago at most."""
+        """By name, at most some seconds old."""
         listed = await lists.agents()
         shown = page(listed.presences, limit, cursor, name)
 
@@ -47,7 +47,7 @@ def router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> ApiRou
             page_of = PresenceList(items=items, next=shown.next) if shown.next else PresenceList(items=items)
             return AsciiJson.of(page_of, exclude_unset=True)
 
-        return await asyncio.to_thread(rendered)  # it is up to some MB
+        return await asyncio.to_thread(rendered)  # the answer can have several MB
 
     log_cuts.add_to(routes, lists)
     return routes

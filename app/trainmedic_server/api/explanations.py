@@ -1,4 +1,4 @@
-"""``POST /explain``: what the server would do about an alert, and why; it changes nothing."""
+"""``POST /explain``: what the server would do about an alert, and why. Changes nothing."""
 
 from __future__ import annotations
 
@@ -34,64 +34,66 @@ _BODY_BYTES = MIB
 
 
 class StepPlanView(View):
-    """One step, and what would become of it."""
+    """One step and its forecast."""
 
     phase: str = Field(description="steps, on_success or on_failure.")
     id: str
     what: str
     verdict: StepForecast
     why: str
-    params: dict[str, Any] | None = Field(description="Rendered and checked; null where it has none or they depend.")
+    params: dict[str, Any] | None = Field(
+        description="Rendered and checked; null if it has none or they depend on the run."
+    )
     undo: str | None
 
 
 class ExplanationView(View):
-    """What one playbook would do about the alert."""
+    """Forecast of one playbook for the alert."""
 
     playbook: str
     source: str
     version: str
     matched: bool = Field(description="Whether it reacts to the alert.")
-    why: str = Field(description="Why it does not, or why nothing would begin.")
+    why: str = Field(description="Why it does not react, or why nothing would start.")
     mode: Mode | None
     target: str | None
     target_from: list[str] = Field(
-        description="What each label says of the node, and who knows it; empty where the target has no node."
+        description="What each label states about the node, and who knows it; empty if the target has no node."
     )
-    decision: Decision | None = Field(description="null where it does not react, or the alert has resolved.")
-    run_id: str | None = Field(description="The run that deals with the alert already, or that it would join.")
-    waits_for: str | None = Field(description="The run that holds the target, for which it would wait.")
-    guards: list[str] = Field(description="A sentence for each guard, with how far it is used up.")
+    decision: Decision | None = Field(description="null if it does not react, or the alert has resolved.")
+    run_id: str | None = Field(description="The run that handles the alert already, or that it would join.")
+    waits_for: str | None = Field(description="The run that holds the target and would be waited for.")
+    guards: list[str] = Field(description="One sentence per guard, with its usage.")
     steps: list[StepPlanView]
 
 
 class ExplainedAlertView(View):
-    """An alert, and what all playbooks would do about it."""
+    """An alert, and the forecast of all playbooks."""
 
     alert_name: str
     labels: dict[str, str]
     status: AlertStatus
     starts_at: datetime
-    reason: str = Field(description="Why no playbook reacts; empty where one does.")
-    acting: list[str] = Field(
-        description="The playbooks that would act. Two do so one after the other, each without regard to the other."
-    )
+    reason: str = Field(description="Why no playbook reacts; empty if one does.")
+    acting: list[str] = Field(description="Playbooks that would act. Several act one after the other, independently.")
     kept_back: str = Field(
-        description="Why Alertmanager, as its API said, does not send it, such as `silenced by` an id; empty else."
+        description=(
+            "Why Alertmanager does not send it, according to its API, such as `silenced by` an ID; otherwise empty."
+        )
     )
-    told: list[str] = Field(description="The runs that would be told that the alert has resolved.")
-    playbooks: list[ExplanationView] = Field(description="Those that name the alertname.")
+    told: list[str] = Field(description="Runs that would be notified that the alert has resolved.")
+    playbooks: list[ExplanationView] = Field(description="Playbooks that name the alertname.")
     suggestion: received_alerts.SuggestionView | None = Field(
-        description="What the alert map could rename it to, where no playbook names its alertname; null else."
+        description="Possible rename in the alert map, if no playbook names its alertname; otherwise null."
     )
     original_alert_name: str | None = Field(description=received_alerts.ORIGINAL_NAME)
     original_labels: dict[str, str] | None = Field(description=received_alerts.ORIGINAL_LABELS)
 
 
 class ServerState(View):
-    """What of the server bears on every decision."""
+    """State of the server that affects every decision."""
 
-    mode: Mode | None = Field(description="The server's mode; null where there is no server.")
+    mode: Mode | None = Field(description="The server's mode; null without a server.")
     paused: bool
     paused_by: str | None
     breaker_open: bool
@@ -99,12 +101,12 @@ class ServerState(View):
 
 
 class ExplainView(View):
-    """What would be done about the alerts, in their order."""
+    """Forecasts for the alerts, in their order."""
 
-    at: datetime = Field(description="As of when the alerts' age was judged.")
-    server: ServerState | None = Field(description="null where no server was asked.")
+    at: datetime = Field(description="Time at which the alerts' age was judged.")
+    server: ServerState | None = Field(description="null without a server.")
     items: list[ExplainedAlertView]
-    test: str | None = Field(description="A file of tests for `trainmedic playbook test`, where one was asked for.")
+    test: str | None = Field(description="A test file for `trainmedic playbook test`, if requested.")
 
 
 def view(
@@ -135,7 +137,7 @@ async def explain(
     with_test: bool = False,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    """What the server would do about the alerts now. Raises StoreUnavailable."""
+    """Return what the server would do about the alerts now. Raises StoreUnavailable."""
     explained = await engine.explain(alerts, at)
     test = test_text.write(await engine.explain_for_a_test(alerts)) if with_test else None
     return view(
@@ -188,7 +190,7 @@ def routers(
     limits: ServerLimits,
     reads: ReadTurns,
 ) -> tuple[ApiRoutes, ...]:
-    """The routes about alerts."""
+    """Return the routes about alerts."""
     return (
         received_alerts.router(alerts, catalog, auth, clock, limits, reads),
         router(engine, catalog, auth, bodies, clock),
@@ -198,12 +200,11 @@ def routers(
 def router(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
-    """The route ``POST /explain``."""
     routes = ApiRoutes("alerts")
 
     @routes.post(
         "/explain",
-        summary="What would be done about an alert, and why",
+        summary="Forecast for an alert",
         response_model=ExplainView,
         responses=responses(400, 401, 403, 408, 413, 415, 422, 503),
         dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
@@ -211,7 +212,7 @@ def router(
             "requestBody": {
                 "required": True,
                 "description": "An alert, in any form: a webhook's body, one alert, Alertmanager's `GET "
-                "/api/v2/alerts` or `amtool alert query -o json`, a run of the history, a heard alert.",
+                "/api/v2/alerts` or `amtool alert query -o json`, a run of the history, a received alert.",
                 "content": {"application/json": {"schema": {}, "example": {"labels": {"alertname": "TrainingNaN"}}}},
             }
         },
@@ -219,12 +220,14 @@ def router(
     async def explained(
         request: Request,
         at: Annotated[
-            TimeText | None, Query(description="Judge the alerts' age as of then; all else is as it is now.")
+            TimeText | None,
+            Query(description="Judge the alerts' age as of this time; everything else is as it is now."),
         ] = None,
-        test: Annotated[bool, Query(description="Also write a file of tests of it.")] = False,
+        test: Annotated[bool, Query(description="Also write a test file.")] = False,
     ) -> Response:
-        """Judge alerts as if they were delivered now, by the playbooks, guards, locks, switches and the topology of
-        this moment. Nothing is changed or kept."""
+        """Judge alerts as if delivered now, with the present playbooks, guards, locks, controls and topology. Nothing
+        is changed or stored.
+        """
         now = clock.now()
         moment = time_of(at, now) if at else None
         async with bodies.read(request, _BODY_BYTES) as body:
