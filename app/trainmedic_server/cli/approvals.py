@@ -1,4 +1,4 @@
-"""``trainmedic approvals``: what waits for people, with what would be done and until when."""
+"""``trainmedic approvals``: questions that wait for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainmedic_server.presentation import questions, times
 @output_option()
 @server_options
 def approvals(client: Client, output: str) -> None:
-    """Show what waits for people: the question, what would be done, by whom, until when.
+    """Show questions that wait for people: what would be done, who may answer, and until when.
 
     Answer with 'trainmedic runs approve RUN' or 'trainmedic runs reject RUN'.
     """

@@ -1,7 +1,4 @@
-"""Long lists of the server: read page by page, and written as JSON or CSV as they arrive.
-
-Who uses it: ``history``, ``alerts``, ``findings``. How a table is laid out is in ``table``.
-"""
+"""Long lists from the server, read by pages and streamed as JSON or CSV."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from trainmedic_core.plain_text import csv_cell, json_text
 from trainmedic_server.cli.client import Client
 
 PAGE = 1000
-"""Items; the most that the server gives at once."""
+"""Largest page of the server."""
 
 Item = Mapping[str, Any]
 
@@ -26,15 +23,15 @@ _TAKES: Mapping[str, Collection[str]] = {
     "findings": ("node", "rule", "role", "since", "suspected", "open"),
     "history": ("alertname", "playbook", "status", "decision", "node", "by", "since", "until", "open", "owes_undo"),
 }
-"""Conditions that the lists below a job's path take."""
+"""Conditions that the lists below a job's path accept."""
 
 
 def items(
     client: Client, path: str, conditions: Mapping[str, Any], limit: int | None, page_size: int = PAGE
 ) -> Iterator[Item]:
-    """Yield the newest items that meet the conditions, page by page. All of them if `limit` is None.
+    """Yield the newest matching items, page by page. All if `limit` is None.
 
-    If the token may not read the items of all jobs, those of the one job in the conditions are read below its path.
+    If the token may not read the items of all jobs, read those of the conditions' one job, below its path.
     """
     cursor, left = None, limit
     while left is None or left > 0:
@@ -56,8 +53,9 @@ def items(
 
 
 def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the path of one job's items, and the conditions without the job. None if there is no such path, or if it
-    does not take the conditions."""
+    """Return the path of one job's items, and the other conditions. None if there is no such path or it does not accept
+    them.
+    """
     if path not in _TAKES or not conditions.keys() <= {"job", *_TAKES[path]}:
         return None
     job = conditions.get("job")
@@ -73,7 +71,7 @@ def job_path(job: str, path: str) -> str:
 
 
 def write_json(listed: Iterator[Item]) -> None:
-    """One JSON array, written as it arrives."""
+    """Write one JSON array as items arrive."""
     between = "[\n"
     for item in listed:
         click.echo(between + json_text(item), nl=False)
@@ -82,7 +80,7 @@ def write_json(listed: Iterator[Item]) -> None:
 
 
 def write_csv(listed: Iterator[Item], columns: Sequence[str]) -> None:
-    """These members of each item, under their names."""
+    """Write these members of each item as CSV with a header."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     for item in listed:
