@@ -1,4 +1,4 @@
-"""``GET /jobs``: connected training jobs and their locations.
+"""``GET /jobs`` and ``GET /agents``: connected training jobs with their locations, and node agents.
 
 Combines the ranks that a job reports, the GPUs that agents see, and the cluster's pods, at each request.
 """
@@ -14,7 +14,7 @@ from fastapi import Depends, Query, Response
 from pydantic import Field
 
 from trainmedic_core import gpu_names
-from trainmedic_server.api import agents
+from trainmedic_server.api import log_cuts
 from trainmedic_server.api.query_types import PageCursor, PageLimit
 from trainmedic_server.api.view import ApiModel
 from trainmedic_server.auth.auth import Authenticator, requires
@@ -58,6 +58,39 @@ class JobList(ApiModel):
     next: str | None = Field(None, description="Cursor of the next page; missing on the last.")
 
 
+class PresenceList(ApiModel):
+    items: list[PresenceView]
+    next: str | None = Field(None, description="Cursor of the next page; missing on the last.")
+
+
+def _agents_router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> ApiRoutes:
+    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/agents",
+        summary="Connected node agents",
+        response_model=PresenceList,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def agents(limit: PageLimit = 1000, cursor: PageCursor = None, name: PresenceNames = None) -> Response:
+        """By name, at most some seconds old."""
+        listed = await lists.agents()
+        shown = page(listed.presences, limit, cursor, name)
+
+        def rendered() -> Response:
+            items = [
+                PresenceView(**members_of(agent, listed.against.get(agent.name, ()), bus.is_signed))
+                for agent in shown.presences
+            ]
+            page_of = PresenceList(items=items, next=shown.next) if shown.next else PresenceList(items=items)
+            return AsciiJson.of(page_of, exclude_unset=True)
+
+        return await asyncio.to_thread(rendered)  # the answer can have several MB
+
+    log_cuts.add_to(routes, lists)
+    return routes
+
+
 def routers(
     bus: CommandBus,
     presences: SharedPresences,
@@ -67,7 +100,7 @@ def routers(
 ) -> tuple[ApiRoutes, ...]:
     """Return the routes of ``/jobs`` and ``/agents``, which share their data."""
     lists = PresenceLists(presences)
-    return agents.router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
+    return _agents_router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
 
 
 def _router(

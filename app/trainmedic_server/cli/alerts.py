@@ -16,7 +16,7 @@ from trainmedic_server.cli.params import TimeParam, pairs_of
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.presentation import runs, times
 
-_HEADER = ("HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT CAME OF IT")
+_HEADER = ("RECEIVED", "ALERT", "STATUS", "TIMES", "LABELS", "REACTIONS")
 # The members of an item, in the order of the server's CSV (`api.received_alerts.HeardAlertView`).
 _COLUMNS = (
     "alert_name", "labels", "annotations", "status", "fingerprint", "starts_at", "first_heard", "last_heard", "count",

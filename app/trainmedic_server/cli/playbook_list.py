@@ -18,7 +18,7 @@ from trainmedic_server.domain.modes import Mode
 from trainmedic_server.presentation import times
 
 _VERSION_HEADER = ("VERSION", "LOADED", "RUNS", "FIRST USED", "LAST USED")
-_HEADER = ("PLAYBOOK", "MODE", "ALERTS", "RUNS", "OPEN", "FAILED", "HELD BACK", "SUMMARY")
+_HEADER = ("PLAYBOOK", "MODE", "ALERTS", "RUNS", "OPEN", "FAILED", "BLOCKED", "SUMMARY")
 
 
 @click.command(name="list")

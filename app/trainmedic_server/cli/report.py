@@ -17,7 +17,7 @@ from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.presentation import times
 
 _SHOWN = 10
-_PLAYBOOK = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "HELD BACK", "AGAIN")
+_PLAYBOOK = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "BLOCKED", "AGAIN")
 _COUNTS = ("started", "helped", "failed", "timed_out", "undone_by_hand", "rejected", "held_back", "repeated")
 _LOST = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repairs", "stalls", "other")
 

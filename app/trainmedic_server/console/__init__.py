@@ -1,8 +1,7 @@
-"""The web console: pages for people, rendered here, with no script from anywhere else.
+"""The web console: server-rendered pages for people, with no external scripts.
 
-``app`` tells pages from the API's answers, by the path and by what the client accepts, and answers them; ``pages`` says
-what is on each, ``forms`` takes what people send, ``live`` tells open pages what has changed, ``sign_in`` begins
-sessions. A page shows what the API says and computes nothing of its own: ``inner_api`` asks the API as a client would,
-within this process and in the name of whom the page is for. ``rendering`` fills in ``templates``, with the filters of
-``formats``; ``assets`` has the static files.
+``app`` separates page requests from API requests by path and Accept header. The ``…_pages`` modules make the pages,
+``forms`` and ``page_forms`` handle forms, ``live`` updates open pages, ``sign_in`` begins sessions. Pages show API
+answers: ``inner_api`` queries the API in-process, as the page's user. ``rendering`` fills in ``templates`` with the
+filters of ``formats``; ``assets`` has the static files.
 """

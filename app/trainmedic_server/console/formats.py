@@ -1,4 +1,4 @@
-"""How values are written for people: the filters and tests of the console's templates. Pure functions."""
+"""Filters and tests of the console's templates. Pure functions."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?
 
 
 def span(value: float | timedelta | None) -> str:
-    """A length of time, or so many seconds, in two units at the most: ``1 min 30 s``."""
+    """Format a duration (or seconds) in at most two units: ``1 min 30 s``."""
     return "–" if value is None else times.span(value)
 
 
 def age(value: Any, now: datetime) -> str:
-    """How long ago, or until when: ``4 min``, ``in 3 min``."""
+    """Format the distance to `now`: ``4 min``, ``in 3 min``."""
     at = times.read(value)
     if at is None:
         return "–"
@@ -56,7 +56,7 @@ def age(value: Any, now: datetime) -> str:
 
 
 def clock_time(value: Any, now: datetime | None = None) -> str:
-    """The time of day in UTC, with the day where it is another one than `now`'s."""
+    """Format the time of day in UTC, with the date if it is not `now`'s."""
     at = times.read(value)
     if at is None:
         return "–"
@@ -66,7 +66,7 @@ def clock_time(value: Any, now: datetime | None = None) -> str:
 
 
 def precise(value: Any, now: datetime) -> Markup:
-    """Format the time of day in UTC with milliseconds. Add the date if it differs from the date of `now`."""
+    """Format the time of day in UTC with milliseconds, with the date if it is not `now`'s."""
     at = times.read(value)
     if at is None:
         return Markup("–")
@@ -90,18 +90,18 @@ def local_field(value: Any, up: bool = False) -> str:
 
 
 def loss(value: Any) -> str:
-    """Format a loss with five digits. A loss that is not a number is shown as it is."""
+    """Format a loss with five digits. Other values are shown unchanged."""
     return f"{value:.5g}" if isinstance(value, int | float) and not isinstance(value, bool) else plain(value)
 
 
 def day(value: Any) -> str:
-    """The day and the minute in UTC."""
+    """Format the date and the minute in UTC."""
     at = times.read(value)
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if at else "–"
 
 
 def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
-    """An age as a ``<time>`` element, which the script keeps current."""
+    """Format an age as a ``<time>`` element, which the script updates."""
     at = times.read(value)
     if at is None:
         return Markup("–")
@@ -110,7 +110,7 @@ def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
 
 
 def status_mark(value: Any) -> Markup:
-    """A status as a shape and a word, in the colour of its kind."""
+    """Format a status as a symbol and a word, in its colour."""
     text = str(value)
     shape, kind = _MARKS.get(text, ("·", "calm"))
     return Markup('<span class="st {}"><span aria-hidden="true">{}</span> {}</span>').format(
@@ -119,7 +119,7 @@ def status_mark(value: Any) -> Markup:
 
 
 def safe_link(value: Any) -> str | None:
-    """`value` where it is an address that a browser may be sent to; None for any other text."""
+    """Return `value` if it is a safe http(s) address, otherwise None."""
     text = str(value or "")
     try:
         parts = urlsplit(text)
@@ -129,28 +129,28 @@ def safe_link(value: Any) -> str | None:
 
 
 def segment(value: Any) -> str:
-    """A text as one segment of a path."""
+    """Quote a text as one path segment."""
     return quote(str(value), safe="")
 
 
 def shell(value: Any) -> str:
-    """A text as one word of a command that a person pastes into a shell."""
+    """Quote a text as one word of a shell command."""
     return shlex.quote(str(value))
 
 
 def as_json(address: str) -> str:
-    """The address at which a browser too is given the API's answer."""
+    """Return the address of the API's answer, for browsers too."""
     path, mark, query = address.partition("?")
     return f"{path}.json{mark}{query}"
 
 
 def plain(value: Any) -> str:
-    """A value of a step in one line: texts as they are, others as JSON."""
+    """Format a step's value in one line: texts unchanged, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def pairs(value: Any, limit: int = 200) -> Markup:
-    """A mapping as ``name=value`` pieces."""
+    """Format a mapping as ``name=value`` pieces."""
     if not isinstance(value, Mapping) or not value:
         return Markup('<span class="dim">–</span>')
     pieces = [
@@ -163,12 +163,12 @@ def pairs(value: Any, limit: int = 200) -> Markup:
 
 
 def without(value: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A mapping but for one name."""
+    """Return a mapping without one name."""
     return {key: held for key, held in value.items() if key != name}
 
 
 def finish(value: Any) -> Any:
-    """What stands in a page for a value: text from outside loses what cannot be seen."""
+    """Return a value for the page. External text loses invisible characters."""
     if value is None:
         return ""
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -177,24 +177,24 @@ def finish(value: Any) -> Any:
 
 
 def share(part: float, whole: float) -> int:
-    """Percent of `whole`, from 0 to 100."""
+    """Return the percentage of `whole`, from 0 to 100."""
     return max(0, min(100, round(100 * part / whole))) if whole > 0 else 0
 
 
 def lines(value: Any) -> Markup:
-    """A text with a ``<br>`` at each line's end."""
+    """Put a ``<br>`` at the end of each line."""
     return Markup("<br>").join(escape(finish(line)) for line in str(value).splitlines())
 
 
 def linked_runs(value: Any, base: str = "") -> Markup:
-    """Return a text in which each run's id links to the run, below the path `base`."""
+    """Link each run ID to its page below the path `base`."""
     pieces = _RUN_ID.split(str(finish(value)))
     link = Markup('<a href="{0}/runs/{1}">{1}</a>')
     return Markup("").join(link.format(base, piece) if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
-    """Return a sentence, in which times have their distance, and runs link to their pages below the path `base`."""
+    """Format a sentence: times with their distance, runs as links below the path `base`."""
 
     def write(piece: Piece) -> str:
         match piece:
@@ -210,7 +210,7 @@ def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
 
 
 def coded(value: Any) -> Markup:
-    """A text of the API's description, whose pieces within backticks are code."""
+    """Format text of the API's description, with code in backticks."""
     pieces = str(finish(value)).split("`")
     code = Markup("<code>{}</code>")
     return Markup("").join(code.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))

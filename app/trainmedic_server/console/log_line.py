@@ -1,7 +1,7 @@
-"""A line of a log as the console shows it: without terminal colours, long lines folded, matches marked.
+"""A log line as HTML: without terminal colours, long lines folded, matches marked. Pure functions.
 
-Lines are text from outside. Every character is escaped. Characters that are invisible or change the text direction are
-shown as their code. Pure functions.
+Lines are external text: everything is escaped, and characters that are invisible or change the text direction are shown
+as their code.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trainmedic_logs.domain.log_search import LogLevel, read_time
 from trainmedic_logs.lines.raw_text import text_of
 
 LONGEST_SHOWN = 8000
-"""Characters of a line on a page. The API's answer has the whole line."""
+"""Most characters of a line on a page. The API returns the whole line."""
 FOLDED_FROM = 600
 _BEFORE_FOLD = 300
 _AROUND_MATCH = 100
 _MOST_MATCHES = 50
 _LONGEST_NAME = 253
 _LEAST_OF_FINDING = 6
-"""Shorter lines of a finding are not looked for, because they could match other lines."""
+"""Shorter lines of a finding are not searched, because they could match other lines."""
 _MARK = Markup("<mark>{}</mark>")
 _TIMES = {
     "guessed": "The line states no time. This is the time of the line before it, or of its file.",
@@ -45,7 +45,7 @@ class ShownLine(Struct, frozen=True):
     at: datetime
     text: str
     left_out: int = 0
-    """Characters at its end that are not shown."""
+    """Omitted characters at its end."""
     node: str = ""
     source: str = ""
     file: str = ""
@@ -86,8 +86,9 @@ class ShownLine(Struct, frozen=True):
 
 
 def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None) -> Markup:
-    """Return a line's text as HTML. A long line is folded to its beginning, and to its first match if that is in the
-    rest. `left_out` is the number of characters beyond `text`."""
+    """Return a line's text as HTML. A long line is folded to its beginning and its first match. `left_out` is the
+    number of characters beyond `text`.
+    """
     spans = _spans(text, pattern)
     whole = _marked(text, spans, 0, len(text))
     if len(text) <= FOLDED_FROM and not left_out:
@@ -108,7 +109,7 @@ def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None
 
 
 def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the finding that begins with this line, judged by text and node. None if there is none."""
+    """Return the finding that begins with this line, judged by text and node, or None."""
     for finding in findings:
         text = str(finding.get("line") or "").strip()
         if len(text) >= _LEAST_OF_FINDING and text in line.text and line.node in (finding.get("nodes") or ()):
@@ -131,7 +132,7 @@ def _spans(text: str, pattern: SearchPattern | None) -> list[tuple[int, int]]:
 
 
 def _marked(text: str, spans: Iterable[tuple[int, int]], begin: int, end: int) -> Markup:
-    """Return the characters from `begin` to `end`, with those in `spans` marked."""
+    """Return the characters from `begin` to `end`, with `spans` marked."""
     pieces, at = [], begin
     for start, stop in spans:
         start, stop = max(start, begin), min(stop, end)

@@ -1,7 +1,7 @@
-"""The view of a job's log that a page's address describes, and the addresses of related views. Pure values.
+"""View of a job's log as described by a page's address, and addresses of related views. Pure values.
 
-The filters have the names of ``GET /jobs/{job}/logs``, so that an address of the API, opened in a browser, is the page
-of the same lines. Times without a zone are UTC, as everywhere in the console.
+Filters have the names of ``GET /jobs/{job}/logs``, so an API address opens as a page in a browser. Times without a zone
+are UTC.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LogPlace(Struct, frozen=True):
 
     at: datetime
     passed: int = 0
-    """Lines of the same time before this place. Many lines can have the same time."""
+    """Lines of the same time before this place. Many lines can share a time."""
 
     def __str__(self) -> str:
         return f"{written(self.at)}~{self.passed}"
@@ -56,7 +56,7 @@ class LogPlace(Struct, frozen=True):
 
 
 class LogView(Struct, frozen=True):
-    """Which lines of which job, and in which order."""
+    """Selection and order of a job's lines."""
 
     job: str
     since: datetime
@@ -64,11 +64,11 @@ class LogView(Struct, frozen=True):
     filters: Mapping[str, str] = field(default_factory=dict)
     """Values in the API's form."""
     text: str = ""
-    """The text to search for."""
+    """The search text."""
     is_pattern: bool = False
     """True if the text is a regular expression."""
     last: str = USUAL_LAST
-    """The window as a time up to now. `OWN` if it has its own bounds."""
+    """Window length up to now, or `OWN` with explicit limits."""
     order: str = NEWEST
     before: LogPlace | None = None
     after: LogPlace | None = None
@@ -78,8 +78,9 @@ class LogView(Struct, frozen=True):
 
     @classmethod
     def read(cls, job: str, query: Mapping[str, str], now: datetime) -> tuple[Self, str]:
-        """Return the view that a page's parameters describe, and their errors, or an empty text. Invalid parameters
-        keep their defaults."""
+        """Return the view of a page's parameters, and their errors or an empty text. Invalid parameters keep their
+        defaults.
+        """
         wrong: list[str] = []
 
         def of(name: str, read: Any, default: Any = None) -> Any:
@@ -126,18 +127,18 @@ class LogView(Struct, frozen=True):
 
     @property
     def grep(self) -> str:
-        """The RE2 expression by which the API finds the text."""
+        """The RE2 expression for the API."""
         if not self.text or self.is_pattern:
             return self.text
         return f"(?i){re.escape(self.text)}"
 
     @property
     def is_open(self) -> bool:
-        """True if the view includes lines that are printed from now on."""
+        """True if the view includes future lines."""
         return self.until is None and self.before is None
 
     def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
-        """Return the API's parameters for the lines from `since` until `until`, by default those of the whole view."""
+        """Return the API's parameters for the lines from `since` until `until`, by default of the whole view."""
         names: dict[str, Any] = {**self.filters, "since": written(since or self.since)}
         end = until or self.until
         if end is not None:
@@ -148,15 +149,14 @@ class LogView(Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        """The command that shows these lines in a terminal."""
+        """The terminal command for these lines."""
         words = ["trainmedic", "logs", "--job", self.job]
         for name, value in self.asked().items():
             words += ["--kernel"] if name == "kernel" else [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join(words)
 
     def query(self, **changes: Any) -> str:
-        """Return the page's query for this view with `changes`, where None removes a parameter. It starts at the view's
-        first line by default."""
+        """Return the page's query with `changes`, where None removes a parameter."""
         names: dict[str, Any] = {"text": self.text, "pattern": "1" if self.is_pattern else "", **self.filters}
         if self.last == OWN:
             names |= {"last": OWN, "since": written(self.since), "until": self.until and written(self.until)}
@@ -169,7 +169,7 @@ class LogView(Struct, frozen=True):
         return urlencode({name: str(value) for name, value in names.items() if value not in (None, "")})
 
     def older(self, place: LogPlace) -> str:
-        """Return the query of the lines before `place`. Its times are fixed, so it shows the same lines later."""
+        """Return the query of the lines before `place`. Its times are fixed, so it always shows the same lines."""
         return self.query(**self._fixed(), before=place)
 
     def newer(self, place: LogPlace) -> str:
@@ -187,8 +187,9 @@ class LogView(Struct, frozen=True):
 
 
 def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
-    """Return the query of the lines around a moment, of a rank, or else of a node. Empty without a time. For a kernel's
-    line it includes the kernel's lines."""
+    """Return the query of the lines around a moment, of a rank or else a node. Empty without a time. For kernel lines,
+    include the kernel's.
+    """
     point = times.read(at)
     if point is None:
         return ""
