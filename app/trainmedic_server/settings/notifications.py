@@ -23,7 +23,7 @@ class NotificationSettings(BaseModel):
         {},
         description=(
             "Notification channels as name=url pairs, separated by white space, with Apprise URLs. A repeated name "
-            "adds a URL to its channel. No flag, because the URLs contain credentials."
+            "adds a URL. No flag: URLs contain credentials."
         ),
     )
     messages: Annotated[
@@ -31,8 +31,8 @@ class NotificationSettings(BaseModel):
     ] = Field(
         "",
         description=(
-            "Messages that the server sends, and where: kind=severity@channel,channel pairs, separated by white space, "
-            "such as run_failed=critical@oncall repaired=on. By default, the enabled kinds go to all channels."
+            "Messages that the server sends, and where: kind=severity@channel,channel pairs, such as "
+            "run_failed=critical@oncall repaired=on. By default, the enabled kinds go to all channels."
         ),
     )
     message_routes: Annotated[
@@ -41,9 +41,8 @@ class NotificationSettings(BaseModel):
     ] = Field(
         "",
         description=(
-            "Messages that each channel receives, by component, severity and kind: "
-            "channel=field:value,value;field:value pairs, separated by white space, such as gpu=component:gpu "
-            "oncall=severity:critical chat=default. By default, every channel receives every message."
+            "Messages for each channel, by component, severity and kind: channel=field:value,value;field:value pairs, "
+            "such as gpu=component:gpu oncall=severity:critical chat=default. By default, every channel receives all."
         ),
     )
     external_url: Annotated[
@@ -51,9 +50,9 @@ class NotificationSettings(BaseModel):
     ] = Field(
         "",
         description=(
-            "URL at which users reach this server, such as https://trainmedic.example.org, including a proxy's path. "
-            "Links in messages begin with it, and links in the console with its path, whether the proxy strips it or "
-            "not. Without it, messages contain only the run's ID."
+            "URL at which users reach this server, such as https://trainmedic.example.org, with a proxy's path. Links "
+            "in messages begin with it, and links in the console with its path. Without it, messages have only the "
+            "run's ID."
         ),
     )
 

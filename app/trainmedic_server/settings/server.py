@@ -71,8 +71,8 @@ class AccessSettings(BaseModel):
     ] = Field(
         (),
         description=(
-            "Networks of proxies that sign users in (such as oauth2-proxy), separated by commas. X-Forwarded-User and "
-            "X-Forwarded-Groups are trusted only from there, because any client can send them. Such users may view."
+            "Networks of proxies that sign users in, separated by commas. X-Forwarded-User and X-Forwarded-Groups are "
+            "trusted only from there, because any client can send them. Such users may view."
         ),
     )
     operator_groups: Annotated[
@@ -112,9 +112,9 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         (),
         description=(
-            "File that selects the accepted alerts and maps your alerts to the shipped ones, or the name of a shipped "
-            "map, such as kube-prometheus, or shipped for all. Repeatable like --playbooks; the first entry that "
-            "matches an alert wins. Without a map, every alert is accepted under its own name."
+            "File that selects accepted alerts and maps yours to the shipped ones, or the name of a shipped map, such "
+            "as kube-prometheus, or shipped for all. Repeatable; the first matching entry wins. Without it, every "
+            "alert is accepted under its own name."
         ),
     )
     log_rules: Annotated[
@@ -132,8 +132,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         Path("~/.local/state/trainmedic"),
         description=(
-            "Directory of the SQLite file, and of the embedded Redis and its URL. It must survive restarts. In the "
-            "home directory, so that no privilege is needed."
+            "Directory of the SQLite file and the embedded Redis, which must survive restarts. In the home directory, "
+            "so that no privilege is needed."
         ),
     )
     database: Annotated[
@@ -157,8 +157,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         timedelta(seconds=8),
         description=(
-            "With PostgreSQL: silence of the leader after which a standby takes over, from 3s to 1h. A leader that "
-            "ends is replaced within 2 s. 8 seconds, so that a hang is over in 10 and a slow commit causes no takeover."
+            "With PostgreSQL: silence of the leader after which a standby takes over, 3s to 1h. A leader that ends is "
+            "replaced within 2 s. 8 seconds, so that a hang is over in 10 and a slow commit causes no takeover."
         ),
     )
     advertise: Annotated[HostAndPort | None, SettingSource("TRAINMEDIC_ADVERTISE", "--advertise", "HOST:PORT")] = Field(
@@ -189,7 +189,7 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         None,
         description=(
             "Key that signs commands, replies and presences (HMAC-SHA256). Without it, anyone who can write to Redis "
-            "can command agents and jobs, and impersonate them. No flag, because other users can see a command line."
+            "can command agents and jobs. No flag: other users can see a command line."
         ),
     )
     previous_signing_key: Annotated[
@@ -208,9 +208,9 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         (),
         description=(
-            "Without tokens: a Host name that the server accepts, such as trainmedic.example.org or *.example.org, in "
-            "addition to addresses, localhost, names without a dot and *.svc. Repeat the flag; separate values in the "
-            "variable with colons. Other names are refused, because a web page can point them here (DNS rebinding)."
+            "Without tokens: an accepted Host name, such as *.example.org, in addition to addresses, localhost, names "
+            "without a dot and *.svc. Repeatable; separate values in the variable with colons. Others are refused, "
+            "because a web page can point them here."
         ),
     )
     connections_per_client: Annotated[
@@ -220,9 +220,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
         ge=1,
         le=700,
         description=(
-            "Most connections of one address that presented no token. When another opens, the one silent longest is "
-            "closed. 512 of 700 in total, so that one address leaves capacity for the rest, and a shared proxy has "
-            "enough."
+            "Most connections of one address without a token; another closes the one silent longest. 512 of 700 in "
+            "total: one address leaves capacity for the rest, and a shared proxy has enough."
         ),
     )
     max_age: Annotated[PositiveDuration, SettingSource("TRAINMEDIC_MAX_AGE", "--max-age", "DURATION")] = Field(
@@ -234,16 +233,16 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     retention: Annotated[PositiveDuration, SettingSource("TRAINMEDIC_RETENTION", "--retention", "DURATION")] = Field(
         timedelta(days=90),
         description=(
-            "Age at which closed runs, their events and alerts, findings and verdicts are deleted. Open runs, pending "
-            "undos and what trainmedic keep has locked are never deleted. Time without a running server does not "
-            "count. 90 days cover a quarterly review."
+            "Age at which closed runs, their events and alerts, findings and verdicts are deleted, except open runs, "
+            "pending undos and what trainmedic keep has locked. Time without a running server does not count. 90 days "
+            "cover a quarterly review."
         ),
     )
     archive: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_ARCHIVE", "--archive", "DIRECTORY")] = Field(
         None,
         description=(
-            "Directory for runs as gzipped NDJSON, written before --retention deletes them. It is created at the "
-            "start; while it is unavailable, nothing is deleted. Servers with a common database share it."
+            "Directory for runs as gzipped NDJSON, written before --retention deletes them. While it is unavailable, "
+            "nothing is deleted. Servers with a common database share it."
         ),
     )
     alertmanager: Annotated[
@@ -267,8 +266,8 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     ] = Field(
         None,
         description=(
-            "URL of the Prometheus that scrapes jobs, agents and this server, for reports and to measure the effect of "
-            "repairs. Without it, reports contain only data of the run store."
+            "URL of the Prometheus that scrapes jobs, agents and this server, for reports and to measure effects. "
+            "Without it, reports contain only data of the run store."
         ),
     )
     prometheus_token: Annotated[
@@ -346,15 +345,15 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
     inventory: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_INVENTORY", "--inventory", "FILE")] = Field(
         None,
         description=(
-            "YAML mapping from address or other name to node name, for alerts that name nodes that way. It overrides "
-            "agents and cluster. An address without a mapping is refused, never guessed."
+            "YAML mapping from address or other name to node name. It overrides agents and cluster. An address without "
+            "a mapping is refused, never guessed."
         ),
     )
     kubernetes: Annotated[str, SettingSource("TRAINMEDIC_KUBERNETES", "--kubernetes", "CLUSTER")] = Field(
         "off",
         min_length=1,
         description=(
-            "The cluster for k8s.* actions: in-cluster (with the service account of the server's pod), the path of a "
+            "The cluster for k8s.* actions: in-cluster (the service account of the server's pod), the path of a "
             "kubeconfig file, or off."
         ),
     )
