@@ -55,7 +55,7 @@ def directory(tmp_path: Path) -> Path:
 def test_good_playbooks_pass_the_check(directory: Path) -> None:
     """And nothing else is printed."""
     done = playbook(directory, "check")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1 playbook, no mistake.\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 playbook, no errors.\n", "")
 
 
 def test_a_mistake_is_told_with_its_place_and_ends_with_1(directory: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_path_without_playbooks_ends_with_2(directory: Path) -> None:
     """A CI with a wrong path is not green."""
     (directory / "empty").mkdir()
     done = playbook(directory, "check", "playbooks", "empty")
-    assert (done.returncode, done.stderr) == (2, "Error: There is no playbook in empty.\n")
+    assert (done.returncode, done.stderr) == (2, "Error: No playbook found in empty.\n")
 
 
 def test_two_playbooks_for_one_alert_are_a_warning(directory: Path) -> None:

@@ -77,4 +77,4 @@ def test_a_label_without_a_value_is_refused(asked: list[dict[str, Any]]) -> None
     """With how it is written."""
     done = CliRunner().invoke(main, ["alerts", "--label", "node"])
     assert (done.exit_code, asked) == (2, [])
-    assert "'node' is not a label and its value, such as job_name=llm-1" in done.output
+    assert "'node' must be NAME=VALUE, such as job_name=llm-1" in done.output

@@ -322,7 +322,7 @@ async def test_a_run_by_hand_is_shown_before_it_is_done_and_then_led_to() -> Non
         (run,) = world.history.records.values()
         assert answer.headers["location"] == f"/runs/{run.run.id}"
         assert run.run.alert_labels["zone"] == "a"
-        assert "Started: this is its run." in (await client.get(answer.headers["location"], headers=HTML)).text
+        assert "Started. This is its run." in (await client.get(answer.headers["location"], headers=HTML)).text
         wrong = await client.post("/console/playbooks/cool/try", data={"target": "nowhere"}, headers=HTML)
         assert (wrong.status_code, 'role="alert"' in wrong.text, 'value="nowhere"' in wrong.text) == (200, True, True)
 

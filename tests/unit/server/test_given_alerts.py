@@ -96,8 +96,8 @@ def test_what_has_resolved_stays_resolved(alert: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ([], "no alert in it"),
-        ({"alertname": "A"}, "no form in which alerts are known"),
+        ([], "contains no alert"),
+        ({"alertname": "A"}, "no known form of alerts"),
         (3, "no form"),
         ({"items": []}, "no form"),
         ({"labels": {"a": 1}}, "labels.a: must be a string"),
