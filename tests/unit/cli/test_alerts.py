@@ -58,7 +58,7 @@ def run(*words: str) -> str:
 def test_a_row_says_what_was_heard_and_what_came_of_it(asked: list[dict[str, Any]]) -> None:
     """The run by its short id, or why nothing was begun; filters go to the server."""
     header, missed, taken = run("--nobody", "--label", "node=node-1", "--since", "1d").splitlines()
-    assert header.split() == ["HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT", "CAME", "OF", "IT"]
+    assert header.split() == ["RECEIVED", "ALERT", "STATUS", "TIMES", "LABELS", "REACTIONS"]
     assert missed.endswith("×2     node=node-1  cool: 'severity' is ''")
     assert taken.endswith("node=node-1  cool: started (run abcdef12)")
     assert asked[0] == {"label": ["node=node-1"], "reacted": "false", "since": "1d", "limit": 50}
