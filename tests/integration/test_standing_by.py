@@ -70,7 +70,9 @@ def test_one_works_and_the_other_stands_by(
         eventually(lambda: works(one), 30, "one works", 0.05)
         with member(tmp_path / "two", PLAYBOOK, url, quiet) as two:
             standing = eventually(
-                lambda: (found := two.ask("/ready")).body["store"]["detail"].startswith("on standby: another") and found,
+                lambda: (
+                    (found := two.ask("/ready")).body["store"]["detail"].startswith("on standby: another") and found
+                ),
                 30,
                 "stands by",
             )

@@ -70,7 +70,6 @@ class ApprovalList(View):
 
 
 async def approvals(history: History, external_url: str = "") -> ApprovalList:
-    """Return the open questions. Raises StoreUnavailable."""
     runs, _ = await history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), MOST, None)
     waiting = [(run, step) for run in runs if (step := approval.waiting_step(run)) is not None]
     items = [_view(run, step, external_url) for run, step in waiting]

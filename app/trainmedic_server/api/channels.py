@@ -134,7 +134,6 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
 
 
 def _told_at(name: str, messaging: ChannelsApi) -> list[MessageKind]:
-    """Return the kinds of messages that can go to this channel."""
     return [kind for kind, rule in messaging.rules.items() if rule.is_on and _may_go(name, kind, rule, messaging)]
 
 

@@ -67,7 +67,6 @@ class DiagnosisView(ApiModel):
 
 
 def view(verdict: KnownVerdict) -> Mapping[str, Any]:
-    """Return the verdict as the API shows it."""
     own = {"id": verdict.id, "job": verdict.job, "attempt": verdict.attempt}
     return {**own, "began_at": verdict.began_at, "made_at": verdict.made_at, **verdict.plain}
 
@@ -101,7 +100,6 @@ def _others(newest_first: Sequence[KnownVerdict]) -> str:
 
 
 async def _why_none(job: str, job_locations: JobLocations) -> str:
-    """Return why there is no verdict, and how to get one. Raises StoreUnavailable."""
     found = await job_locations.of(job)
     if found.nodes or found.pods:
         return f"no failure was reported to the server. {_FROM_FILES}"

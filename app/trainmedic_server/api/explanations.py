@@ -118,7 +118,6 @@ def view(
     test: str | None = None,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    """Return the explanations as the API shows them."""
     server = None
     if controls is not None:
         members = ("paused", "paused_by", "breaker_open", "breaker_reason")
@@ -137,7 +136,6 @@ async def explain(
     with_test: bool = False,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    """Return what the server would do about the alerts now. Raises StoreUnavailable."""
     explained = await engine.explain(alerts, at)
     test = test_text.write(await engine.explain_for_a_test(alerts)) if with_test else None
     return view(
@@ -190,7 +188,6 @@ def routers(
     limits: ServerLimits,
     reads: ReadTurns,
 ) -> tuple[ApiRoutes, ...]:
-    """Return the routes about alerts."""
     return (
         received_alerts.router(alerts, catalog, auth, clock, limits, reads),
         router(engine, catalog, auth, bodies, clock),

@@ -57,7 +57,6 @@ class Exports(Generic[Item]):
         return b"" if item is None else views.one_line(self._view(item)) + b"\n"
 
     def _csv(self, item: Item | None) -> bytes:
-        """Return the item as a CSV record (RFC 4180); the header for None."""
         cells: list[str] = list(self._columns)
         if item is not None:
             members = self._view(item).model_dump(mode="json")

@@ -143,8 +143,6 @@ def reading(
 
 
 def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads: ReadTurns) -> None:
-    """Add the routes below a job's path, which a token limited to jobs may use."""
-
     @routes.get(
         "/jobs/{job:path}/findings",
         summary="Findings in one job, newest first",
@@ -194,7 +192,6 @@ async def _all(history: FindingHistory, conditions: FindingFilter) -> AsyncGener
 
 
 def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    """Return the routes that keep and release a job's data."""
     routes = ApiRoutes("findings")
     operator = requires(auth, TokenRole.OPERATOR)
 
@@ -241,8 +238,6 @@ def _view(kept: KeptJob) -> KeptJobView:
 
 
 def _filter(clock: Clock) -> Callable[..., FindingFilter]:
-    """Return a FastAPI dependency that reads the filters from the query."""
-
     async def conditions(
         job: Annotated[Name | None, Query(description="The job that is known to have printed it.")] = None,
         claimed_job: Annotated[
@@ -262,8 +257,6 @@ def _filter(clock: Clock) -> Callable[..., FindingFilter]:
 
 
 def _filter_of_job(clock: Clock) -> Callable[..., FindingFilter]:
-    """Return the filter without the parameters that name a job."""
-
     async def conditions(
         node: Annotated[Name | None, Query(description="A node where a line was read.")] = None,
         rule: Name | None = None,

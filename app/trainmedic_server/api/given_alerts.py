@@ -81,7 +81,6 @@ def _kept_back(entry: Any) -> str:
 
 
 def _entries(document: Any) -> Iterator[Any]:
-    """Yield the alerts in their original form."""
     if isinstance(document, list):
         for entry in document:
             yield from _entries(entry) if _holds_others(entry) else (entry,)
@@ -107,7 +106,6 @@ def _holds_others(entry: Any) -> bool:
 
 
 def _as_of_webhook(entry: Any, now: datetime) -> Any:
-    """Return the alert with the webhook's member names."""
     if not isinstance(entry, Mapping):
         return entry
     is_item = "alert_labels" in entry

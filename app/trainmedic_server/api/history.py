@@ -54,7 +54,6 @@ def routers(
     reads: ReadTurns,
     are_measured: bool = False,
 ) -> tuple[ApiRoutes, ...]:
-    """Return the routes of this module and of ``/now``."""
     of_runs = _router_of_runs(history, auth, clock, limits, reads)
     of_one = _router_of_one(history, findings, now, auth, reads, are_measured)
     of_job = _router_of_job(history, findings, now, auth, clock, limits, reads, are_measured)
@@ -135,7 +134,6 @@ def _router_of_job(
     reads: ReadTurns,
     are_measured: bool,
 ) -> ApiRoutes:
-    """Return the routes below a job's path."""
     routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
@@ -182,8 +180,6 @@ _SEVERAL = Query(description="Repeatable; any of the values matches.")
 
 
 def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
-    """Return a FastAPI dependency that reads the filters from the query."""
-
     async def conditions(
         alertname: Annotated[Names, _SEVERAL] = None,
         playbook: Annotated[Names, _SEVERAL] = None,
@@ -221,8 +217,6 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
 
 
 def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
-    """Return the filter without the parameters that name a job."""
-
     async def conditions(
         alertname: Annotated[Names, _SEVERAL] = None,
         playbook: Annotated[Names, _SEVERAL] = None,
@@ -282,5 +276,4 @@ async def _page(
 
 
 def _labels(run: Run) -> tuple[Mapping[str, str], ...]:
-    """Return the labels of its alert, and the original ones if there are any."""
     return (run.alert_labels,) if run.original_labels is None else (run.alert_labels, run.original_labels)

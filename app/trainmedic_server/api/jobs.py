@@ -98,7 +98,6 @@ def routers(
     clock: Clock,
     auth: Authenticator,
 ) -> tuple[ApiRoutes, ...]:
-    """Return the routes of ``/jobs`` and ``/agents``, which share their data."""
     lists = PresenceLists(presences)
     return _agents_router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
 
@@ -174,7 +173,6 @@ class JobDirectory:
         return JobView(**members, **_where(nodes, places, pods))
 
     def others(self, connected: Sequence[JobView], now: datetime) -> list[JobView]:
-        """Return jobs that only the cluster knows: those with pods of no connected job."""
         taken = {(pod.namespace, pod.name) for job in connected for pod in job.pods or ()}
         jobs = []
         for name, job_pods in self._cluster.pods_by_job.items():
@@ -189,7 +187,6 @@ class JobDirectory:
 
 
 def _where(nodes: Collection[str], gpus: Collection[tuple[str, str]], pods: Collection[Pod]) -> dict[str, Any]:
-    """Return the members that have a value."""
     members = {
         "nodes": sorted(nodes),
         "gpus": [GpuPlace(node=node, uuid=uuid) for node, uuid in sorted(gpus)],

@@ -43,8 +43,6 @@ class LogCutList(ApiModel):
 
 
 def add_to(routes: ApiRoutes, lists: PresenceLists) -> None:
-    """Add the route. `routes` already require the role viewer."""
-
     @routes.get(
         "/agents/log-cuts",
         summary="Log data excluded by agents",

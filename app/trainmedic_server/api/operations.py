@@ -144,7 +144,6 @@ def routers(
     clock: Clock,
     alert_map: AlertMapPort | None = None,
 ) -> tuple[ApiRoutes, ...]:
-    """Return the routes of this module, and of approvals, pauses and manual starts."""
     return (
         *pauses.routers(engine, catalog, auth, bodies, clock),
         starts.router(engine, standing.present, auth, bodies),
@@ -176,7 +175,6 @@ def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> 
 
 
 def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    """Return the routes ``POST /runs/{id}/approve`` and so on."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = ApiRoutes("operations")
 
@@ -257,7 +255,6 @@ _ORDERS = {
 
 
 def job_name(text: str) -> str:
-    """Return the job name from a path. Raises NotFound for an impossible name."""
     if not NAME.match(text):
         raise NotFound("No job can have that name.")
     return text

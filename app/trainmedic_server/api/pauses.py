@@ -172,7 +172,6 @@ class PauseList(View):
 
 
 def pause_views(controls: Controls, now: datetime) -> list[PauseView]:
-    """Return the pauses that have not ended."""
     return [_pause(pause, now) for pause in controls.pauses if not pause.is_over(now)]
 
 
@@ -189,7 +188,6 @@ def routers(
 def _standing(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
-    """Return ``GET /pauses``, and the mode of a playbook."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = ApiRoutes("operations")
 
@@ -222,7 +220,6 @@ def _standing(
 def _switching(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
-    """Return ``POST /pause`` and ``/resume``."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = ApiRoutes("operations")
 

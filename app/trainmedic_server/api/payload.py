@@ -119,7 +119,6 @@ def _reported(rejected: list[RejectedAlert]) -> list[tuple[str, str]]:
 
 
 def _rejected(entry: Any, index: int, problems: tuple[tuple[str, str], ...]) -> RejectedAlert:
-    """Return the record of a malformed alert, with its identity and status if readable."""
     if type(entry) is not dict:
         return RejectedAlert(index, "", problems)
     unread = _Problems()
@@ -175,7 +174,6 @@ def _status(value: Any, path: str, problems: _Problems, *, required: bool) -> Al
 
 
 def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None:
-    """Return the labels. None if any of them is malformed."""
     if type(value) is not dict:
         problems.add(path, "is missing" if value is None else "must be an object")
         return None
@@ -218,7 +216,6 @@ def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str
 
 
 def _text(value: Any, path: str, ignored: _Problems, longest: int = TEXT_LENGTH) -> str:
-    """Return the text. Empty if it is absent or malformed."""
     if value is None:
         return ""
     wrong = _wrong_with(value, longest)

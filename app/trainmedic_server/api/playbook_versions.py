@@ -153,7 +153,6 @@ def router(
 
 
 def _items(loaded: CompiledPlaybook | None, used: Sequence[UsedVersion]) -> list[VersionView]:
-    """Return the versions, the loaded one first, then newest first."""
     views = [
         VersionView(
             version=each.version,

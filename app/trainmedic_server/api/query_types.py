@@ -22,6 +22,5 @@ PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of
 
 
 def wrong_cursor() -> HttpProblem:
-    """Return the error for an invalid cursor."""
     message = "is not a cursor of this server"
     return HttpProblem(422, f"cursor: {message}", problems=[("cursor", message)])

@@ -181,13 +181,11 @@ async def _every(alerts: HeardAlerts, matching: HeardAlertFilter) -> AsyncGenera
 
 
 def _size(alert: Alert) -> int:
-    """Return the number of characters of its labels, original labels and annotations."""
     texts = (alert.labels, alert.annotations, alert.original or {})
     return sum(len(name) + len(value) for mapping in texts for name, value in mapping.items())
 
 
 def view(record: AlertRecord, names: ReactingPlaybooks) -> HeardAlertView:
-    """Return the alert as the API shows it."""
     alert = record.alert
     suggestion = None if record.reactions else suggested(alert, names)
     return HeardAlertView(
@@ -219,7 +217,6 @@ ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
 
 
 def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
-    """Return the alertnames to which the loaded playbooks react."""
     naming: dict[str, list[CompiledPlaybook]] = {}
     for playbook in catalog.all():
         for name in dict.fromkeys(playbook.definition.on.alertnames):
@@ -228,7 +225,6 @@ def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
 
 
 def reason_for_nothing(record: AlertRecord, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
-    """Return why no playbook reacted to the alert."""
     if record.reactions:
         return "; ".join(
             f"{each.playbook}: {each.reason or each.decision}" if each.playbook else _of_none(each)
@@ -243,7 +239,6 @@ def _of_none(reaction: Reaction) -> str:
 
 
 def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
-    """Return why an alert of this name matched no playbook, and a possible rename or correct spelling."""
     if not name:
         return "it has no alertname, which playbooks match"
     if name in names:
@@ -257,7 +252,6 @@ def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView 
 
 
 def _renamed(alert: Alert, name: str) -> dict[str, str]:
-    """Return the labels that an alert map would make by this rename."""
     kept = {label: value for label, value in alert.labels.items() if label != SHIPPED_RULE_LABEL}
     return {**kept, "alertname": name}
 
@@ -320,8 +314,6 @@ def router(
 
 
 def _filter(clock: Clock) -> Callable[..., HeardAlertFilter]:
-    """Return a FastAPI dependency that reads the filters from the query."""
-
     async def conditions(
         alertname: Name | None = None,
         labels: LabelFilters = [],  # noqa: B006 - FastAPI copies it

@@ -75,7 +75,6 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
 
 
 def _duration(text: str) -> timedelta:
-    """Parse a duration. Raises HttpProblem."""
     try:
         return duration.parse(text)
     except ValueError as error:
@@ -83,7 +82,6 @@ def _duration(text: str) -> timedelta:
 
 
 def _range(since: str, until: str, clock: Clock) -> tuple[datetime, datetime]:
-    """Return the requested period, which ends no later than now. Raises HttpProblem."""
     now = clock.now()
     begin, end = time_of(since, now), min(time_of(until, now), now)
     if not _SHORTEST <= end - begin <= LONGEST:

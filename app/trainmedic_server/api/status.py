@@ -225,7 +225,6 @@ def _playbooks(catalog: CatalogPort) -> Dependency:
 
 
 def _log_rules(rules: LogRulesPort) -> Dependency:
-    """Return the entry. It fails if a file could not be loaded; its earlier rules stay active."""
     loaded, failed = len(rules.rule_set.rules), len(rules.problems)
     more = f", {failed} errors: see the log, or trainmedic logs check" if failed else ""
     return Dependency(ok=not failed, detail=f"{loaded} loaded{more}")

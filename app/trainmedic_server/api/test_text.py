@@ -34,7 +34,6 @@ def write(explained: Sequence[ExplainedAlert]) -> str:
 
 
 def _naming(explained: ExplainedAlert) -> list[Explanation]:
-    """Return the playbooks that name the alertname."""
     return [each for each in explained.playbooks if each.names_alert]
 
 

@@ -40,7 +40,6 @@ def span_of(since: str | None, until: str | None, now: datetime) -> tuple[dateti
 
 
 def time_of(text: str, now: datetime) -> datetime:
-    """Return the time of `text`, which is a time or a duration before `now`. Raises ValueError."""
     try:
         return now - duration.parse(text)
     except (ValueError, OverflowError):

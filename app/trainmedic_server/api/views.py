@@ -298,7 +298,6 @@ def _alert(stored: AlertRecord) -> AlertView:
 
 
 def _line(run: Run) -> dict[str, Any]:
-    """Return the members of a history item."""
     target, undone_at = run.target, run.undone_at
     return {
         "run_id": run.id,
@@ -333,7 +332,6 @@ def _line(run: Run) -> dict[str, Any]:
 
 
 def _deadline_of(run: Run) -> datetime | None:
-    """Return when the present activity of an open run ends by itself."""
     if not run.is_open:
         return None
     at = next((step for step in run.steps if step.status in (StepStatus.RUNNING, StepStatus.WAITING)), None)
@@ -345,11 +343,9 @@ def _deadline_of(run: Run) -> datetime | None:
 
 
 def _decided_at(run: Run) -> datetime | None:
-    """Return the time of the last approval or rejection."""
     return max((step.ended_at for step in _decided(run) if step.ended_at is not None), default=None)
 
 
 def _decided(run: Run) -> list[StepState]:
-    """Return the questions that people have answered."""
     answers = (step for step in run.steps if step.kind == "approve" and step.status in _ANSWERED)
     return [step for step in answers if approval.approvers(step) or step.output.get("by")]

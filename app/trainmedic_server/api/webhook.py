@@ -82,7 +82,6 @@ def endpoint(
     clock: Clock,
     metrics: telemetry.Metrics,
 ) -> _Handler:
-    """Return the handler of deliveries."""
     outcomes = {name: metrics.deliveries.labels(name) for name in ("accepted", "refused", "unavailable", "failed")}
     refusals = {reason: metrics.refused_deliveries.labels(reason) for reason in RefusalReason}
 
@@ -143,7 +142,6 @@ class WebhookApp:
 
 
 def declare(routes: APIRouter, handle: _Handler) -> None:
-    """Add the route that documents the endpoint to `routes`."""
     routes.add_api_route(
         PATH,
         handle,
@@ -171,7 +169,6 @@ def declare(routes: APIRouter, handle: _Handler) -> None:
 
 
 def reply(admission: Admission) -> bytes:
-    """Return the reply's body, as `schemas.WebhookReply` describes it."""
     written: bytes = to_json(
         {
             "delivery_id": admission.delivery_id,

@@ -57,7 +57,6 @@ class ActPage(View):
 def routers(
     history: History, feed: EventFeed, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
 ) -> tuple[ApiRoutes, ...]:
-    """Return the routes of ``/events`` and ``/audit``."""
     return events.router(feed, auth, limits), router(history, auth, clock, limits, reads)
 
 

@@ -92,7 +92,6 @@ class Authenticator:
 
     @classmethod
     def from_file(cls, file: Path, proxies: TrustedProxies = TrustedProxies(())) -> Authenticator:
-        """Read the tokens. Raises ConfigurationError with file, line and field."""
         return cls(tokens.read(file), file, proxies=proxies)
 
     @property
@@ -205,15 +204,12 @@ class Authenticator:
 
 
 def vouched(principal: Principal) -> dict[str, Principal]:
-    """Return the scope member that makes an in-process request `principal`'s."""
     return {_VOUCHED: principal}
 
 
 def requires(
     authenticator: Authenticator, role: TokenRole, *, acts: bool | None = None
 ) -> Callable[[Request], Awaitable[Principal]]:
-    """Return a FastAPI dependency that admits only senders with `role`."""
-
     async def authenticated(request: Request) -> Principal:
         return authenticator.require(request, role, acts=acts)
 
@@ -251,7 +247,6 @@ def _unauthenticated(detail: str) -> HttpProblem:
 
 
 def _presented(authorization: str | None) -> bytes | None:
-    """Return the token in the header. None if it is missing or malformed."""
     scheme, _, value = (authorization or "").partition(" ")
     value = value.strip()
     match scheme.lower():

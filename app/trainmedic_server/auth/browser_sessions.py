@@ -53,7 +53,6 @@ class Sessions:
         self._by_digest: dict[str, Session] = {}
 
     async def load(self) -> None:
-        """Read the stored sessions, once, before the first request. Raises StoreUnavailable."""
         stored = await self._store.transact(lambda unit: unit.sessions.all())
         self._by_digest = {session.digest: session for session in stored}
 
@@ -85,7 +84,6 @@ class Sessions:
         return secret
 
     async def end(self, session: Session, actor: str) -> None:
-        """End a session. Raises StoreUnavailable."""
         ended = recorded(SignedOut(session.id, session.name), self._clock.now(), actor=actor)
 
         def forget(unit: Transaction) -> None:
@@ -96,7 +94,6 @@ class Sessions:
         self._by_digest.pop(session.digest, None)
 
     def all(self) -> Sequence[Session]:
-        """Return the live sessions, oldest first."""
         now = self._clock.now()
         return sorted((each for each in self._by_digest.values() if _lasts(each, now)), key=lambda each: each.id)
 

@@ -32,7 +32,6 @@ class TrustedProxies:
         return bool(self._networks)
 
     def speak_for(self, request: HTTPConnection) -> bool:
-        """Return whether the request came from a trusted proxy."""
         if not self._networks or request.client is None:
             return False
         try:

@@ -33,7 +33,6 @@ class SessionList(View):
 
 
 def routers(auth: Authenticator) -> Sequence[ApiRoutes]:
-    """Return the routes if browsers can sign in."""
     return [_router(auth.sessions, auth)] if auth.sessions is not None else []
 
 

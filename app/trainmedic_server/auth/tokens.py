@@ -49,7 +49,6 @@ class Token(Struct, frozen=True):
 
 
 def read(path: Path) -> tuple[Token, ...]:
-    """Read the tokens file. Raises ConfigurationError with file, line and field."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

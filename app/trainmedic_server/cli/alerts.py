@@ -88,7 +88,6 @@ def _cells(item: listing.Item) -> tuple[object, ...]:
 
 
 def _outcome(item: listing.Item) -> str:
-    """Return the reactions, or why there are none."""
     if not item["reacted"]:
         return str(item["reason"])
     told = []

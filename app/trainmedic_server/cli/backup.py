@@ -18,7 +18,6 @@ from trainmedic_server.settings import server_defaults
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of ``serve`` that locate the run store."""
     for name in ("database", "state_dir"):
         description = settings.ServerSettings.model_fields[name].description or ""
         default, choices = server_defaults.default_of(name), server_defaults.choices_of(name)

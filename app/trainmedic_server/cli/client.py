@@ -66,7 +66,6 @@ class Client:
     def events(
         self, last_id: str | None, path: str = "events", params: Mapping[str, Any] | None = None
     ) -> Iterator[ServerSentEvent]:
-        """Yield events after `last_id`, until the server ends the stream."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         yield from _parse(self._streamed(path, params, headers))
 
@@ -157,7 +156,6 @@ def _flag_of_group(option: str) -> str | None:
 
 
 def token_from_file() -> str | None:
-    """Return the token in the file of TRAINMEDIC_TOKEN_FILE. Raises InvalidInput."""
     file = os.environ.get("TRAINMEDIC_TOKEN_FILE")
     if not file:
         return None
@@ -177,7 +175,6 @@ def _failure(response: httpx.Response) -> click.ClickException:
 
 
 def _detail(response: httpx.Response) -> str:
-    """Return the text of a problem document (RFC 9457), or else the status."""
     fallback = f"{response.request.url} answered {response.status_code} {response.reason_phrase}".rstrip()
     try:
         problem = json.loads(response.text)

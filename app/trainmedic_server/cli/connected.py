@@ -56,7 +56,6 @@ def show(
     header: Sequence[str],
     cells: Callable[[Document, str], Sequence[object]],
 ) -> None:
-    """Print the items of `path`, then the lost ones of this kind."""
     items = list(_every(client, path))
     if output == "json":
         print_document(items, output, list)
@@ -74,7 +73,6 @@ def show(
 
 
 def _every(client: Client, path: str) -> Iterator[Document]:
-    """Yield the items of all pages."""
     page = client.get(path)
     yield from page["items"]
     while page.get("next"):
@@ -83,7 +81,6 @@ def _every(client: Client, path: str) -> Iterator[Document]:
 
 
 def _log_problems(items: Sequence[Document]) -> Iterator[str]:
-    """Yield why agents do not read their node's logs now."""
     for item in items:
         logs = item.get("details", {}).get("logs")
         problem = logs.get("problem") if isinstance(logs, Mapping) else None

@@ -144,7 +144,6 @@ def _of_files(
 
 
 def _is_given(name: str) -> bool:
-    """Return whether the option is on the command line. Environment variables do not count."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 

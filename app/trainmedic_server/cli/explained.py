@@ -13,7 +13,6 @@ Document = Mapping[str, Any]
 
 
 def lines(explained: Document) -> Iterator[str]:
-    """Yield each alert with the playbooks that react, then the others with the reason."""
     if (server := explained.get("server")) is not None:
         yield f"server: mode {plain(server.get('mode'))}{_switches(server)}"
     for number, alert in enumerate(explained.get("items", ())):
@@ -42,7 +41,6 @@ def alert_lines(alert: Document) -> Iterator[str]:
 
 
 def original(alert: Document, before: str) -> Iterator[str]:
-    """Yield the labels that Alertmanager sent, if an alert map changed them."""
     if (sent := alert.get("original_labels")) is not None:
         labels = {name: value for name, value in sent.items() if name != "alertname"}
         name = plain(alert.get("original_alert_name") or sent.get("alertname") or "(without a name)")
@@ -50,7 +48,6 @@ def original(alert: Document, before: str) -> Iterator[str]:
 
 
 def suggestion(alert: Document, before: str) -> Iterator[str]:
-    """Yield the suggested alert map entry, and the playbooks that would then react."""
     suggested = alert.get("suggestion")
     if not suggested:
         return

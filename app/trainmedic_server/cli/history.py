@@ -50,12 +50,10 @@ def _once(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> 
 
 
 def _any_of(*names: str, help: str = "") -> Callable[[Any], Any]:
-    """Return a repeatable option, of which any value matches."""
     return click.option(*names, multiple=True, metavar="NAME", help=help)
 
 
 def _choice(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
-    """Return a repeatable option with `values`, which its help lists."""
     help = f"One of {', '.join(values)}."
     return click.option(option, type=click.Choice(values), metavar=metavar, multiple=True, help=help)
 
@@ -163,7 +161,6 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 
 def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[rows.Row]:
-    """Return up to `limit` rows, from as many pages as needed."""
     most = None if limit is None else limit * _MOST_FOLDED
     page_size = listing.PAGE if limit is None else min(max(limit, 100), listing.PAGE)
     items: list[Item] = []
@@ -177,7 +174,6 @@ def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 
 def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
-    """Return the cells of a row under `_HEADER`, with ages as of `at`."""
     item = row.item
     targets = {each["target"] for each in (item, *row.alike)}
     return (
@@ -193,7 +189,6 @@ def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
 
 
 def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: bool) -> None:
-    """Print the newest runs, oldest first, then every event of matching runs."""
     items = {item["run_id"]: item for item in reversed(list(listing.items(client, "history", conditions, limit)))}
     at = datetime.now(UTC).isoformat()
     if not as_json:
@@ -226,7 +221,6 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
 
 
 def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -> Item | None:
-    """Return the item of the event's run, from `items` or the server. None if there is none."""
     run_id = event.get("run_id")
     if not run_id:
         return None

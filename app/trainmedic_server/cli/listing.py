@@ -66,12 +66,10 @@ def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str,
 
 
 def job_path(job: str, path: str) -> str:
-    """Return the path of a list below a job, or of one of its items."""
     return f"jobs/{quote(job)}/{path}"
 
 
 def write_json(listed: Iterator[Item]) -> None:
-    """Write one JSON array as items arrive."""
     between = "[\n"
     for item in listed:
         click.echo(between + json_text(item), nl=False)
@@ -80,7 +78,6 @@ def write_json(listed: Iterator[Item]) -> None:
 
 
 def write_csv(listed: Iterator[Item], columns: Sequence[str]) -> None:
-    """Write these members of each item as CSV with a header."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     for item in listed:

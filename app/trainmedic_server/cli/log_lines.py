@@ -71,7 +71,6 @@ def line_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool, **conditions: Any) -> None:
-    """Print the server's lines; notes go to standard error."""
     params = {name: value for name, value in conditions.items() if value is not None}
     if kernel:
         params["kernel"] = "true"

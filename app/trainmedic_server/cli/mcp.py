@@ -58,7 +58,6 @@ def mcp(client: Client) -> None:
 
 
 def serve(reader: Reader, requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Answer each message in order until the end of input."""
     while line := requests.readline(LONGEST_LINE):
         if not line.endswith(b"\n") and len(line) == LONGEST_LINE:
             while (rest := requests.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):

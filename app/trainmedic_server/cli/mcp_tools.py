@@ -36,7 +36,6 @@ class Reader:
         return self._client.get(path, params)
 
     def lines(self, path: str, params: Arguments, most: int) -> list[Any]:
-        """Return the first lines of an NDJSON answer."""
         with closing(self._client.lines(path, params)) as lines:
             return [json.loads(line) for line in islice(filter(None, lines), most)]
 
@@ -106,7 +105,6 @@ class Tool(Struct, frozen=True):
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def listed(self) -> dict[str, Any]:
-        """Return the tool as the protocol lists it."""
         required = [name for name, parameter in self.parameters.items() if parameter.is_required]
         return {
             "name": self.name,
@@ -145,7 +143,6 @@ def _part(name: str) -> str:
 
 
 def _given(arguments: Arguments, *names: str, **defaults: Any) -> dict[str, Any]:
-    """Return the named arguments as query parameters."""
     chosen = {name: arguments[name] for name in names if name in arguments}
     written = {name: str(value).lower() if isinstance(value, bool) else value for name, value in chosen.items()}
     return {**defaults, **written}

@@ -56,7 +56,6 @@ def lines(standing: Document) -> Iterator[str]:
 
 
 def switches(standing: Document, at: str) -> str:
-    """Return mode, pauses and breaker in one line."""
     paused = [_pause(pause, at) for pause in standing["paused"]]
     breaker = standing["breaker"]
     state = f"OPEN: {words.plain(breaker['reason'])}; 'trainmedic resume --breaker' closes it"

@@ -34,7 +34,6 @@ class TimeParam(click.ParamType[str]):
 
 
 def pairs_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> Sequence[tuple[str, str]]:
-    """Return the labels of ``--label name=value`` options. A callback."""
     pairs = [value.partition("=") for value in values]
     for value, (name, sign, _) in zip(values, pairs, strict=True):
         if not sign or not name:
@@ -43,5 +42,4 @@ def pairs_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) 
 
 
 def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    """Return the labels by name. A callback."""
     return dict(pairs_of(ctx, param, values))

@@ -101,7 +101,6 @@ def resume(client: Client, pause_id: str | None, breaker: bool, **scope: Any) ->
 
 
 def controls(switches: Mapping[str, Any]) -> str:
-    """Return pauses and breaker in one line."""
     paused = "paused" if switches.get("paused") else "not paused"
     if switches.get("paused_by"):
         paused += f" by {words.plain(switches['paused_by'])} since {times.stamp(switches.get('paused_at'))}"

@@ -163,7 +163,6 @@ playbook.add_command(list_versions)
 
 
 def _outcome_lines(outcomes: Sequence[RuleOutcome]) -> Iterator[str]:
-    """Yield a line for each alert, the suggested alert map entries, and the totals."""
     width = max(len(plain(outcome.alert.name)) for outcome in outcomes)
     for outcome in outcomes:
         yield f"{plain(outcome.alert.name):<{width}}  {_outcome_text(outcome)}"

@@ -72,13 +72,11 @@ def _used(item: Mapping[str, Any], at: str) -> tuple[str, str]:
 
 
 def _mode(own: str, allowed: Mode) -> str:
-    """Return the effective mode: the stricter of the playbook's and the server's."""
     counts = Mode.stricter(Mode(own), allowed)
     return own if counts == own else f"{counts} (server)"
 
 
 def _ended(runs: Mapping[str, int]) -> tuple[int, int, int, int]:
-    """Return the numbers of started, open and failed runs, and of decisions not to start."""
     held_back = runs.get("not_started", 0)
     is_open = sum(runs.get(status, 0) for status in ("running", "waiting", "awaiting_approval"))
     return sum(runs.values()) - held_back, is_open, runs.get("failed", 0), held_back

@@ -25,7 +25,6 @@ alert_map_option = click.option(
 
 
 def playbook_roots(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths on the command line, or else those of the setting."""
     if paths:
         return list(paths)
     setting = os.environ.get("TRAINMEDIC_PLAYBOOKS") or "playbooks"

@@ -143,7 +143,6 @@ def _efficiency(score: Mapping[str, Any] | None) -> str | None:
 
 
 def _down(seconds: float | None, not_back: int) -> str:
-    """Return how long jobs were down, and the number of failures without a known recovery."""
     parts = ([] if seconds is None else [times.span(seconds)]) + ([f"{not_back} not back"] if not_back else [])
     return ", ".join(parts)
 
@@ -181,7 +180,6 @@ def _bottleneck_lines(bottleneck: Mapping[str, Any] | None, reason: str | None) 
 
 
 def _cpu_lines(cpu: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    """Yield the CPU use of the ranks. Single ranks are listed if they are far from the median."""
     if cpu is None:
         yield _figure("CPU of a rank", None, reason)
         return
@@ -210,7 +208,6 @@ def _evaluation_lines(evaluations: Sequence[Mapping[str, Any]] | None, reason: s
 
 
 def _error_lines(name: str, errors: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    """Yield the events of one kind that the logs show."""
     if errors is None:
         yield _figure(name, None, reason)
         return
@@ -251,7 +248,6 @@ def _failure_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _slow_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the verdicts on slow phases. Nothing if there are none."""
     verdicts = report.get("slow", ())
     if verdicts:
         yield _figure("slow", f"{len(verdicts)} verdicts", None)

@@ -85,7 +85,6 @@ def start(client: Client, key: str | None, **wanted: Any) -> None:
 
 
 def _show(started: Mapping[str, Any]) -> None:
-    """Print the outcome of a start. Raises Failure if something prevents it."""
     is_dry, decision = started["run"] is None, started["decision"]
     for step in started["steps"]:
         note = f"  ({words.plain(step['note'])})" if step.get("note") else ""

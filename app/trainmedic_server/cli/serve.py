@@ -27,7 +27,6 @@ log = telemetry.logger(__name__)
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a flag for each setting that has one. `settings.load` reads the environment."""
     for name, source in reversed(list(settings.SOURCES.items())):
         description = settings.ServerSettings.model_fields[name].description or ""
         default, choices = server_defaults.default_of(name), server_defaults.choices_of(name)

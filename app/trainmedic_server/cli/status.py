@@ -52,12 +52,10 @@ def status(client: Client, output: str) -> None:
 
 
 def _switches(now: Any) -> dict[str, Any]:
-    """Return whether the server may act, for programs."""
     return {} if isinstance(now, str) else {name: now[name] for name in ("mode", "paused", "breaker", "lost")}
 
 
 def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the number of pending undos, and those that failed."""
     delayed = [
         {name: change[name] for name in ("run_id", "undo_error")} for change in now["changed"] if change["undo_error"]
     ]
@@ -128,7 +126,6 @@ def _playbooks(reply: Mapping[str, Any]) -> str:
 
 
 def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> str:
-    """Return their number, and the names of lost ones."""
     count = len(reply["items"])
     text = f"{count} connected: 'trainmedic {command}'" if count else "none connected"
     lost = [] if isinstance(now, str) else [each["name"] for each in now["lost"] if each["kind"] == kind]

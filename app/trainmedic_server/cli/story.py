@@ -21,20 +21,17 @@ _PHASES = {"on_success": "on success: ", "on_failure": "on failure: "}
 
 
 def status(run: Document) -> str:
-    """Return the run's status, and what it waits for."""
     waiting = f", waiting for {plain(run['waiting_on'])}" if run.get("waiting_on") else ""
     return plain(run.get("status")) + waiting
 
 
 def describe(event: Document) -> str:
-    """Return an event's kind, its actor if a user, and its data."""
     actor = event.get("actor")
     by = "" if actor in (None, "trainmedic") else f" by {plain(actor)}"
     return f"{plain(event.get('kind'))}{by}  {data(event.get('data', {}))}".rstrip()
 
 
 def lines(run: Document) -> Iterator[str]:
-    """Yield the whole run, line by line."""
     yield f"Run {plain(run.get('run_id'))}"
     yield from (f"  {name:<10}{value}" for name, value in _head(run))
     parts = (("Alerts", _alerts(run)), ("Logs", _findings(run)), ("Steps", _steps(run)), ("Timeline", _timeline(run)))
@@ -61,7 +58,6 @@ def next_line(upcoming: Document | None, at: str) -> str:
 
 
 def finding_lines(finding: Document) -> Iterator[str]:
-    """Yield a finding in full, with context lines."""
     yield f"Finding {plain(finding.get('id'))}"
     alert = finding.get("alert") or {}
     over = (
@@ -193,7 +189,6 @@ def _steps(run: Document) -> Iterator[str]:
 
 
 def _terms(terms: Document) -> Iterator[str]:
-    """Yield the terms of an approval."""
     for ahead in terms.get("steps", ()):
         yield f"    would    {call(ahead.get('action'), ahead.get('params'), ahead.get('note'))}"
     who = questions.who(terms.get("by"), terms.get("count"))

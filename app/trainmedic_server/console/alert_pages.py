@@ -21,13 +21,11 @@ _FILTERS = ("alertname", "label", "status", "reacted", "since", "until")
 
 
 async def approvals(page: PageRequest) -> Response:
-    """Show each question with the steps that would follow."""
     listed = await page.get("/approvals")
     return await page.page("approvals.html", title="Approvals", live="now", items=listed["items"])
 
 
 async def alerts(page: PageRequest) -> Response:
-    """Show received alerts and the reactions to them."""
     chosen = {name: value for name in _FILTERS if (value := page.query.get(name, "").strip())}
     each = page.query.get("each", "")
 
@@ -86,7 +84,6 @@ def _says(item: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 
 def _alike(chosen: Mapping[str, str], row: Row) -> str:
-    """Return the query for each alert of a row."""
     reacted = "true" if row.item["reacted"] else "false"
     same = {"alertname": row.item["alert_name"], "status": row.item["status"], "reacted": reacted}
     return urlencode({**chosen, **same, "each": "true"})

@@ -16,7 +16,6 @@ _METHODS = ("get", "post", "put", "delete")
 
 
 async def reference(page: PageRequest) -> Response:
-    """Show every call with parameters, body, answers and a curl command."""
     base = page.renderer.base
     document = await page.api.get(ANONYMOUS, "/openapi.json")
     text = page.renderer.text(

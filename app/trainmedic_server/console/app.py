@@ -147,7 +147,6 @@ class ConsoleApp:
         return PageRequest(request, principal, parameters, parts.api, parts.renderer, parts.standing, signed_in, query)
 
     async def _problem(self, request: Request, problem: HttpProblem) -> Response:
-        """Return an error page. Redirect unknown users to sign in."""
         is_page = request.method in ("GET", "HEAD") and not request.url.path.startswith("/console/")
         if problem.status == HTTPStatus.UNAUTHORIZED and is_page:
             path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -171,7 +170,6 @@ class ConsoleApp:
 
 
 def _lead_below(base: BasePath, response: Response) -> None:
-    """Put redirects below `base`, and limit cookies to it."""
     if not base.link:
         return
     for name in ("location", "hx-redirect"):
@@ -189,7 +187,6 @@ def _header(scope: Scope, wanted: bytes) -> str:
 
 
 def _came_from(request: Request) -> str:
-    """Return the path of the form's page."""
     parts = urlsplit(request.headers.get("referer", ""))
     is_ours = parts.netloc == request.headers.get("host")
     return local_path(f"{parts.path}?{parts.query}" if parts.query else parts.path) if is_ours else "/"
@@ -200,7 +197,6 @@ def _prefers_html(scope: Scope) -> bool:
 
 
 def _rename(scope: Scope) -> None:
-    """Map a page's name to the API path behind it."""
     path: str = scope["path"]
     for ending, media_type in _FORMS.items():
         if path.endswith(ending) and path != "/openapi.json":

@@ -32,7 +32,6 @@ class Assets:
         self._by_url: Mapping[str, Asset] = {asset.url: asset for asset in self._by_name.values()}
 
     def url(self, name: str) -> str:
-        """Return the address of a file."""
         return self._by_name[name].url
 
     @property
@@ -40,7 +39,6 @@ class Assets:
         return self._by_name
 
     def response(self, path: str, accepts_gzip: bool) -> Response | None:
-        """Return the file at `path`. None if there is none."""
         asset = self._by_url.get(path)
         if asset is None:
             return None

@@ -54,7 +54,6 @@ async def runs(
 
 
 def alike_runs(chosen: Mapping[str, str], row: Row) -> str:
-    """Return the query for each item of a row."""
     same = {name: row.item[name] for name in _SEVERAL}
     behind = datetime.fromisoformat(row.item["timestamp"]) + timedelta(microseconds=1)
     same |= {"alertname": row.item["alert_name"], "since": row.oldest["timestamp"], "until": behind.isoformat()}
@@ -62,7 +61,6 @@ def alike_runs(chosen: Mapping[str, str], row: Row) -> str:
 
 
 def _pairs(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the filters in the API's form, with one pair per value."""
     return [
         (name, part)
         for name, value in chosen.items()

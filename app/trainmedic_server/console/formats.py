@@ -42,12 +42,10 @@ _RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?
 
 
 def span(value: float | timedelta | None) -> str:
-    """Format a duration (or seconds) in at most two units: ``1 min 30 s``."""
     return "–" if value is None else times.span(value)
 
 
 def age(value: Any, now: datetime) -> str:
-    """Format the distance to `now`: ``4 min``, ``in 3 min``."""
     at = times.read(value)
     if at is None:
         return "–"
@@ -56,7 +54,6 @@ def age(value: Any, now: datetime) -> str:
 
 
 def clock_time(value: Any, now: datetime | None = None) -> str:
-    """Format the time of day in UTC, with the date if it is not `now`'s."""
     at = times.read(value)
     if at is None:
         return "–"
@@ -90,12 +87,10 @@ def local_field(value: Any, up: bool = False) -> str:
 
 
 def loss(value: Any) -> str:
-    """Format a loss with five digits. Other values are shown unchanged."""
     return f"{value:.5g}" if isinstance(value, int | float) and not isinstance(value, bool) else plain(value)
 
 
 def day(value: Any) -> str:
-    """Format the date and the minute in UTC."""
     at = times.read(value)
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if at else "–"
 
@@ -129,12 +124,10 @@ def safe_link(value: Any) -> str | None:
 
 
 def segment(value: Any) -> str:
-    """Quote a text as one path segment."""
     return quote(str(value), safe="")
 
 
 def shell(value: Any) -> str:
-    """Quote a text as one word of a shell command."""
     return shlex.quote(str(value))
 
 
@@ -145,12 +138,10 @@ def as_json(address: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """Format a step's value in one line: texts unchanged, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def pairs(value: Any, limit: int = 200) -> Markup:
-    """Format a mapping as ``name=value`` pieces."""
     if not isinstance(value, Mapping) or not value:
         return Markup('<span class="dim">–</span>')
     pieces = [
@@ -163,7 +154,6 @@ def pairs(value: Any, limit: int = 200) -> Markup:
 
 
 def without(value: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a mapping without one name."""
     return {key: held for key, held in value.items() if key != name}
 
 
@@ -177,25 +167,20 @@ def finish(value: Any) -> Any:
 
 
 def share(part: float, whole: float) -> int:
-    """Return the percentage of `whole`, from 0 to 100."""
     return max(0, min(100, round(100 * part / whole))) if whole > 0 else 0
 
 
 def lines(value: Any) -> Markup:
-    """Put a ``<br>`` at the end of each line."""
     return Markup("<br>").join(escape(finish(line)) for line in str(value).splitlines())
 
 
 def linked_runs(value: Any, base: str = "") -> Markup:
-    """Link each run ID to its page below the path `base`."""
     pieces = _RUN_ID.split(str(finish(value)))
     link = Markup('<a href="{0}/runs/{1}">{1}</a>')
     return Markup("").join(link.format(base, piece) if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
-    """Format a sentence: times with their distance, runs as links below the path `base`."""
-
     def write(piece: Piece) -> str:
         match piece:
             case At(time):

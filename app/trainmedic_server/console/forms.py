@@ -38,7 +38,6 @@ class Forms:
         self._bodies = bodies
 
     async def take(self, request: Request) -> Response:
-        """Execute a form. Raises HttpProblem."""
         principal = self._auth.require(request, TokenRole.VIEWER, acts=True)
         fields = await read_form(self._bodies, request)
         path = request.url.path
@@ -93,7 +92,6 @@ _ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] =
 
 
 def _started(done: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the notice and the run's page of a manual start, also if it was not started."""
     is_barred = done["run"]["status"] == Status.NOT_STARTED.value
     return "not_started" if is_barred else "started", f"/runs/{done['run']['run_id']}"
 

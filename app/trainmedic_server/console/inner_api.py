@@ -27,11 +27,9 @@ class InnerApi:
         self._app = app
 
     async def get(self, principal: Principal, path: str, query: Query | None = None) -> Any:
-        """Return the document at `path`. Raises HttpProblem for an error."""
         return await self.ask(principal, "GET", path, query)
 
     async def get_or(self, default: Any, principal: Principal, path: str, query: Query | None = None) -> Any:
-        """Return the document at `path`, or `default` if there is none."""
         try:
             return await self.get(principal, path, query)
         except HttpProblem as problem:
@@ -110,7 +108,6 @@ class _StreamedAnswer:
         self._left = asyncio.Event()
 
     def leave(self) -> None:
-        """Report to the application that its client has disconnected."""
         self._left.set()
 
     async def serve(self, app: ASGIApp, scope: dict[str, Any]) -> None:

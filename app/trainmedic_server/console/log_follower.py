@@ -175,7 +175,6 @@ class LogFollower:
 
 
 def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list[Mapping[str, Any]]) -> bytes:
-    """Return one event with rows in order of arrival, and notes."""
     notes = list(arrived.notes)
     left_out = arrived.count - len(arrived.lines)
     if left_out and arrived.first is not None:
@@ -191,7 +190,6 @@ def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list
 
 
 async def _refused(most: int) -> AsyncGenerator[bytes, None]:
-    """Yield the answer to a page beyond the limit."""
     yield _message("over", {"why": _FULL.format(most=most)})
 
 
@@ -218,5 +216,4 @@ def _place(text: str) -> LogPlace | None:
 
 
 def _why(error: BaseException) -> str:
-    """Return, for the user, why the log cannot be followed."""
     return from_error(error).detail if isinstance(error, errors.TrainmedicError) else _ENDED

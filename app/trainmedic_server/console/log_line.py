@@ -81,7 +81,6 @@ class ShownLine(Struct, frozen=True):
         return self.level == LogLevel.ERROR
 
     def body(self, pattern: SearchPattern | None = None) -> Markup:
-        """Return the text, with matches of `pattern` marked."""
         return line_body(self.text, self.left_out, pattern)
 
 
@@ -118,7 +117,6 @@ def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mappin
 
 
 def _spans(text: str, pattern: SearchPattern | None) -> list[tuple[int, int]]:
-    """Return the matches of the pattern, in characters."""
     if pattern is None:
         return []
     data = text.encode("utf-8", "replace")
@@ -132,7 +130,6 @@ def _spans(text: str, pattern: SearchPattern | None) -> list[tuple[int, int]]:
 
 
 def _marked(text: str, spans: Iterable[tuple[int, int]], begin: int, end: int) -> Markup:
-    """Return the characters from `begin` to `end`, with `spans` marked."""
     pieces, at = [], begin
     for start, stop in spans:
         start, stop = max(start, begin), min(stop, end)

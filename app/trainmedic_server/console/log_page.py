@@ -95,13 +95,11 @@ async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) ->
 
 
 async def opened(page: PageRequest) -> Response:
-    """Redirect to the log of the job in the form."""
     job = page.query.get("job", "").strip()
     return RedirectResponse(f"/jobs/{quote(job, safe='')}/logs" if job else "/jobs", HTTPStatus.SEE_OTHER)
 
 
 def _nearest(view: LogView, lines: list[log_line.ShownLine]) -> log_line.ShownLine | None:
-    """Return the line closest to the view's moment, at most a second away."""
     moment = view.moment
     if moment is None or not lines:
         return None

@@ -48,7 +48,6 @@ class LogPlace(Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Parse a place. Raises ValueError."""
         match = _PLACE.fullmatch(text)
         if match is None or int(match["passed"]) > _MOST_PASSED:
             raise ValueError("is not a place in a log; omit it to start at the newest lines")
@@ -169,11 +168,9 @@ class LogView(Struct, frozen=True):
         return urlencode({name: str(value) for name, value in names.items() if value not in (None, "")})
 
     def older(self, place: LogPlace) -> str:
-        """Return the query of the lines before `place`. Its times are fixed, so it always shows the same lines."""
         return self.query(**self._fixed(), before=place)
 
     def newer(self, place: LogPlace) -> str:
-        """Return the query of the lines after `place`."""
         return self.query(**self._fixed(), after=place)
 
     def permanent(self, now: datetime) -> str:

@@ -38,10 +38,8 @@ def leave(response: Response, done: str) -> None:
 
 
 def left(request: Request) -> str:
-    """Return the notice for this page, or an empty text."""
     return SENTENCES.get(request.cookies.get(COOKIE, ""), "")
 
 
 def clear(response: Response) -> None:
-    """Remove the notice after showing it once."""
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")

@@ -44,7 +44,6 @@ class PageForms:
         return any(pattern.fullmatch(path) for pattern, _ in _FORMS)
 
     async def take(self, request: Request) -> Response:
-        """Return the page. Raises HttpProblem."""
         self._auth.require(request, TokenRole.VIEWER, acts=True)
         is_pasted = request.url.path == "/console/explain"
         fields = await read_fields(self._bodies, request, _PASTED_BYTES if is_pasted else FORM_BYTES)
@@ -55,7 +54,6 @@ class PageForms:
 
 
 async def _explain(page: PageRequest, pairs: Fields) -> Response:
-    """Show the forecast for a pasted alert."""
     fields = {name: value for name, value in pairs if value}
     if len(address := f"/explain?{urlencode(fields)}") <= _LONGEST_LINK:
         return RedirectResponse(address, HTTPStatus.SEE_OTHER)
@@ -78,7 +76,6 @@ async def _answers(page: PageRequest, pairs: Fields) -> Response:
 
 
 async def _answer(page: PageRequest, run_id: str, kind: str, note: str) -> tuple[bool, str]:
-    """Return whether the command was accepted; and the run, or the error."""
     try:
         run = await page.api.ask(page.principal, "POST", f"/runs/{run_id}/{kind}", body={"note": note})
     except HttpProblem as problem:

@@ -36,14 +36,12 @@ class PageRequest(Struct, frozen=True):
     query: Mapping[str, str] = field(default_factory=dict)
 
     async def get(self, path: str, query: Query | None = None) -> Any:
-        """Return the API's document at `path`. Raises HttpProblem."""
         return await self.api.get(self.principal, path, query)
 
     async def get_or(self, default: Any, path: str, query: Query | None = None) -> Any:
         return await self.api.get_or(default, self.principal, path, query)
 
     def documents(self, path: str, query: Query | None = None) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """Yield the documents of a streamed API answer. Raises HttpProblem."""
         return self.api.documents(self.principal, path, query)
 
     @property
@@ -78,7 +76,6 @@ class PageRequest(Struct, frozen=True):
         return await self.standing.now(since=last_event(self.request.headers.get("last-event-id", "0")) or 0)
 
     def _curl(self, path: str) -> str:
-        """Return the curl command for `path`."""
         base = self.renderer.base
         scheme = "https" if self.request.headers.get("x-forwarded-proto") == "https" else "http"
         token = "" if self.principal is ANONYMOUS else '-H "Authorization: Bearer $TRAINMEDIC_TOKEN" '
@@ -87,7 +84,6 @@ class PageRequest(Struct, frozen=True):
 
 
 def last_event(named: str) -> int | None:
-    """Return the number of an event from a browser. None if invalid."""
     return int(named) if named.isascii() and named.isdigit() and len(named) <= _LONGEST_SEQ else None
 
 

@@ -20,7 +20,6 @@ _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
 
 async def jobs(page: PageRequest) -> Response:
-    """Show connected and lost jobs."""
     listed = await _every(page, "/jobs")
     present = await page.stands()
     return await page.page(
@@ -34,7 +33,6 @@ async def jobs(page: PageRequest) -> Response:
 
 
 async def job(page: PageRequest) -> Response:
-    """Show one job, by rank."""
     name = page.parameters["job"]
     shown = await _named(page, "/jobs", name)
     runs, more = await folding.runs(page, {"job": name})
@@ -77,7 +75,6 @@ async def nodes(page: PageRequest) -> Response:
 
 
 async def node(page: PageRequest) -> Response:
-    """Show one node: its agent's report and its runs."""
     name = page.parameters["node"]
     agent = await _named(page, "/agents", name)
     runs, more = await folding.runs(page, {"node": name})
@@ -97,7 +94,6 @@ async def node(page: PageRequest) -> Response:
 
 
 async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
-    """Return all items at `path` from all pages."""
     listed = await page.get(path)
     items = list(listed["items"])
     while listed.get("next"):
@@ -107,12 +103,10 @@ async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
 
 
 async def _named(page: PageRequest, path: str, name: str) -> Mapping[str, Any] | None:
-    """Return the item of this name at `path`."""
     return next(iter((await page.get(path, {"name": name}))["items"]), None)
 
 
 def _changed(document: Mapping[str, Any] | None) -> dict[str, list[Mapping[str, Any]]]:
-    """Return active changes by target."""
     by_target: dict[str, list[Mapping[str, Any]]] = {}
     for change in (document or {}).get("changed", []):
         by_target.setdefault(change["target"], []).append(change)
@@ -125,5 +119,4 @@ def _lost(document: Mapping[str, Any] | None, kind: str) -> list[Mapping[str, An
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts node-10 after node-9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

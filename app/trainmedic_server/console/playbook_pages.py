@@ -60,7 +60,6 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
 
 
 async def played(page: PageRequest) -> Response:
-    """Show the page with the results of the playbook's tests."""
     path = f"/playbooks/{page.parameters['playbook']}/test"
     try:
         return await playbook(page, tests=await page.api.ask(page.principal, "POST", path))
@@ -69,7 +68,6 @@ async def played(page: PageRequest) -> Response:
 
 
 async def tried(page: PageRequest, fields: Mapping[str, str]) -> Response:
-    """Show the page with the forecast of a manual run."""
     body = start_of(page.parameters["playbook"], fields) | {"dry_run": True}
     try:
         preview = await page.api.ask(page.principal, "POST", "/runs", body=body)
@@ -79,14 +77,12 @@ async def tried(page: PageRequest, fields: Mapping[str, str]) -> Response:
 
 
 def start_of(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the API's body for the form of manual runs."""
     pieces = [piece.partition("=") for piece in fields.get("labels", "").replace(",", " ").split()]
     labels = {label: value for label, _, value in pieces}
     return {"playbook": name, "target": fields.get("target", "").strip(), "labels": labels}
 
 
 async def _targets(page: PageRequest, kind: str) -> list[str]:
-    """Return existing targets of this kind, as suggestions."""
     if kind == "cluster":
         return ["cluster"]
     items = (await page.get("/jobs" if kind == "job" else "/agents"))["items"]

@@ -45,7 +45,6 @@ class RankLosses(Struct, frozen=True):
 
     @property
     def not_finite(self) -> tuple[tuple[str, OddRanks], ...]:
-        """Kinds of non-finite losses, with their ranks."""
         kinds = (("NaN", self.nan), ("infinite", self.infinite), ("minus infinite", self.minus_infinite))
         return tuple((kind, odd) for kind, odd in kinds if odd is not None)
 
@@ -56,7 +55,6 @@ class RankLosses(Struct, frozen=True):
 
 
 def losses_of(job: Mapping[str, Any] | None) -> RankLosses | None:
-    """Parse a job's losses. None if absent or malformed."""
     details = (job or {}).get("details")
     said = details.get("losses") if isinstance(details, Mapping) else None
     try:

@@ -88,7 +88,6 @@ class Renderer:
         )
 
     def now(self) -> datetime:
-        """Return the time from which pages compute ages."""
         return self._clock.now()
 
     def text(self, template: str, **names: Any) -> str:
@@ -101,7 +100,6 @@ class Renderer:
 
 
 def page(text: str, status: int = 200, *, accepts_gzip: bool = False, headers: Mapping[str, str] = {}) -> Response:
-    """Return a page as a response with security headers."""
     content = text.encode("utf-8", "replace")
     more = {"Cache-Control": "no-store", "Vary": "Accept, Accept-Encoding, Cookie", **SECURITY_HEADERS, **headers}
     if accepts_gzip and len(content) > _COMPRESSED_FROM:

@@ -39,7 +39,6 @@ SAVED = (
 
 
 async def runs(page: PageRequest) -> Response:
-    """Show the list, newest first, from a cursor on."""
     (chosen, text), wrong = _conditions(page.query), ""
     rows: list[Row] = []
     cursor, after, each = page.query.get("cursor", ""), "", page.query.get("each", "")
@@ -74,7 +73,6 @@ async def runs(page: PageRequest) -> Response:
 
 
 async def run(page: PageRequest) -> Response:
-    """Show one run, from the alert to the last undo."""
     shown = await page.get(f"/history/{page.parameters['run']}")
     return await page.page(
         "run.html",
@@ -99,7 +97,6 @@ async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def short(page: PageRequest) -> Response:
-    """Redirect ``/r/<part of an ID>`` to the run."""
     shown = await page.get(f"/history/{page.parameters['run']}")
     return RedirectResponse(f"/runs/{shown['run_id']}", 303)
 
@@ -173,7 +170,6 @@ def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
 
 def _check(text: str) -> None:
-    """Raise HttpProblem for a word that is not a filter."""
     for word in text.split():
         name, colon, value = word.partition(":")
         if not (colon and value and _SHORT.get(name, name) in _FILTERS):

@@ -17,7 +17,6 @@ _SPANS = ("24h", "7d", "30d", "90d")
 
 
 async def now(page: PageRequest) -> Response:
-    """Show the first page, which updates itself."""
     return await page.page("now.html", title="Now", live="now")
 
 
@@ -54,7 +53,6 @@ async def report(page: PageRequest) -> Response:
 
 
 async def audit(page: PageRequest) -> Response:
-    """Show actions of people, newest first."""
     chosen = {name: value for name in ("by", "since", "until") if (value := page.query.get(name, "").strip())}
     before = {"before": page.query["before"]} if page.query.get("before") else {}
     listed: Mapping[str, Any] = {"items": [], "next": None}

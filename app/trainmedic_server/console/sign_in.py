@@ -34,7 +34,6 @@ class SignIn:
         self._bodies = bodies
 
     async def show(self, request: Request) -> Response:
-        """Show the page, or redirect users who need no sign-in."""
         onward = local_path(request.query_params.get("next"))
         try:
             self._auth.require(request, TokenRole.VIEWER)
@@ -43,7 +42,6 @@ class SignIn:
         return RedirectResponse(onward, HTTPStatus.SEE_OTHER)
 
     async def begin(self, request: Request) -> Response:
-        """Check a token and begin a session."""
         refuse_other_sites(request)
         form = await read_form(self._bodies, request)
         onward = local_path(form.get("next"))
@@ -68,7 +66,6 @@ class SignIn:
         return response
 
     async def end(self, request: Request) -> Response:
-        """End the browser's session."""
         refuse_other_sites(request)
         session = self._sessions.of(request.headers.get("cookie"))
         if session is not None:

@@ -48,7 +48,6 @@ class BasePath:
         self._is_ambiguous = _first_word(self._decoded) in OWN_NAMES
 
     def strip(self, scope: MutableMapping[str, Any]) -> None:
-        """Remove the base from a request's path, if present."""
         if not self.link:
             return
         stripped = self.within(scope["path"], self._decoded)

@@ -151,7 +151,6 @@ def _full(closes: bool) -> HttpProblem:
 
 
 def _with_half_pairs(body: bytes | bytearray) -> Any:
-    """Return the JSON value, parsed with half surrogate pairs allowed. None if it is not JSON."""
     try:
         return json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -163,7 +162,6 @@ def _refuse_constant(name: str) -> None:
 
 
 def _refuse_half_pairs(document: Any) -> None:
-    """Raise PayloadError for the first half of a surrogate pair."""
     # Use a stack, because the body may be nested deeper than Python's recursion limit. Its elements are iterators,
     # because a list of all members would need a multiple of the body's memory.
     being_read = [iter([("", document)])]

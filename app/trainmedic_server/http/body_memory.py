@@ -49,7 +49,6 @@ class BodyMemory:
         return True
 
     def arrived(self, arrival: BodyArrival) -> None:
-        """Record that a body is complete. It can no longer be dropped."""
         self._share(arrival.size).arriving.pop(arrival, None)
 
     def release(self, arrival: BodyArrival) -> None:
@@ -57,7 +56,6 @@ class BodyMemory:
         arrival.size = 0
 
     def turns(self, size: int) -> Turns:
-        """Return the turns for bodies of this size."""
         return self._small_turns if size <= self._small_body_bytes else self._large_turns
 
     def _share(self, size: int) -> _Share:
@@ -86,7 +84,6 @@ class Turns:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
-        """Wait for a turn, which lasts until `give_back`."""
         if not self._waiting and self._fits(size):
             self._in_use += size
             return

@@ -49,7 +49,6 @@ class _Heard:
         self._left = asyncio.Event()
 
     async def listen(self) -> None:
-        """Return when the client has disconnected."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":

@@ -92,7 +92,6 @@ class ConnectionTable:
         self._count += 1
 
     def discard(self, connection: TableEntry) -> None:
-        """Remove a connection, if present."""
         group = self._group(connection)
         if connection in group:
             del group[connection]
@@ -102,7 +101,6 @@ class ConnectionTable:
         self._unread.pop(connection, None)
 
     def active(self, connection: TableEntry) -> None:
-        """Record that a request has begun or ended."""
         group = self._group(connection)
         if connection in group:
             del group[connection]
@@ -143,7 +141,6 @@ class ConnectionTable:
             self._close(loser)
 
     def read(self, connection: TableEntry) -> None:
-        """Record that the client has read everything."""
         self._unread.pop(connection, None)
 
     def _candidate(self) -> TableEntry | None:
@@ -169,10 +166,8 @@ class ConnectionTable:
 
 
 def _waited_for(group: Iterable[TableEntry]) -> Iterator[TableEntry]:
-    """Yield connections without a fully received request."""
     return (entry for entry in group if not entry.has_arrived)
 
 
 def _size_and_age(group: dict[TableEntry, int]) -> tuple[int, int]:
-    """Return the sort key: the size, then how long the first member was silent."""
     return len(group), -next(iter(group.values()))

@@ -192,7 +192,6 @@ class _Api(FastAPI):
             await while_client_waits(self.answer, scope, receive, _of_one_caller(send))
 
     def answers(self, scope: Scope) -> bool:
-        """Return whether the path exists, for any method."""
         return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -246,8 +245,6 @@ class _Boundary:
 
 
 def _described(app: FastAPI, base: BasePath) -> FastAPI:
-    """Complete `app` with error handlers and its OpenAPI document, which is built on first request."""
-
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)

@@ -77,7 +77,6 @@ class Forwarder:
             self._turns.release()
 
     def end(self) -> None:
-        """Close every connection. Pending requests get no answer."""
         for connection in (*self._idle, *self._in_use):
             connection.abort()
         self._idle.clear()
@@ -155,7 +154,6 @@ async def _send_request(connection: _Connection, scope: Scope, receive: Receive)
 
 
 async def _look_after(connection: _Connection, receive: Receive) -> None:
-    """End the exchange when its client disconnects, or after too long a silence."""
     leaves = asyncio.ensure_future(_left(receive))
     try:
         while not leaves.done() and connection.silent_seconds < _SILENT_SECONDS:
@@ -184,7 +182,6 @@ class _Connection(asyncio.Protocol):
         self.begin(without_body=False)
 
     def begin(self, *, without_body: bool) -> None:
-        """Prepare for an answer; ``without_body`` for HEAD."""
         self._parser = httptools.HttpResponseParser(self)
         self._without_body = without_body
         self._keeps_alive = True

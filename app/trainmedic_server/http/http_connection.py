@@ -72,7 +72,6 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def overdue(self, now: float) -> bool:
-        """Return whether the client is too late with a head, or with reading a response."""
         if self.transport.is_closing() and self._write_deadline == _NEVER:
             self._write_deadline = now + self._limits.flush_seconds
         return now > min(self._head_deadline, self._write_deadline)
@@ -181,7 +180,6 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse(_Refusal(HTTPStatus.BAD_REQUEST, msg))
 
     def _has_arrived(self) -> bool:
-        """Return whether the present request has been received completely."""
         return self._serving is not None and not self._serving.more_body
 
     def _vouch(self, standing: Standing) -> None:
@@ -204,7 +202,6 @@ class HttpConnection(HttpToolsProtocol):
         self._head_deadline = self.loop.time() + _LINGER_SECONDS
 
     def _end_after_responses(self) -> None:
-        """Answer the complete requests, then close."""
         self._refusal = self._refusal or _Refusal(HTTPStatus.BAD_REQUEST, "")
         self._head_deadline = _NEVER
         while self.pipeline and self.pipeline[0][0].more_body:

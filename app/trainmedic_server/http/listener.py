@@ -90,7 +90,6 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _end_overdue_connections(self) -> None:
-        """End connections with slow clients, and log how many were closed for capacity."""
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, HttpConnection) and connection.overdue(now):

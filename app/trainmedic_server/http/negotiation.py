@@ -32,7 +32,6 @@ def _range(part: str) -> tuple[str, float]:
 
 
 def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
-    """Return the quality by the most specific range that covers the type."""
     for covering in (media_type, media_type.partition("/")[0] + "/*", "*/*"):
         for media_range, quality in ranges:
             if media_range == covering:

@@ -162,7 +162,6 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
 
 
 def from_validation(mistakes: Sequence[Mapping[str, Any]]) -> HttpProblem:
-    """Return the problem for Pydantic's errors, each with ``loc`` and ``msg``."""
     problems = [(_path(each["loc"]), sentence(each["msg"])) for each in mistakes[:20]]
     detail = "; ".join(f"{field}: {message}" for field, message in problems)
     return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems)
@@ -184,7 +183,6 @@ def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
 
 
 def answer_error(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse:
-    """Return the response to one of our errors. Unexpected ones are logged with a traceback."""
     problem = from_error(error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("request failed", path=scope["path"], exc_info=error)
@@ -192,8 +190,6 @@ def answer_error(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse
 
 
 def register(app: FastAPI) -> None:
-    """Make `app` answer every error with problem details."""
-
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.TrainmedicError)
         return answer_error(request.scope, error)

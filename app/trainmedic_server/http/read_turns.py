@@ -37,7 +37,6 @@ _reader: ContextVar[ReadCaller] = ContextVar("reader", default=NOBODY)
 
 
 def note_reader(name: str, *, acts: bool) -> None:
-    """Record the caller of the current request."""
     _reader.set(ReadCaller(name, acts))
 
 
@@ -50,7 +49,6 @@ class _Waiting(Struct):
         self.by_name.setdefault(name, deque()).append(turn)
 
     def next(self) -> asyncio.Future[None] | None:
-        """Remove and return the next turn. None if no reader waits."""
         while self.by_name:
             name = next(iter(self.by_name))
             turns = self.by_name.pop(name)

@@ -110,7 +110,6 @@ class Standby:
         self._forwarder.end()
 
     def _own_answer(self, scope: Scope) -> Response | None:
-        """Return the standby's own answer. None if the leader has to answer. Raises HttpProblem."""
         if scope["method"] not in ("GET", "HEAD"):
             return None
         match scope["path"]:

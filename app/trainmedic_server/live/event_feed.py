@@ -54,7 +54,6 @@ class EventFeed:
             self._poller = asyncio.create_task(self._poll(), name="events")
 
     async def leave(self) -> None:
-        """Remove a listener."""
         self._listeners -= 1
         if self._listeners == 0:
             await self._stop()

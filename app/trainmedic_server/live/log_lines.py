@@ -116,8 +116,6 @@ def _router(
 
 
 def _query(clock: Clock) -> Callable[..., LogQuery]:
-    """Return the dependency that reads a query from its parameters."""
-
     def query(
         job: str,
         rank: Number = None,
@@ -140,7 +138,6 @@ def _query(clock: Clock) -> Callable[..., LogQuery]:
 
 
 def _check(query: LogQuery) -> None:
-    """Raise HttpProblem if the query is invalid."""
     try:
         if query.grep:
             SearchPattern(query.grep)

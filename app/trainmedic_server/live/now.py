@@ -210,7 +210,6 @@ class NowApi:
     async def next_of(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder]
     ) -> NextView | None:
-        """Return what the run does next. None if it is over."""
         upcoming = await self._engine.upcoming(run, alerts, orders)
         return NextView.model_validate(upcoming) if upcoming is not None else None
 
@@ -238,7 +237,6 @@ def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
 
 
 def pauses_of(controls: Controls, now: datetime) -> list[PauseLine]:
-    """Return the active pauses, observe-only ones included."""
     return [
         PauseLine(
             scope=f"{pause.scope}{', observe only' if pause.observe else ''}",

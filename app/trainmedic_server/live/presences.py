@@ -31,7 +31,6 @@ class PresenceView(ApiModel):
 
 
 def members_of(presence: Presence, contradictions: Sequence[str], is_signed: bool) -> dict[str, Any]:
-    """Return the members of a view that have a value."""
     doubts = [*([presence.doubt] if presence.doubt is not None else []), *contradictions]
     members: dict[str, Any] = {
         "name": presence.name,

@@ -26,7 +26,6 @@ UNANSWERED: Mapping[Unanswered, str] = {
 
 
 def asks(run: Run) -> str:
-    """Return who asks, and because of which alert."""
     return f"{runs.title_of(run)} asks, because of {run.alert_name}:"
 
 

@@ -27,7 +27,6 @@ def short_id(run_id: object) -> str:
 
 
 def title(playbook: str, target: str | None) -> str:
-    """Return the display name of a run: its playbook and target."""
     return f"{playbook} on {target or 'no target'}"
 
 
@@ -62,7 +61,6 @@ class DoneWords(Struct, frozen=True):
 
 
 def done(item: Document) -> DoneWords:
-    """Return what a run did. If it did not start, the message is the reason."""
     action, message = item.get("action_taken") or "", item.get("message") or ""
     is_told = action in message and item["status"] != Status.FAILED
     return DoneWords("" if is_told else action, message)
@@ -79,13 +77,11 @@ def what(item: Document) -> str:
 
 
 def lasted(item: Document) -> str:
-    """Return the duration of a run. Empty while it is open or if it did not start."""
     length = item.get("duration_ms")
     return "" if length is None or item.get("status") == Status.NOT_STARTED else times.span(length / 1000)
 
 
 def took(performed: Document) -> str:
-    """Return the duration of a step. Empty while it runs."""
     began, ended = times.read(performed.get("started_at")), times.read(performed.get("ended_at"))
     return times.span(ended - began) if began and ended else ""
 
@@ -113,7 +109,6 @@ class NextWords(Struct, frozen=True):
 
 
 def upcoming(document: Document | None) -> NextWords | None:
-    """Return what a run does next. None if it is over."""
     return NextWords(tuple(_now(document)), tuple(_until(document)), _then(document)) if document else None
 
 

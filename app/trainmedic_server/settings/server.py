@@ -396,7 +396,6 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
 
     @property
     def limits(self) -> EngineLimits:
-        """The settings that the engine needs."""
         return EngineLimits(**{name: getattr(self, name) for name in EngineLimits.__struct_fields__})
 
 

@@ -12,7 +12,6 @@ from trainmedic_server.settings.values import LogFormat, LogLevel
 
 
 def default_of(name: str) -> str:
-    """Return the default as the documentation shows it."""
     source, value = SOURCES[name], ServerSettings.model_fields[name].default
     if source.shown_default is not None:
         return source.shown_default

@@ -25,7 +25,6 @@ def _lower(value: Any) -> Any:
 
 
 def _not_empty(value: Any) -> Any:
-    """Refuse an empty path: it would mean the working directory."""
     if value == "":
         raise ValueError("must name a file or directory; write . for the working directory")
     return value
@@ -98,7 +97,6 @@ def _signing_key(key: SecretStr) -> SecretStr:
 
 
 def _host_and_port(value: str) -> str:
-    """Return the address, with brackets around an IPv6 host."""
     host, colon, port = value.rpartition(":")
     is_port = re.fullmatch(r"\d{1,5}", port, re.ASCII) and 0 < int(port) <= 65535
     if not (colon and is_port and re.fullmatch(r"[\w.-]+|\[?[0-9A-Fa-f:.]+\]?", host)):
@@ -113,7 +111,6 @@ def _host_name(value: str) -> str:
 
 
 def _channels(value: Any) -> Any:
-    """Return the URLs by channel from ``name=url`` pairs."""
     if not isinstance(value, str):
         return value
     channels: dict[str, tuple[str, ...]] = {}
@@ -126,7 +123,6 @@ def _channels(value: Any) -> Any:
 
 
 def _external_url(value: str) -> str:
-    """Return the URL without a final slash. Empty if unset."""
     if not value:
         return value
     try:

@@ -23,7 +23,6 @@ from trainmedic_server.settings.server import ServerSettings
 def opened_prometheus(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, on_error: Callable[[], None]
 ) -> PrometheusApi | None:
-    """Return the configured Prometheus, which `stack` closes."""
     if settings.prometheus is None:
         return None
     prometheus = PrometheusApi(settings.prometheus.get_secret_value(), settings.prometheus_token, on_error)

@@ -122,7 +122,6 @@ class FindingParts(Struct, frozen=True):
         return min(INTAKE_AGAIN, self.settings.limits.assume_resolved_after / 4)
 
     async def _watch_rules(self) -> None:
-        """Reload changed rules, and export their number."""
         watching = asyncio.create_task(self.rules.watch())
         try:
             while True:

@@ -31,12 +31,10 @@ def tune() -> None:
 
 
 def described() -> dict[str, Any]:
-    """Return Python's version, and whether it has the GIL."""
     return {"python": ".".join(map(str, sys.version_info[:3])), "gil": _has_gil()}
 
 
 def warn_of_gil() -> None:
-    """Log a warning if a free-threaded Python runs with the GIL."""
     if sysconfig.get_config_var("Py_GIL_DISABLED") and _has_gil():
         log.warning("free-threaded Python runs with the GIL; start the server with PYTHON_GIL=0")
 

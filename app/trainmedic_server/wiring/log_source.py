@@ -23,7 +23,6 @@ _TENANT, _TOKEN_FILE = "tenant", "token_file"
 
 
 def log_source(url: SecretStr | None, stack: contextlib.AsyncExitStack, bus: CommandBus, clock: Clock) -> LogSource:
-    """Return the source, which `stack` closes. Raises ConfigurationError."""
     if url is None:
         return AgentLogs(bus, clock)
     http, store = store_at(url.get_secret_value())

@@ -274,7 +274,6 @@ class TrainmedicServer:
         notifier: Notifier | None,
         prometheus: PrometheusApi | None,
     ) -> None:
-        """Start notifications, event listeners, the reload of playbooks, and retention."""
         settings, clock, metrics = self._settings, self._clock, self._metrics
         sending = notifications.sending_messages(settings, store, notifier, clock, metrics, lambda: catalog.problems)
         await stack.enter_async_context(sending)
@@ -286,7 +285,6 @@ class TrainmedicServer:
             await stack.enter_async_context(background(work, name))
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary, AlertMapLibrary]:
-        """Load the playbooks, the log rules and the alert map."""
         catalog = Library(self._settings.playbooks, actions, metrics=self._metrics)
         rules = log_rule_library(self._settings)
         await asyncio.to_thread(catalog.reload)
@@ -336,7 +334,6 @@ class TrainmedicServer:
         session: postgresql.LockSession | None,
         authenticator: auth.Authenticator,
     ) -> SqlStore:
-        """Open the run store, and load the sessions if clients must authenticate."""
         store = await asyncio.to_thread(self._store, session)
         stack.push_async_callback(store.close)
         if authenticator.has_tokens:
@@ -391,7 +388,6 @@ class TrainmedicServer:
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence
     ) -> tuple[Cluster | None, Callable[[], ClusterTopology], JobPods]:
-        """Return the configured Kubernetes cluster, and what its watches know."""
         if self._settings.kubernetes == "off":
             return None, ClusterTopology, NoPods()
         # Imported here, because its client takes a third of a second to import, and few servers have a cluster.
