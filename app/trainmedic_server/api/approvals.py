@@ -64,8 +64,6 @@ class ApprovalView(View):
 
 
 class ApprovalList(View):
-    """Open questions; the one that ends first comes first."""
-
     items: list[ApprovalView]
 
 

@@ -1,7 +1,4 @@
-"""``GET /channels`` and ``POST /channels/{name}/test``: notification channels and test messages.
-
-Of a channel's URLs only the kind is shown; the rest contains secrets.
-"""
+"""``GET /channels`` and ``POST /channels/{name}/test``. Only the kind of a URL is shown; the rest contains secrets."""
 
 from __future__ import annotations
 
@@ -51,8 +48,6 @@ class ChannelsApi(Struct, frozen=True):
 
 
 class ChannelView(View):
-    """A notification channel."""
-
     name: str
     services: list[str] = Field(description="The kind of each of its services, from the beginning of its URL.")
     messages: list[MessageKind] = Field(description="Messages that the server sends there by itself.")
@@ -76,8 +71,6 @@ class TestBody(ApiModel):
 
 
 class SentTestView(View):
-    """Outcome of a test message."""
-
     channel: str
     sent: bool = Field(description="Whether every service of the channel accepted it.")
     detail: str = Field(description="The error; empty on success.")

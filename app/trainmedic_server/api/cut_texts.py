@@ -1,7 +1,5 @@
-"""Truncation and marking of annotations that exceed the server's limits.
-
-Annotations are for people: truncation loses their end, while refusal would lose the alert. Labels are never truncated,
-because a shorter one could mean something else.
+"""Truncation of annotations that exceed the server's limits. Labels are never truncated: a shorter one could mean
+something else.
 """
 
 from __future__ import annotations
@@ -32,9 +30,8 @@ def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts with unstorable characters replaced, and with the longest truncated until all limits hold.
-
-    Deterministic. Expects at most `MOST_TEXTS`.
+    """Return the texts storable and within all limits, with the longest truncated first. Deterministic. Expects at most
+    `MOST_TEXTS`.
     """
     joined = "".join(chain.from_iterable(texts.items()))
     if len(joined) <= TEXT_LENGTH and not holds_unstored(joined):
@@ -55,17 +52,15 @@ def cut(text: str, length: int = TEXT_LENGTH) -> str:
 
 
 def storable(text: str) -> str:
-    """Replace NUL and half surrogate pairs, which no database stores, by U+FFFD."""
     return _NOT_STORED.sub(_REPLACEMENT, text) if holds_unstored(text) else text
 
 
 def holds_unstored(text: str) -> bool:
-    """Return whether the text has a character that no database stores."""
     return "\0" in text or (not text.isascii() and _NOT_STORED.search(text) is not None)
 
 
 def _ceiling(lengths: Sequence[int], room: int) -> int:
-    """Return the greatest length, up to `TEXT_LENGTH`, to which texts must be truncated to fit into `room`."""
+    """Return the length, up to `TEXT_LENGTH`, to which texts must be truncated to fit into `room`."""
     remaining: Iterable[int] = sorted(min(length, TEXT_LENGTH) for length in lengths)
     for index, length in enumerate(remaining):
         share = room // (len(lengths) - index)

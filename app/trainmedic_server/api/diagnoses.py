@@ -32,8 +32,6 @@ Attempt = Annotated[
 
 
 class EvidenceView(ApiModel):
-    """One observation."""
-
     why: str = Field(description="Why it matters, for people.")
     line: str = Field(description="As printed; empty if it is not a line.")
     source: str
@@ -44,8 +42,6 @@ class EvidenceView(ApiModel):
 
 
 class DiagnosisView(ApiModel):
-    """The verdict on one failure of a job."""
-
     id: str
     job: str
     attempt: int | None = Field(description="Null if unknown.")

@@ -1,8 +1,4 @@
-"""The API's interfaces to the engine, playbooks, log rules and alert map.
-
-The implementations are in ``engine``, ``catalog`` and ``trainmedic_logs``. The server imports none of them, so its
-tests can use others.
-"""
+"""The API's interfaces to the engine, playbooks, log rules and alert map, so that its tests can use others."""
 
 from __future__ import annotations
 
@@ -27,8 +23,6 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 class EnginePort(Protocol):
-    """Admits deliveries and executes operator commands."""
-
     async def admit(self, delivery: Delivery) -> Admission:
         """Decide on every alert of a delivery. Return once all is durable. Raises Saturated, StoreUnavailable."""
         ...
@@ -89,16 +83,12 @@ class EnginePort(Protocol):
 
 
 class JobLivesPort(Protocol):
-    """Whether jobs are alive."""
-
     async def end(self, job: str, actor: str, note: str) -> JobLife:
         """Record that a gone job ended intentionally. Raises NotFound, Conflict, StoreUnavailable."""
         ...
 
 
 class CatalogPort(Protocol):
-    """Loaded playbooks, and files with problems."""
-
     def all(self) -> Sequence[CompiledPlaybook]: ...
     def get(self, name: str) -> CompiledPlaybook | None: ...
     @property
@@ -106,8 +96,6 @@ class CatalogPort(Protocol):
 
 
 class LogRulesPort(Protocol):
-    """Loaded log rules, and files with problems."""
-
     @property
     def rule_set(self) -> RuleSet: ...
     @property
@@ -115,8 +103,6 @@ class LogRulesPort(Protocol):
 
 
 class AlertMapState(Protocol):
-    """The active alert map."""
-
     @property
     def accept(self) -> Sequence[object]:
         """Conditions that an alert must meet."""
@@ -134,8 +120,6 @@ class AlertMapState(Protocol):
 
 
 class AlertMapPort(Protocol):
-    """The alert map, and its files with problems."""
-
     @property
     def is_used(self) -> bool: ...
 
@@ -146,8 +130,6 @@ class AlertMapPort(Protocol):
 
 
 class KeptJobsPort(Protocol):
-    """Jobs whose data is never deleted."""
-
     async def keep(self, job: str, attempt: int | None, actor: str, note: str) -> KeptJob:
         """Keep a job, or one attempt of it. Raises Conflict, StoreUnavailable."""
         ...

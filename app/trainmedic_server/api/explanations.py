@@ -34,8 +34,6 @@ _BODY_BYTES = MIB
 
 
 class StepPlanView(View):
-    """One step and its forecast."""
-
     phase: str = Field(description="steps, on_success or on_failure.")
     id: str
     what: str
@@ -48,8 +46,6 @@ class StepPlanView(View):
 
 
 class ExplanationView(View):
-    """Forecast of one playbook for the alert."""
-
     playbook: str
     source: str
     version: str
@@ -68,8 +64,6 @@ class ExplanationView(View):
 
 
 class ExplainedAlertView(View):
-    """An alert, and the forecast of all playbooks."""
-
     alert_name: str
     labels: dict[str, str]
     status: AlertStatus
@@ -91,8 +85,6 @@ class ExplainedAlertView(View):
 
 
 class ServerState(View):
-    """State of the server that affects every decision."""
-
     mode: Mode | None = Field(description="The server's mode; null without a server.")
     paused: bool
     paused_by: str | None
@@ -101,8 +93,6 @@ class ServerState(View):
 
 
 class ExplainView(View):
-    """Forecasts for the alerts, in their order."""
-
     at: datetime = Field(description="Time at which the alerts' age was judged.")
     server: ServerState | None = Field(description="null without a server.")
     items: list[ExplainedAlertView]

@@ -29,8 +29,6 @@ Item = TypeVar("Item")
 
 
 class Exports(Generic[Item]):
-    """Streams items, shown by `view` as `model`. Limits the number of concurrent streams."""
-
     def __init__(self, limits: ServerLimits, model: type[View], view: Callable[[Item], View]) -> None:
         self._columns = tuple(model.model_fields)
         self._view = view
@@ -38,7 +36,7 @@ class Exports(Generic[Item]):
         self._turns = ReadTurns(limits.exports, 0, "exports")
 
     async def response(self, items: AsyncIterator[Item], media_type: str) -> Response:
-        """Return the stream of `items`, which it consumes. Raises Saturated, StoreUnavailable.
+        """Return the stream of `items`. Raises Saturated, StoreUnavailable.
 
         The first item is fetched before anything is sent, so that a store failure becomes a 503.
         """
@@ -69,9 +67,8 @@ class Exports(Generic[Item]):
 async def _chunks(
     first: Item, others: AsyncIterator[Item], write: Callable[[Item | None], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the header (`write(None)`) and the items in chunks.
-
-    After each chunk, pause for as long as it took. Otherwise an export delays deliveries.
+    """Yield the header and the items in chunks, and pause after each for as long as it took: otherwise an export delays
+    deliveries.
     """
     buffer = [write(None), write(first)]
     size, began = 0, time.monotonic()

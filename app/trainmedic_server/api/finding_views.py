@@ -20,8 +20,6 @@ _MOST_OF_RUN = 5
 
 
 class FindingAlertView(View):
-    """The alert that a finding raises."""
-
     labels: dict[str, str]
     fingerprint: str
     starts_at: datetime
@@ -68,8 +66,6 @@ class FindingView(View):
 
 
 class FindingPage(View):
-    """A page of findings, newest first."""
-
     items: list[FindingView]
     next: str | None = Field(description="Cursor of the next page; null on the last.")
 
@@ -88,8 +84,6 @@ class ExcerptView(View):
 
 
 class FindingDetail(FindingView):
-    """A finding with its context lines."""
-
     excerpts: list[ExcerptView]
     kept: bool = Field(description="Whether it is locked against deletion.")
 

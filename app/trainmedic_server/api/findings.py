@@ -60,8 +60,6 @@ class ReleaseBody(ApiModel):
 
 
 class KeptJobView(View):
-    """A job or attempt whose data is never deleted."""
-
     job: str
     attempt: int | None
     by: str
@@ -74,8 +72,6 @@ class KeptJobList(ApiModel):
 
 
 class FindingsApi(Struct, frozen=True):
-    """Dependencies of the routes."""
-
     history: FindingHistory
     kept_jobs: KeptJobsPort
     verdicts: VerdictHistory

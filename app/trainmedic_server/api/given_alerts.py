@@ -1,13 +1,8 @@
-"""Parser of alerts in any common form:
+"""Parser of alerts in any common form: a webhook's body or one alert of it; Alertmanager's ``GET /api/v2/alerts`` (also
+``amtool alert query -o json``); Prometheus's ``GET /api/v1/alerts``; items of ``GET /alerts``; runs of the history,
+whose alerts count as firing, as at their decision.
 
-- Alertmanager's webhook body, or one alert of it;
-- Alertmanager's ``GET /api/v2/alerts``, also printed by ``amtool alert query -o json``;
-- Prometheus's ``GET /api/v1/alerts``;
-- runs of the history, as pages, lists or alone (``trainmedic history --output json``, ``history show RUN --output
-  json``), whose alerts count as firing, as at their decision;
-- received alerts (``GET /alerts``).
-
-Each is converted to the webhook's form and checked like a delivery (``payload``).
+Each is converted to the webhook's form and checked like a delivery.
 """
 
 from __future__ import annotations
@@ -60,9 +55,7 @@ def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def kept_back(document: Any) -> tuple[str, ...]:
-    """Return, for each alert that `read` returns, why Alertmanager does not send it. Empty if it does, or if the form
-    does not state it.
-    """
+    """Return, for each alert of `read`, why Alertmanager does not send it. Empty if it does, or if unknown."""
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return ()
     return tuple(map(_kept_back, _entries(document)))

@@ -1,6 +1,4 @@
-"""``GET /history``: runs as pages or exports, and single runs in full. ``GET /jobs/{job}/history`` has one job's runs,
-also for tokens limited to jobs.
-"""
+"""``GET /history`` and ``GET /jobs/{job}/history``: runs as pages or exports, and single runs in full."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="
 _PIECE = 100  # runs read at once for a page
 
 _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
-"""Decisions without an item of their own: events of the run that the alert joined record them."""
+"""Decisions without an item: events of the joined run record them."""
 FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
 
 
@@ -260,9 +258,10 @@ def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:
 async def _page(
     history: History, conditions: HistoryFilter, limit: int, cursor: str | None, most_bytes: int
 ) -> tuple[list[Run], str | None]:
-    """Return up to `limit` runs and the next cursor. Fewer if `most_bytes` or the time limit of the search is reached.
+    """Return up to `limit` runs and the next cursor; fewer if `most_bytes` or the search's time limit is reached.
+    Raises ValueError for an invalid cursor.
 
-    Read in pieces, because a run's size is known only after reading it. Raises ValueError for an invalid cursor.
+    Read in pieces, because a run's size is known only after reading it.
     """
     runs: list[Run] = []
     size = 0

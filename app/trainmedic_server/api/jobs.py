@@ -1,7 +1,4 @@
-"""``GET /jobs`` and ``GET /agents``: connected training jobs with their locations, and node agents.
-
-Combines the ranks that a job reports, the GPUs that agents see, and the cluster's pods, at each request.
-"""
+"""``GET /jobs`` and ``GET /agents``: connected training jobs with their locations, and node agents."""
 
 from __future__ import annotations
 
@@ -30,15 +27,11 @@ from trainmedic_server.ports.outside import Clock, CommandBus, Presence
 
 
 class GpuPlace(ApiModel):
-    """A GPU and its node."""
-
     node: str
     uuid: str
 
 
 class PodPlace(ApiModel):
-    """A pod and its node."""
-
     namespace: str
     name: str
     node: str
@@ -159,8 +152,8 @@ class JobDirectory:
         self._cluster = cluster
 
     def connected(self, job: Presence, members: Mapping[str, Any]) -> JobView:
-        """Return the view of a connected job with these `members`. Its pods are those that agents see on its ranks'
-        GPUs, or else those labelled with its name.
+        """Return the view of a connected job. Its pods are those that agents see on its ranks' GPUs, or else those
+        labelled with its name.
         """
         ranks = ranks_in(job.name, job.details)
         gpus = {gpu_names.key(rank.gpu, rank.node): (rank.node, rank.gpu) for rank in ranks if rank.gpu}

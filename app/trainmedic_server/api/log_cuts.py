@@ -36,8 +36,6 @@ class LogCutView(ApiModel):
 
 
 class LogCutList(ApiModel):
-    """Cuts, newest first."""
-
     items: list[LogCutView]
     left_out: int = Field(description="Cuts that match and are not listed.")
 

@@ -66,7 +66,7 @@ class CloseBody(ApiModel):
 
 
 class EndBody(ApiModel):
-    """Who ended the job, and why; recorded."""
+    """Note on who ended the job, and why; recorded."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "ended by scancel, its node was needed"}]})
 
@@ -74,8 +74,6 @@ class EndBody(ApiModel):
 
 
 class JobLifeView(ApiModel):
-    """Whether a job is alive."""
-
     model_config = ConfigDict(from_attributes=True)
 
     name: str
@@ -88,8 +86,6 @@ Counted = Annotated[bool, Query(description="false: omit its runs, which take a 
 
 
 class PlaybookSummary(ApiModel):
-    """A loaded playbook."""
-
     name: str
     summary: str
     mode: Mode
@@ -109,14 +105,10 @@ class PlaybookSummary(ApiModel):
 
 
 class PlaybookView(PlaybookSummary):
-    """A playbook with its text."""
-
     text: str
 
 
 class LoadProblemView(ApiModel):
-    """Why a file is not loaded."""
-
     model_config = ConfigDict(from_attributes=True)
 
     file: str
@@ -126,8 +118,6 @@ class LoadProblemView(ApiModel):
 
 
 class PlaybookList(ApiModel):
-    """Loaded playbooks, and files with problems."""
-
     items: list[PlaybookSummary]
     errors: list[LoadProblemView]
 

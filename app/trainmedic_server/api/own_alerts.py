@@ -1,10 +1,8 @@
-"""Verification of Trainmedic's own alerts (findings, verdicts) that Alertmanager sends back.
+"""Verification of Trainmedic's own alerts that Alertmanager sends back.
 
-Playbooks trust their label ``source``, which anyone who may post alerts can write. So such an alert must have all
-labels of an alert that the run store recorded. Otherwise the label is renamed to ``exported_source``, as Prometheus
-does with untrusted labels. Annotations of a verdict come from the store.
-
-Without Alertmanager, own alerts do not pass through here.
+Playbooks trust the label ``source``, which anyone who posts alerts can write. So such an alert must equal one that the
+run store recorded. Otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come
+from the store.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ _VERDICTS_OF_JOB = 50
 
 
 class OwnAlerts:
-    """Looks up alerts in the history of findings and verdicts."""
-
     def __init__(self, findings: FindingHistory, verdicts: VerdictHistory) -> None:
         self._findings = findings
         self._verdicts = verdicts
@@ -70,7 +66,6 @@ def _is_among(alert: Alert, raised: Iterable[Mapping[str, str]]) -> bool:
 
 
 def _of_verdict(alert: Alert, made: Iterable[KnownVerdict]) -> Alert | None:
-    """Return the alert with its verdict's annotations. None if it belongs to no verdict."""
     for known in made:
         if known.labels is not None and _given(known.labels) == _given(alert.labels):
             annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}

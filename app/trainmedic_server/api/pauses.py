@@ -71,7 +71,7 @@ class _ScopeBody(ApiModel):
 
 
 class PauseBody(_ScopeBody):
-    """What to pause, when and why. By default everything, until `/resume`."""
+    """Scope, time and reason of a pause. By default everything, until `/resume`."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -116,7 +116,7 @@ class ModeBody(ApiModel):
 
 
 class ResumeBody(_ScopeBody):
-    """What to resume. Without `id` and scope, end every active pause."""
+    """Pauses to end. Without `id` and scope, every active one."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"breaker": True}]})
 
@@ -144,8 +144,6 @@ class PauseView(View):
 
 
 class ControlsView(View):
-    """The controls: pauses and breaker."""
-
     paused: bool = Field(description="Whether everything is paused; `pauses` also lists partial ones.")
     paused_by: str | None
     paused_at: datetime | None
@@ -159,15 +157,11 @@ class ControlsView(View):
 
 
 class PausedView(ControlsView):
-    """The controls, and the new pause."""
-
     pause: PauseView
     warning: str = Field(description="Possible mistake in the command; otherwise empty.")
 
 
 class PauseList(View):
-    """Pauses that have not ended, future ones included, in the order of their creation."""
-
     items: list[PauseView]
 
 
@@ -299,8 +293,8 @@ def _paused(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now:
 
 
 def _warning(scope: Scope, catalog: CatalogPort) -> str:
-    """Return a warning if no loaded playbook has this name. The pause is valid all the same: a run continues without
-    its file, and is paused too.
+    """Return a warning if no loaded playbook has this name. The pause holds all the same: runs continue without their
+    file.
     """
     pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
     if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):

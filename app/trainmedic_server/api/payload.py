@@ -1,11 +1,9 @@
-"""Parser of a webhook's JSON into a `Delivery`. It reports every problem, up to a limit.
+"""Parser of a webhook's JSON (Alertmanager's version "4") into a `Delivery`.
 
-The contract is Alertmanager's payload version "4". Unused members are ignored. The checks are hand-written instead of a
-model, because the number of reported problems and the work for a hostile body must be bounded.
+Hand-written, because the number of reported problems and the work for a hostile body must be bounded.
 `schemas.AlertmanagerPayload` documents the same contract; a test compares both.
 
-Alertmanager never retries a 4xx. So a malformed alert does not refuse its group: it becomes a `RejectedAlert`. Too long
-annotations are cut and marked (``cut_texts``). Malformed members that nothing depends on are ignored.
+Alertmanager never retries a 4xx, so a malformed alert does not refuse its group: it becomes a `RejectedAlert`.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ LABELS_PER_ALERT = 1_000
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
 MOST_REJECTED = 10_000
-"""Most malformed alerts in a delivery; more refuse all of it. A body of the default size holds 8,000 real alerts, so
-only a hostile one has more.
-"""
+"""Most malformed alerts in a delivery; more refuse all of it. 8 MiB hold 8,000 real alerts."""
 
 _NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}
@@ -39,12 +35,9 @@ _MISSING: Any = object()
 def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:
     """Return the delivery in `document`, parsed JSON.
 
-    Raises PayloadError with every problem, up to 20, if nothing can be used: the version is not "4", ``alerts`` is no
-    list, or every alert is malformed and none reports an end.
-
-    May be absent or null, because senders differ: ``annotations``, ``endsAt``, ``generatorURL``, ``fingerprint`` (then
-    computed from the labels like Alertmanager), ``truncatedAlerts``, ``receiver``, ``groupKey``, ``externalURL`` and
-    the delivery's ``status``.
+    Raises PayloadError with up to 20 problems if nothing can be used: not version "4", no list ``alerts``, or only
+    malformed alerts without an end. All but ``version``, ``status``, ``labels`` and ``startsAt`` may be absent or null.
+    A missing ``fingerprint`` is computed like Alertmanager's.
     """
     if not isinstance(document, dict):
         raise PayloadError.at([("", "the body must be a JSON object")])
@@ -71,8 +64,6 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
 
 
 class _Problems:
-    """Problems found so far, as (field, message), up to the reported number."""
-
     def __init__(self) -> None:
         self._problems: list[tuple[str, str]] = []
 
@@ -94,7 +85,6 @@ class _Problems:
 
 
 def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
-    """Return the valid and the malformed alerts. Raises PayloadError if none can be used."""
     alerts: list[Alert] = []
     rejected: list[RejectedAlert] = []
     problems = _Problems()
@@ -147,7 +137,6 @@ def _version(value: Any, problems: _Problems) -> None:
 
 
 def _alert(entry: Any, path: str, problems: _Problems, ignored: _Problems) -> Alert | None:
-    """Return the alert, or None if malformed. Problems in optional members are ignored."""
     if type(entry) is not dict:
         problems.add(path, "must be an object")
         return None
@@ -200,7 +189,6 @@ def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None
 
 
 def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str] | None:
-    """Return the annotations, truncated if too long. None if they are not texts."""
     if value is None:
         return {}
     if type(value) is not dict:

@@ -37,15 +37,11 @@ PartOfVersion = Annotated[
 
 
 class PlaybookTextsApi(Struct, frozen=True):
-    """The store of texts and the runner of tests."""
-
     versions: PlaybookVersions
     tester: PlaybookTester
 
 
 class VersionView(View):
-    """One text of the playbook."""
-
     version: str = Field(description="Hash of the text.")
     loaded: bool = Field(description="Whether new runs use it.")
     first_used_at: datetime | None = Field(description="Creation of the first run with it; null if none used it.")
@@ -56,16 +52,12 @@ class VersionView(View):
 
 
 class DiffView(View):
-    """Difference between two texts."""
-
     before: str = Field(description="The version compared with.")
     after: str
     text: str = Field(description="Unified diff with three context lines; empty if equal.")
 
 
 class VersionList(View):
-    """The versions, newest first."""
-
     items: list[VersionView]
     diff: DiffView | None = Field(description="Difference of the requested versions.")
 
@@ -77,8 +69,6 @@ class PlayBody(ApiModel):
 
 
 class FailureView(View):
-    """A fault and its position."""
-
     file: str
     line: int | None
     column: int | None
@@ -86,8 +76,6 @@ class FailureView(View):
 
 
 class PlayedTestView(View):
-    """One test."""
-
     name: str
     line: int | None
     passed: bool
@@ -96,8 +84,6 @@ class PlayedTestView(View):
 
 
 class PlayedTestsView(View):
-    """Outcome of a playbook's tests."""
-
     file: str
     passed: bool = Field(description="Whether there are tests, and all of them passed.")
     tests: list[PlayedTestView]

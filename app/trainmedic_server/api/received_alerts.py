@@ -46,8 +46,6 @@ LabelFilters = Annotated[
 
 
 class ReactionView(View):
-    """One playbook's reaction."""
-
     playbook: str = Field(
         description="Empty if the reason counts playbooks without a recorded reaction, and for not_accepted."
     )
@@ -65,8 +63,6 @@ class ReactionView(View):
 
 
 class SuggestedPlaybook(View):
-    """Playbook that the suggested name would start."""
-
     playbook: str
     summary: str
 
@@ -257,7 +253,6 @@ def _renamed(alert: Alert, name: str) -> dict[str, str]:
 
 
 def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
-    """Return a possible rename. None if a playbook names the alert, or nothing matches."""
     if not alert.name or alert.name in names:
         return None
     rename = suggest(alert.labels, alert.generator_url, alert.annotations.values(), names)

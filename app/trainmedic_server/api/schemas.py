@@ -1,6 +1,4 @@
-"""Models of the webhook's body and reply, for OpenAPI only. `payload` checks the body. `webhook` writes the reply
-without a model, for speed; a test compares both.
-"""
+"""Models of the webhook's body and reply, for OpenAPI only. A test compares them with `payload` and `webhook`."""
 
 from __future__ import annotations
 
@@ -60,8 +58,6 @@ class AlertmanagerPayload(ApiModel):
 
 
 class AdmittedRun(ApiModel):
-    """One playbook's decision on one alert."""
-
     run_id: str
     playbook: str
     target: str | None = Field(description="null if the labels name none.")
@@ -79,8 +75,6 @@ class RejectedAlertView(ApiModel):
 
 
 class IgnoredMember(ApiModel):
-    """A malformed member that counts as absent, because nothing depends on it."""
-
     field: str
     message: str
 

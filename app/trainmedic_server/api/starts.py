@@ -50,8 +50,6 @@ class RetryBody(ApiModel):
 
 
 class StartBody(RetryBody):
-    """The playbook and its target."""
-
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={"examples": [{"playbook": "training-loss-spike", "target": "job:llm-1", "dry_run": True}]},
@@ -66,8 +64,6 @@ class StartBody(RetryBody):
 
 
 class StartedView(View):
-    """Outcome of a manual start, or its forecast."""
-
     run: views.HistoryItem | None = Field(description="The run, or the record of why none started; null in a dry run.")
     playbook: str
     target: str

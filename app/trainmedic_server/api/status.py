@@ -26,16 +26,12 @@ from trainmedic_server.ports.store import RunStore
 
 
 class Health(ApiModel):
-    """The process is alive."""
-
     status: Literal["healthy"] = "healthy"
     timestamp: datetime
     version: str
 
 
 class Dependency(ApiModel):
-    """State of one dependency."""
-
     ok: bool
     detail: str
 
@@ -45,8 +41,6 @@ _FOLLOWED = "clock is steady"
 
 
 class Ready(ApiModel):
-    """Whether all dependencies work, and whether the server may act."""
-
     ready: bool = Field(description="True if every dependency is ok.")
     mode: Mode = Field(
         description="Upper limit for all playbooks. A standby states the mode that it will have as the leader."
@@ -107,7 +101,6 @@ def router(
     alert_map: AlertMapPort | None = None,
     routing_caveat: str = "",
 ) -> ApiRoutes:
-    """Return the routes. `untold` returns which playbooks notify channels that are not set."""
     routes = ApiRoutes("status")
 
     @routes.get("/health", summary="Liveness", response_model=Health)
@@ -231,7 +224,6 @@ def _log_rules(rules: LogRulesPort) -> Dependency:
 
 
 def _alert_map(alert_map: AlertMapPort) -> Dependency:
-    """Return the entry. It fails if a file could not be loaded; its last valid content stays active."""
     current, failed = alert_map.current, len(alert_map.problems)
     if current.unusable:
         return Dependency(ok=False, detail=f"no alert is accepted: {current.unusable}: see /playbooks")

@@ -13,8 +13,6 @@ from trainmedic_server.engine.explanation import ExplainedAlert, Explanation
 def write(explained: Sequence[ExplainedAlert]) -> str:
     """Return the file, with one test for each alert. The alerts must be explained one by one, by playbooks only
     (`explanation.alone`), like in a test.
-
-    The file belongs next to the playbooks. For an alert that no playbook names, it expects no decision.
     """
     sources = {PurePath(each.source).name for alert in explained for each in _naming(alert)}
     lines = [

@@ -12,6 +12,4 @@ class ApiModel(BaseModel):
 
 
 class View(ApiModel):
-    """Made from a domain value's attributes of the same names."""
-
     model_config = ConfigDict(from_attributes=True)

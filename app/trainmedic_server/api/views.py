@@ -96,8 +96,6 @@ class AlertView(View):
 
 
 class AttemptView(View):
-    """One attempt of an action."""
-
     number: int
     command_id: str
     started_at: datetime
@@ -123,8 +121,6 @@ class UndoView(View):
 
 
 class StepView(View):
-    """One step with its rendered parameters."""
-
     phase: str = Field(description="approval, steps, on_success or on_failure.")
     index: int
     id: str
@@ -143,8 +139,6 @@ class StepView(View):
 
 
 class EventView(View):
-    """One line of the append-only history."""
-
     seq: int
     kind: str
     at: datetime
@@ -154,8 +148,6 @@ class EventView(View):
 
 
 class OrderView(View):
-    """An operator command for the run."""
-
     kind: OrderKind
     actor: str
     at: datetime
@@ -216,7 +208,7 @@ class HeldByView(View):
 
 
 class NextView(View):
-    """What a run does next, as far as known."""
+    """Next activity of a run, as far as known."""
 
     now: str | None = Field(description="The present step; null if it is at none.")
     waits_for: str | None = Field(description="What it waits for, for people; null if it does not wait.")
@@ -283,7 +275,7 @@ def record(
 
 
 def one_line(view: View) -> bytes:
-    """Return the view as ASCII JSON. Unicode's line separators, at which some clients split lines, are escaped."""
+    """Return ASCII JSON, with Unicode's line separators escaped."""
     return json_bytes(view.model_dump(mode="json"))
 
 

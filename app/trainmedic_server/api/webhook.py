@@ -1,8 +1,6 @@
-"""``POST /webhook``: accepts Alertmanager's deliveries, and replies with the decisions once they are durable.
+"""``POST /webhook``: accepts Alertmanager's deliveries, and replies once they are durable.
 
-The endpoint reads requests and writes replies by hand, without repeated validation. Models declare it to FastAPI for
-OpenAPI only. The factory sends deliveries to `WebhookApp`, past FastAPI's middleware and routing, which cost more than
-the admission of an alert.
+Deliveries bypass FastAPI's middleware, routing and validation, which cost more than the admission of an alert.
 """
 
 from __future__ import annotations
@@ -125,10 +123,8 @@ class WebhookApp:
 
     @staticmethod
     def takes(scope: Scope) -> bool:
-        """Return whether the request is a delivery.
-
-        Slashes around the path are ignored: Alertmanager never retries a 404, so a URL such as
-        ``http://host:8080//webhook`` or ``…/webhook/`` would lose every alert.
+        """Return whether the request is a delivery. Slashes around the path are ignored: Alertmanager never retries a
+        404, so ``…//webhook`` would lose every alert.
         """
         return bool(scope["type"] == "http" and scope["method"] == "POST" and "/" + scope["path"].strip("/") == PATH)
 

@@ -1,7 +1,5 @@
-"""``GET /audit``: actions of people, as a page or as a hash-chained export.
-
-Each line of an export contains the hash of the line before it. Whoever has kept the last hash can prove that the file
-is unchanged.
+"""``GET /audit``: actions of people, as a page or as a hash-chained export. The last hash proves that the file is
+unchanged.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ _FIRST_HASH = "0" * 64
 
 
 class AuditLine(View):
-    """One line of the export."""
-
     seq: int
     at: str
     actor: str

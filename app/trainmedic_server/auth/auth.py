@@ -1,10 +1,6 @@
-"""Authentication of requests and their rights.
+"""Authentication of requests: by a token (Bearer, or the password of Basic), a browser session, or a trusted proxy.
 
-Tokens come as ``Authorization: Bearer <token>`` or as the password of Basic with any user name (Alertmanager's
-``http_config`` can do both). Browsers present the cookie of a session, or a trusted proxy vouches for the user.
-
-Without tokens and proxies, every client is ``anonymous`` and may do everything. Then the server listens on loopback
-only (`check_exposure`).
+Without tokens and proxies, every client is ``anonymous`` and may do everything, on loopback only (`check_exposure`).
 """
 
 from __future__ import annotations
@@ -36,9 +32,7 @@ from trainmedic_server.http.read_turns import note_reader
 
 _REREAD_SECONDS = 5.0
 _VOUCHED = "trainmedic.principal"
-"""Member of the request's scope in which the console passes the principal that it serves. Clients cannot set it: data
-from a connection is in other members.
-"""
+"""Scope member with the console's principal. Clients cannot set it."""
 _CHALLENGE = 'Bearer realm="trainmedic", Basic realm="trainmedic", charset="UTF-8"'
 
 log = telemetry.logger(__name__)
@@ -68,10 +62,8 @@ ANONYMOUS = Principal("anonymous", frozenset(TokenRole))
 
 
 class Authenticator:
-    """Knows the tokens, and reloads their file when it changes.
-
-    Requests trigger the check of `file`, at most every 5 s. If the file becomes unreadable or invalid, the earlier
-    tokens stay valid and an error is logged. `monotonic` is a clock in seconds.
+    """Knows the tokens, and checks their file for changes every 5 s at most. If it becomes invalid, the earlier tokens
+    stay valid and an error is logged. `monotonic` is a clock in seconds.
     """
 
     def __init__(
@@ -100,10 +92,9 @@ class Authenticator:
         return bool(self._tokens) or self.proxies.are_set
 
     def require(self, request: HTTPConnection, role: TokenRole, *, acts: bool | None = None) -> Principal:
-        """Return the principal of the request. Raises HttpProblem (401 or 403) if it may not act as `role`.
+        """Return the principal. Raises HttpProblem (401 or 403) if it may not act as `role`.
 
-        `acts` states whether the request changes something, which pages of other sites may not do. Default: True for
-        all roles except viewer.
+        `acts`: the request changes something, which pages of other sites may not do. Default: all roles except viewer.
         """
         acts = role is not TokenRole.VIEWER if acts is None else acts
         if acts:
@@ -133,7 +124,6 @@ class Authenticator:
         return True
 
     def token_of(self, presented: bytes) -> Token | None:
-        """Return the token with this text. None if it is unknown."""
         if self._file is not None:
             self._reread()
         digest = hashlib.sha256(presented).digest()
@@ -236,7 +226,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _vouch(request: HTTPConnection, principal: Principal) -> None:
-    """Report to the connection, if there is one, who sends the request."""
     vouch = request.scope.get("state", {}).get("vouch")
     if vouch is not None:
         vouch(Standing.DELIVERER if principal.may(TokenRole.WEBHOOK) else Standing.CLIENT)

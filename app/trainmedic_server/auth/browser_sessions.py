@@ -1,7 +1,5 @@
-"""Browser sessions, which begin with a token and end by sign-out, by time or with their token.
-
-Only the browser has the secret (256 random bits); the store has its hash. All sessions are in memory, because every
-request of a browser needs one. Only the leader begins and ends sessions.
+"""Browser sessions. Only the browser has the secret; the store has its hash. All are in memory, because every request
+needs one. Only the leader begins and ends them.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ BASE_COOKIE = f"__Secure-{COOKIE}"
 """Name of the cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)
 _SKEW = timedelta(minutes=5)
-"""Largest clock difference between servers with a common database. A session from further in the future counts as
-ended: the clock was set back, and it would last longer than `LASTS`.
-"""
+"""Largest clock difference between servers. A session from further in the future has ended: the clock was set back."""
 _SECRET_BYTES = 32
 _MOST_OF_NAME = 20
 """Most sessions of one token. The oldest ends when another begins."""
@@ -45,8 +41,6 @@ class SessionStore(Protocol):
 
 
 class Sessions:
-    """Begins, finds and ends sessions."""
-
     def __init__(self, store: SessionStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
@@ -57,13 +51,11 @@ class Sessions:
         self._by_digest = {session.digest: session for session in stored}
 
     def of(self, cookie_header: str | None) -> Session | None:
-        """Return the live session of a ``Cookie`` header. None if there is none."""
         now = self._clock.now()
         found = (self._by_digest.get(_hash(secret)) for secret in _secrets_in(cookie_header or ""))
         return next((session for session in found if session is not None and _lasts(session, now)), None)
 
     async def begin(self, token: Token, address: str, browser: str) -> str:
-        """Begin a session and return its secret. Raises StoreUnavailable."""
         secret, now = secrets.token_urlsafe(_SECRET_BYTES), self._clock.now()
         digest = token.digest.hex()
         session = Session(new_id(), _hash(secret), token.name, digest, now, now + LASTS, address, browser[:200])

@@ -1,6 +1,5 @@
-"""Users that a proxy authenticated, from ``X-Forwarded-User`` and ``X-Forwarded-Groups`` (oauth2-proxy and others).
-
-Any client can send these headers, so they count only on connections from ``--trusted-proxy`` networks.
+"""Users authenticated by a proxy (oauth2-proxy and others), from ``X-Forwarded-User`` and ``X-Forwarded-Groups``. Any
+client can send these, so they count only from ``--trusted-proxy`` networks.
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@ from trainmedic_server.http.problems import responses
 
 
 class SessionView(View):
-    """A signed-in browser."""
-
     id: str
     name: str
     created_at: datetime

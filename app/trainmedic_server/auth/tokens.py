@@ -1,8 +1,4 @@
-"""Reader of the tokens file, which lists the callers of the API and their roles.
-
-It is a YAML list of ``{name, sha256, roles}``, optionally with ``groups`` and ``jobs``. It has only hashes of tokens,
-so reading it gives no access.
-"""
+"""Reader of the tokens file, a YAML list of ``{name, sha256, roles}``, optionally with ``groups`` and ``jobs``."""
 
 from __future__ import annotations
 
@@ -41,9 +37,7 @@ class Token(Struct, frozen=True):
     digest: bytes
     roles: frozenset[TokenRole]
     jobs: tuple[str, ...] | None = None
-    """Shell patterns for job names. The token is then valid only below ``/jobs/{job}`` of matching jobs. None: no such
-    limit.
-    """
+    """Shell patterns: valid only below ``/jobs/{job}`` of matching jobs. None: no such limit."""
     groups: frozenset[str] = frozenset()
     """Groups of the token's owner, which playbooks name as approvers."""
 

@@ -31,16 +31,12 @@ _HINTS = {401: "Pass a token with --token or TRAINMEDIC_TOKEN.", 403: "The token
 
 
 class ServerSentEvent(Struct, frozen=True):
-    """One message of an event stream."""
-
     id: str
     event: str
     data: str
 
 
 class Client:
-    """Sends requests to one server."""
-
     def __init__(self, url: str, token: str | None) -> None:
         self.url = without_user(url.rstrip("/"))
         """URL for display, without user and password."""
@@ -57,7 +53,6 @@ class Client:
         self._http.close()
 
     def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
-        """Return the server's JSON. A status in `accept` is not a failure."""
         return self._ask("GET", path, params=params, accept=accept)
 
     def post(self, path: str, body: Any = None, params: Mapping[str, Any] | None = None) -> Any:
@@ -147,7 +142,6 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def _flag_of_group(option: str) -> str | None:
-    """Return the group's flag if the subcommand has none, as in ``history --server URL show RUN``."""
     ctx = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     if ctx.get_parameter_source(option) is typed or ctx.parent is None:
@@ -190,9 +184,7 @@ def _detail(response: httpx.Response) -> str:
 
 
 def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
-    """Yield the messages of an event stream (WHATWG HTML, section 9.2.6). An ID alone, which marks the start of a
-    stream, is a message without data.
-    """
+    """Yield the messages of an event stream (WHATWG HTML, section 9.2.6). An ID alone is a message without data."""
     last_id, told_id, event, data = "", "", "message", list[str]()
     for line in lines:
         if not line:

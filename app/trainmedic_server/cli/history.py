@@ -43,7 +43,6 @@ Item = listing.Item
 
 
 def _once(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str | None:
-    """Return the option's only value. Raises BadParameter for several."""
     if len(values) > 1:
         raise click.BadParameter("is given more than once", ctx=ctx, param=param)
     return values[0] if values else None
@@ -141,14 +140,12 @@ def show(client: Client, run_id: str, output: str, job: str | None) -> None:
 
 
 def run_path(run_id: str) -> str:
-    """Return the ID as a part of a path. Raises UsageError for an impossible ID."""
     if not run_id or not run_id.isascii() or not all(letter.isalnum() or letter in "-_" for letter in run_id):
         raise click.UsageError(f"{run_id!r} is not the id of a run")
     return run_id
 
 
 def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | None, each: bool) -> None:
-    """Print the newest rows. Folded decisions count as one row, so they hide nothing."""
     at = datetime.now(UTC).isoformat()
     if each:
         shown = rows.folded(listing.items(client, "history", conditions, limit), None, "timestamp")
@@ -204,7 +201,6 @@ def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: 
 
 
 def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
-    """Yield events permanently. A lost connection is resumed after the last event."""
     last_id: str | None = None
     for reconnections in itertools.count():
         try:

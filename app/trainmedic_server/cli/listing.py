@@ -29,9 +29,8 @@ _TAKES: Mapping[str, Collection[str]] = {
 def items(
     client: Client, path: str, conditions: Mapping[str, Any], limit: int | None, page_size: int = PAGE
 ) -> Iterator[Item]:
-    """Yield the newest matching items, page by page. All if `limit` is None.
-
-    If the token may not read the items of all jobs, read those of the conditions' one job, below its path.
+    """Yield the newest matching items, page by page. All if `limit` is None. A token limited to jobs reads those of its
+    one job.
     """
     cursor, left = None, limit
     while left is None or left > 0:
@@ -53,9 +52,7 @@ def items(
 
 
 def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the path of one job's items, and the other conditions. None if there is no such path or it does not accept
-    them.
-    """
+    """Return the path of one job's items, and the other conditions. None if impossible."""
     if path not in _TAKES or not conditions.keys() <= {"job", *_TAKES[path]}:
         return None
     job = conditions.get("job")

@@ -1,8 +1,5 @@
-"""``trainmedic mcp``: the Model Context Protocol on standard input and output, for read-only assistants.
-
-One JSON-RPC message per line; standard output has nothing else. Served are revisions that begin with ``initialize``,
-and the one in which each request states its revision. Only tools are offered. docs/decisions.md explains why no library
-is used.
+"""``trainmedic mcp``: the Model Context Protocol on standard input and output. docs/decisions.md explains why no
+library is used.
 """
 
 from __future__ import annotations
@@ -36,8 +33,6 @@ _INSTRUCTIONS = (
 
 
 class Refused(Exception):
-    """A request gets a protocol error."""
-
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
         self.error = {"code": code, "message": message} | ({"data": data} if data is not None else {})
@@ -71,7 +66,6 @@ def serve(reader: Reader, requests: IO[bytes], replies: IO[bytes]) -> None:
 
 
 def answered(reader: Reader, line: bytes) -> dict[str, Any] | None:
-    """Return the answer to a message. None for a notification."""
     if not line.strip():
         return None
     try:

@@ -1,7 +1,5 @@
-"""Size limit and data marks for results of MCP tools. Pure.
-
-Names, labels, notes and log lines are external text and may be hostile ("ignore what you were told"). So each result
-stands between two marks with an unguessable number, after a warning.
+"""Size limit and data marks for results of MCP tools. External text may be hostile, so each result stands between two
+unguessable marks, after a warning. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Tools of ``trainmedic mcp``. None can change anything.
-
-A tool reaches only `Reader`: every call is a GET, except ``POST /explain``, which changes nothing. So an assistant
-cannot act, whatever it reads and whatever its token allows.
-"""
+"""Tools of ``trainmedic mcp``. They reach only `Reader`, which can change nothing, whatever the token allows."""
 
 from __future__ import annotations
 
@@ -27,8 +23,6 @@ _MOST_LABELS = 64
 
 
 class Reader:
-    """Calls available to tools."""
-
     def __init__(self, client: Client) -> None:
         self._client = client
 
@@ -47,8 +41,6 @@ class Reader:
 
 
 class Parameter(Struct, frozen=True):
-    """One argument of a tool."""
-
     description: str
     type: str = "string"
     """``string``, ``integer``, ``boolean``, or ``labels``: an object with text values."""
@@ -71,7 +63,6 @@ class Parameter(Struct, frozen=True):
         return {**form, **({"enum": list(self.choices)} if self.choices else {}), "description": self.description}
 
     def problem(self, value: Any) -> str | None:
-        """Return the expected form if `value` is wrong. Otherwise None."""
         match self.type:
             case "integer":
                 is_fine = type(value) is int and self.least <= value <= self.most
@@ -95,8 +86,6 @@ def _is_text(value: Any) -> bool:
 
 
 class Tool(Struct, frozen=True):
-    """A question and the call that answers it."""
-
     name: str
     description: str
     answer: Callable[[Reader, Arguments], Any]
@@ -120,7 +109,6 @@ class Tool(Struct, frozen=True):
         }
 
     def checked(self, arguments: Any) -> Arguments:
-        """Return the checked arguments. Raises InvalidInput with the expected form."""
         if not isinstance(arguments, dict):
             raise exits.InvalidInput("the arguments must be an object")
         for name, value in arguments.items():
@@ -136,7 +124,6 @@ class Tool(Struct, frozen=True):
 
 
 def _part(name: str) -> str:
-    """Return a name as one path segment. Raises InvalidInput."""
     if name in (".", ".."):
         raise exits.InvalidInput(f"{name!r} is not a name")
     return quote(name, safe="")

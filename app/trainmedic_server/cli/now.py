@@ -30,7 +30,6 @@ def now(client: Client, output: str) -> None:
 
 
 def lines(standing: Document) -> Iterator[str]:
-    """Yield the current state. Each empty part takes one line."""
     at = standing["at"]
     yield _head(standing, at)
     parts = (

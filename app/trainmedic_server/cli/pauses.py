@@ -114,7 +114,6 @@ def controls(switches: Mapping[str, Any]) -> str:
 
 
 def _partly(item: Mapping[str, Any]) -> str:
-    """Return a pause in a few words. Empty for a plain pause of everything, already shown."""
     end, note = item.get("until"), item.get("note")
     is_plain = item.get("scope") == "everything" and item.get("in_force") and not end and not note
     if is_plain:

@@ -85,7 +85,6 @@ _MEANS = {
 
 
 def _announce(mode: Mode, host: str, port: int, *, has_channels: bool) -> None:
-    """Print the address, the mode and missing notifications on a terminal. Otherwise the log has them."""
     if sys.stderr.isatty():
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Trainmedic listens on http://{shown}:{port} (API: /docs). Stop it with Ctrl-C.", err=True)

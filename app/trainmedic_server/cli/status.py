@@ -136,10 +136,8 @@ def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> s
 
 
 def _refused(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return alerts that playbooks refused within a day for lack of proof: one entry per playbook and alertname, with
-    ``playbook``, ``alert``, ``alerts`` (how many of the newest hundred) and the newest ``reason``.
-
-    After an upgrade, these are alerts of rules that an earlier release shipped, without the label that playbooks need.
+    """Return alerts that playbooks refused within a day for lack of proof, one entry per playbook and alertname. After
+    an upgrade, these are from rules of an earlier release.
     """
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     asking = [playbook for playbook in playbooks if playbook.get("proof")]

@@ -1,8 +1,4 @@
-"""Text of one run: start, steps, undos and timeline. Pure.
-
-The functions read the document of ``GET /history/{run_id}``, and tolerate missing or additional members of other server
-versions.
-"""
+"""Text of one run. Members that other server versions lack or add are tolerated. Pure."""
 
 from __future__ import annotations
 
@@ -41,8 +37,6 @@ def lines(run: Document) -> Iterator[str]:
 
 
 def next_line(upcoming: Document | None, at: str) -> str:
-    """Return the run's present and next activity in one line. Empty if it is over."""
-
     def write(piece: Piece) -> str:
         match piece:
             case At(time):
@@ -88,7 +82,6 @@ def finding_lines(finding: Document) -> Iterator[str]:
 
 
 def finding_target(finding: Document) -> str:
-    """Return the target of a finding, with the job that only its file names."""
     claim = _claim(finding)
     return f"{finding.get('target')} ({claim})" if claim else str(finding.get("target"))
 
@@ -109,7 +102,6 @@ def _findings(run: Document) -> Iterator[str]:
 
 
 def _excerpt(excerpt: Document, indent: str) -> Iterator[str]:
-    """Yield the lines with their source; a mark precedes the finding's line."""
     rank = f", rank {excerpt['rank']}" if excerpt.get("rank") is not None else ""
     yield f"{indent}{plain(excerpt.get('node'))}{rank}  {plain(excerpt.get('stream'))}"
     number = excerpt.get("number") or 0

@@ -55,7 +55,6 @@ async def alerts(page: PageRequest) -> Response:
 
 
 async def explain(page: PageRequest) -> Response:
-    """Show a form for an alert in any form and, for a given alert, the forecast."""
     pasted, wrong, answer = page.query.get("alert", "").strip(), "", None
     if name := page.query.get("alertname", "").strip():
         labels = dict(piece.partition("=")[::2] for piece in page.query.get("labels", "").split())

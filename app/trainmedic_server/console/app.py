@@ -1,8 +1,7 @@
 """The console as an ASGI application in front of the API.
 
-Pages and API share paths. A GET whose ``Accept`` prefers ``text/html`` gets the page; everything else gets the API's
-answer. ``/runs.json`` and the like link to API answers. GET changes nothing: changes are POSTs below ``/console/``,
-which call the API.
+Pages and API share paths. A GET whose ``Accept`` prefers ``text/html`` gets the page. Changes are POSTs below
+``/console/``, which call the API.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ _API_PATHS = (
 
 
 class Route(Struct, frozen=True):
-    """A page, at the paths that match `pattern`."""
-
     pattern: re.Pattern[str]
     handler: Handler
     always: bool = False
@@ -63,8 +60,6 @@ class Route(Struct, frozen=True):
 
 
 class Parts(Struct, frozen=True):
-    """Components of the console."""
-
     api: InnerApi
     api_answers: Callable[[Scope], bool]
     """Returns whether the API has anything at a request's path."""
@@ -137,7 +132,6 @@ class ConsoleApp:
     def page_request(
         self, request: Request, parameters: Mapping[str, str], role: TokenRole | None = TokenRole.VIEWER
     ) -> PageRequest:
-        """Return the page's context. Raises HttpProblem if the caller may not act as `role`."""
         parts = self._parts
         principal = parts.auth.require(request, role) if role is not None else Principal("", frozenset())
         signed_in = (

@@ -16,8 +16,6 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 
 
 class Asset(Struct, frozen=True):
-    """A file, raw and compressed."""
-
     url: str
     media_type: str
     content: bytes
@@ -25,8 +23,6 @@ class Asset(Struct, frozen=True):
 
 
 class Assets:
-    """All files, read once."""
-
     def __init__(self, directory: Path = _DIRECTORY) -> None:
         self._by_name = {path.name: _asset(path) for path in sorted(directory.iterdir()) if path.suffix in _TYPES}
         self._by_url: Mapping[str, Asset] = {asset.url: asset for asset in self._by_name.values()}

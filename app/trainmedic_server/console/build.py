@@ -49,9 +49,7 @@ def console(
     limits: ServerLimits,
     metrics: telemetry.Metrics,
 ) -> ConsoleApp:
-    """Return the console of `api`. `api_answers` returns whether the API has an answer at a path. Browsers reach the
-    console below `base`.
-    """
+    """Return the console of `api`, below `base`. `api_answers` returns whether the API has an answer at a path."""
     inner, assets = InnerApi(api), Assets()
     renderer = Renderer(clock, assets, base)
 

@@ -24,10 +24,8 @@ async def read(
     says: Says | None,
     at: str,
 ) -> tuple[list[Row], str]:
-    """Return a page's rows from `cursor` on, and the next cursor, empty at the end. Reads enough items to fill the page
-    after folding, at most about 1,000.
-
-    `page_of` queries the API with ``limit`` and ``cursor``; `says` and `at` are those of `rows.folded`.
+    """Return a page's folded rows from `cursor` on, and the next cursor, empty at the end. Reads at most about 1,000
+    items. `page_of` queries the API with ``limit`` and ``cursor``.
     """
     items: list[Item] = []
     limit = _PAGE
@@ -43,9 +41,7 @@ async def read(
 async def runs(
     page: PageRequest, chosen: Mapping[str, str], cursor: str = "", *, each: bool = False
 ) -> tuple[list[Row], str]:
-    """Return rows of the `chosen` runs from `cursor` on, and the next cursor, empty at the end. With `each`, rows are
-    not folded. Raises HttpProblem.
-    """
+    """Return rows of the `chosen` runs and the next cursor. With `each`, rows are not folded. Raises HttpProblem."""
 
     async def asked(bounds: Mapping[str, str]) -> Any:
         return await page.get("/history", [*_pairs(chosen), *bounds.items()])

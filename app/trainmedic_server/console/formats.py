@@ -63,7 +63,6 @@ def clock_time(value: Any, now: datetime | None = None) -> str:
 
 
 def precise(value: Any, now: datetime) -> Markup:
-    """Format the time of day in UTC with milliseconds, with the date if it is not `now`'s."""
     at = times.read(value)
     if at is None:
         return Markup("–")
@@ -96,7 +95,6 @@ def day(value: Any) -> str:
 
 
 def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
-    """Format an age as a ``<time>`` element, which the script updates."""
     at = times.read(value)
     if at is None:
         return Markup("–")
@@ -105,7 +103,6 @@ def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
 
 
 def status_mark(value: Any) -> Markup:
-    """Format a status as a symbol and a word, in its colour."""
     text = str(value)
     shape, kind = _MARKS.get(text, ("·", "calm"))
     return Markup('<span class="st {}"><span aria-hidden="true">{}</span> {}</span>').format(
@@ -132,7 +129,6 @@ def shell(value: Any) -> str:
 
 
 def as_json(address: str) -> str:
-    """Return the address of the API's answer, for browsers too."""
     path, mark, query = address.partition("?")
     return f"{path}.json{mark}{query}"
 

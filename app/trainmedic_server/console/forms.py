@@ -30,8 +30,6 @@ _SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")
 
 
 class Forms:
-    """Handler of forms, on behalf of the sender. Forms from other sites are refused."""
-
     def __init__(self, auth: Authenticator, api: InnerApi, bodies: BodyReader) -> None:
         self._auth = auth
         self._api = api
@@ -47,7 +45,6 @@ class Forms:
         return response
 
     async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
-        """Call the API. Return the notice, and the next page if it is not the form's."""
         if match := _RUN.fullmatch(path):
             body = _noted(fields) | ({"undo": True} if fields.get("undo") and match["kind"] in _ENDING else {})
             done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=body)

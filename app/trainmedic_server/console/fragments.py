@@ -16,15 +16,12 @@ _MOST_ROWS = 40
 
 
 class Fragments:
-    """Provides `render` for `live.LiveBoard`."""
-
     def __init__(self, api: InnerApi, renderer: Renderer, standing: ServerStanding) -> None:
         self._api = api
         self._renderer = renderer
         self._standing = standing
 
     async def render(self, topic: str, run_ids: Collection[str], seq: int) -> Mapping[str, str]:
-        """Return fragments by the ID of the element to replace, including the event `seq`."""
         match topic.partition(":"):
             case ("head", _, _):
                 standing = await self._standing.now(since=seq)

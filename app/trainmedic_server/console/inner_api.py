@@ -21,8 +21,6 @@ Query = Mapping[str, Any] | list[tuple[str, Any]]
 
 
 class InnerApi:
-    """Client of the API `app`."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -52,8 +50,8 @@ class InnerApi:
     async def documents(
         self, principal: Principal, path: str, query: Query | None = None
     ) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """Yield the documents of a streamed answer, from NDJSON or server-sent events. A heartbeat yields None. Raises
-        HttpProblem for an error. Close the generator to stop reading.
+        """Yield the documents of a streamed answer (NDJSON or server-sent events); None for a heartbeat. Raises
+        HttpProblem for an error. Close the generator to stop.
         """
         answer = _StreamedAnswer()
         serving = asyncio.create_task(answer.serve(self._app, _scope(principal, "GET", path, query, b"")))

@@ -1,8 +1,5 @@
-"""Live updates of open pages: HTML fragments as server-sent events, rendered once for all viewers.
-
-One reader follows the event feed. For each batch it renders the requested topics (``head``, ``runs``, ``now``,
-``run:<id>``) and keeps the newest fragments. A reconnecting listener names its last event and gets what it missed, or
-reloads the page. So 200 viewers cost one rendering and delay no delivery.
+"""Live updates of open pages: HTML fragments as server-sent events, rendered once for all viewers. A reconnecting
+listener names its last event and gets what it missed, or reloads the page.
 """
 
 from __future__ import annotations
@@ -21,9 +18,7 @@ from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.live.event_feed import EventFeed
 
 Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
-"""Arguments: topic, IDs of runs with events, number of the newest event. Returns fragments by the ID of the element to
-replace, including that event.
-"""
+"""Arguments: topic, IDs of runs with events, newest event. Returns fragments by the ID of the element to replace."""
 MOST_TOPICS = 8
 _KEPT_PIECES = 400
 _BETWEEN_SECONDS = 0.2
@@ -35,16 +30,12 @@ log = telemetry.logger(__name__)
 
 
 class Piece(Struct, frozen=True):
-    """Message for one topic after the events up to `seq`."""
-
     seq: int
     topic: str
     line: bytes
 
 
 class LiveBoard:
-    """Renders for up to `limits.viewers` listeners."""
-
     def __init__(self, feed: EventFeed, render: Render, limits: ServerLimits, metrics: telemetry.Metrics) -> None:
         self._feed = feed
         self._render = render
@@ -65,7 +56,6 @@ class LiveBoard:
         self._reader: asyncio.Task[None] | None = None
 
     async def join(self, topics: Collection[str]) -> None:
-        """Add a listener. Raises Saturated, StoreUnavailable."""
         if self._viewers >= self._limits.viewers:
             raise Saturated("too many live pages are open", retry_after=30)
         self._viewers += 1

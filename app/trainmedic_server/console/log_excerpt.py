@@ -1,7 +1,5 @@
-"""One page of lines of a job's log, from either end, by bounded searches.
-
-The API returns the oldest lines first. For the newest lines, the page searches back from its end in windows, which grow
-until they have enough lines and shrink if they have too many.
+"""One page of lines of a job's log, by bounded searches. The API returns the oldest first, so the newest are searched
+backwards, in windows of adaptive size.
 """
 
 from __future__ import annotations
@@ -31,14 +29,12 @@ _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
 _GROWTH = 8
 _MOST_SECONDS = 20.0
-"""Time limit of a page's search. Then the page shows the lines found, and where the search continues."""
+"""Time limit of a page's search."""
 _JUST_BEFORE = timedelta(microseconds=1)
 _MOST_NOTES = 20
 
 
 class LogExcerpt(Struct, frozen=True):
-    """Lines of one page, in the view's order."""
-
     lines: list[ShownLine]
     notes: list[str]
     older: LogPlace | None = None
@@ -50,8 +46,6 @@ class LogExcerpt(Struct, frozen=True):
 
 
 class _Window(Struct):
-    """Result of one search, oldest first."""
-
     lines: deque[ShownLine] = field(default_factory=deque)
     notes: list[str] = field(default_factory=list)
     is_full: bool = False
@@ -59,7 +53,6 @@ class _Window(Struct):
 
 
 async def read(view: LogView, ask: Ask, now: datetime, count: int = PAGE_LINES) -> LogExcerpt:
-    """Read the page of `view`. Raises HttpProblem."""
     return await (_newest(view, ask, now, count) if view.order == NEWEST else _oldest(view, ask, count))
 
 
@@ -118,7 +111,6 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
 async def _search(
     view: LogView, ask: Ask, since: datetime, until: datetime | None, most: int, kept: int | None = None
 ) -> _Window:
-    """Search the oldest `most` lines from `since` on, and keep at most the last `kept`. Raises HttpProblem."""
     window = _Window(deque(maxlen=kept))
     count = characters = 0
     limit = min(most, MOST_LINES)
@@ -145,7 +137,6 @@ async def _search(
 
 
 def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
-    """Return the line of a document. None for heartbeats, unknown documents and notes, which go to `notes`."""
     if document is None:
         return None
     if "note" in document:

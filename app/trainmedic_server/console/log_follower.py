@@ -1,7 +1,5 @@
-"""Stream of new lines of a job's log to an open page, as server-sent events with table rows.
-
-Each page follows one streamed API answer, which polls the agents every few seconds. Lines beyond reading speed are
-dropped, with a note of their number and time, to protect the browser.
+"""Stream of new lines of a job's log to an open page. Lines beyond reading speed are dropped, with a note, to protect
+the browser.
 """
 
 from __future__ import annotations
@@ -73,7 +71,6 @@ class _Incoming:
         self.reading.add_done_callback(lambda _: self.woken.set())
 
     def take(self) -> _Arrived | None:
-        """Return what arrived since the last call, or None."""
         if not self._count and not self._notes:
             return None
         arrived = _Arrived(list(self._lines), self._notes[:_MOST_NOTES], self._count, self._first, self._place)
@@ -111,8 +108,6 @@ class _Incoming:
 
 
 class LogFollower:
-    """Streams for up to `limits.followed_logs` pages. `page_of` makes a page's context from a request."""
-
     def __init__(
         self, auth: Authenticator, limits: ServerLimits, page_of: Callable[[Request, Mapping[str, str]], PageRequest]
     ) -> None:

@@ -1,7 +1,5 @@
-"""A log line as HTML: without terminal colours, long lines folded, matches marked. Pure functions.
-
-Lines are external text: everything is escaped, and characters that are invisible or change the text direction are shown
-as their code.
+"""A log line as HTML. Lines are external text: everything is escaped, and invisible characters are shown as their code.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -40,8 +38,6 @@ _STATED = (None, "line", "node_zone", "arrival_zone")
 
 
 class ShownLine(Struct, frozen=True):
-    """A line of the API's answer. Absent members are empty."""
-
     at: datetime
     text: str
     left_out: int = 0
@@ -85,8 +81,8 @@ class ShownLine(Struct, frozen=True):
 
 
 def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None) -> Markup:
-    """Return a line's text as HTML. A long line is folded to its beginning and its first match. `left_out` is the
-    number of characters beyond `text`.
+    """Return a line's text as HTML. A long line is folded to its beginning and first match. `left_out`: characters
+    beyond `text`.
     """
     spans = _spans(text, pattern)
     whole = _marked(text, spans, 0, len(text))

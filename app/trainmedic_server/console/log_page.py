@@ -31,7 +31,6 @@ _WHAT_TO_DO = {
 
 
 async def log(page: PageRequest) -> Response:
-    """Show the requested lines, or why the API refuses them."""
     job, now = page.parameters["job"], page.renderer.now()
     view, wrong = LogView.read(job, page.query, now)
     excerpt, refusal, todo = LogExcerpt([], []), "", ""
@@ -70,14 +69,12 @@ async def log(page: PageRequest) -> Response:
 def rows(
     view: LogView, lines: list[log_line.ShownLine], findings: list[Mapping[str, Any]]
 ) -> list[tuple[log_line.ShownLine, Any, Mapping[str, Any] | None, bool]]:
-    """Return each line with its HTML, the finding that begins there, and whether it is the view's moment."""
     pattern = pattern_of(view)
     near = _nearest(view, lines)
     return [(line, line.body(pattern), log_line.finding_of(line, findings), line is near) for line in lines]
 
 
 def pattern_of(view: LogView) -> SearchPattern | None:
-    """Return the pattern to mark. None without a search, or if invalid, which the API reports."""
     try:
         return SearchPattern(view.grep) if view.grep else None
     except ValueError:
@@ -108,7 +105,6 @@ def _nearest(view: LogView, lines: list[log_line.ShownLine]) -> log_line.ShownLi
 
 
 async def _or_none(page: PageRequest, path: str, query: Mapping[str, Any] | None = None) -> Any:
-    """Return the API's answer, or None, because the lines are shown anyway."""
     try:
         return await page.get(path, query)
     except HttpProblem:

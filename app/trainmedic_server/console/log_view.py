@@ -1,7 +1,5 @@
-"""View of a job's log as described by a page's address, and addresses of related views. Pure values.
-
-Filters have the names of ``GET /jobs/{job}/logs``, so an API address opens as a page in a browser. Times without a zone
-are UTC.
+"""View of a job's log as described by a page's address. Filters have the API's names, so its addresses open as pages.
+Pure values.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 
 
 class LogPlace(Struct, frozen=True):
-    """A place between two lines of a log."""
-
     at: datetime
     passed: int = 0
     """Lines of the same time before this place. Many lines can share a time."""
@@ -55,8 +51,6 @@ class LogPlace(Struct, frozen=True):
 
 
 class LogView(Struct, frozen=True):
-    """Selection and order of a job's lines."""
-
     job: str
     since: datetime
     until: datetime | None = None
@@ -77,9 +71,7 @@ class LogView(Struct, frozen=True):
 
     @classmethod
     def read(cls, job: str, query: Mapping[str, str], now: datetime) -> tuple[Self, str]:
-        """Return the view of a page's parameters, and their errors or an empty text. Invalid parameters keep their
-        defaults.
-        """
+        """Return the view, and errors or an empty text. Invalid parameters keep their defaults."""
         wrong: list[str] = []
 
         def of(name: str, read: Any, default: Any = None) -> Any:
@@ -133,11 +125,9 @@ class LogView(Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """True if the view includes future lines."""
         return self.until is None and self.before is None
 
     def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
-        """Return the API's parameters for the lines from `since` until `until`, by default of the whole view."""
         names: dict[str, Any] = {**self.filters, "since": written(since or self.since)}
         end = until or self.until
         if end is not None:
@@ -148,7 +138,6 @@ class LogView(Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        """The terminal command for these lines."""
         words = ["trainmedic", "logs", "--job", self.job]
         for name, value in self.asked().items():
             words += ["--kernel"] if name == "kernel" else [f"--{name.replace('_', '-')}", str(value)]
@@ -174,7 +163,6 @@ class LogView(Struct, frozen=True):
         return self.query(**self._fixed(), after=place)
 
     def permanent(self, now: datetime) -> str:
-        """Return the query that always shows the same lines."""
         fixed = {**self._fixed(), "until": written(self.until or now)}
         return self.query(**fixed, before=self.before, after=self.after)
 
@@ -184,9 +172,7 @@ class LogView(Struct, frozen=True):
 
 
 def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
-    """Return the query of the lines around a moment, of a rank or else a node. Empty without a time. For kernel lines,
-    include the kernel's.
-    """
+    """Return the query of the lines around a moment, of a rank or else a node. Empty without a time."""
     point = times.read(at)
     if point is None:
         return ""

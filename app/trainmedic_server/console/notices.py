@@ -1,8 +1,4 @@
-"""Notices about a form's result, shown on the next page.
-
-They travel in a cookie instead of the address, so that the sender of a link cannot choose what another user's page
-claims.
-"""
+"""Notices about a form's result, shown on the next page. They travel in a cookie, so that no link can fake them."""
 
 from __future__ import annotations
 

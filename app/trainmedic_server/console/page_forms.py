@@ -31,8 +31,6 @@ _ANSWERED = {"approve": "approve_many", "reject": "reject_many"}
 
 
 class PageForms:
-    """Handler of these forms. `page_of` makes a page's context from a request and the named parts of its path."""
-
     def __init__(
         self, auth: Authenticator, bodies: BodyReader, page_of: Callable[[Request, Mapping[str, str]], PageRequest]
     ) -> None:
@@ -61,7 +59,6 @@ async def _explain(page: PageRequest, pairs: Fields) -> Response:
 
 
 async def _answers(page: PageRequest, pairs: Fields) -> Response:
-    """Answer each chosen question separately. If one is refused, list all outcomes."""
     fields = dict(pairs)
     chosen = list(dict.fromkeys(value for name, value in pairs if name == "run" and value))
     kind = fields.get("kind", "")
@@ -84,7 +81,6 @@ async def _answer(page: PageRequest, run_id: str, kind: str, note: str) -> tuple
 
 
 async def _channel_test(page: PageRequest, pairs: Fields) -> Response:
-    """Send a test message. On failure, Settings shows the error."""
     path = f"/channels/{page.parameters['channel']}/test"
     sent = await page.api.ask(page.principal, "POST", path, body={"note": dict(pairs).get("note", "").strip()})
     if sent["sent"]:

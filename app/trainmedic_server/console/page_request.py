@@ -22,8 +22,6 @@ _LONGEST_SEQ = 18
 
 
 class PageRequest(Struct, frozen=True):
-    """A request for a page, by a user who may see it."""
-
     request: Request
     principal: Principal
     parameters: Mapping[str, str]
@@ -72,7 +70,6 @@ class PageRequest(Struct, frozen=True):
         return response
 
     async def stands(self) -> StandingView:
-        """Return the current state, including the newest event that the page knows."""
         return await self.standing.now(since=last_event(self.request.headers.get("last-event-id", "0")) or 0)
 
     def _curl(self, path: str) -> str:

@@ -61,7 +61,6 @@ async def job(page: PageRequest) -> Response:
 
 
 async def nodes(page: PageRequest) -> Response:
-    """Show all nodes, grouped by rack if names reveal it."""
     agents = await _every(page, "/agents")
     present = await page.stands()
     racks: dict[str, list[Mapping[str, Any]]] = {}

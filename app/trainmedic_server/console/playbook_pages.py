@@ -19,9 +19,7 @@ _MOST_OFFERED = 300
 
 
 async def playbooks(page: PageRequest) -> Response:
-    """Show loaded playbooks and failed files. Counting runs is slow in a long history, so the page loads the counts
-    afterwards.
-    """
+    """Show loaded playbooks and failed files. Slow counts are loaded afterwards."""
     whole = "whole" in page.query
     listed = await page.get("/playbooks", None if whole else UNCOUNTED)
     return await page.page(
@@ -30,9 +28,7 @@ async def playbooks(page: PageRequest) -> Response:
 
 
 async def playbook(page: PageRequest, **more: Any) -> Response:
-    """Show a playbook: annotated text, runs and versions. Versions are slow in a long history, so the page loads them
-    afterwards. `more` is a form's result.
-    """
+    """Show a playbook. Slow versions are loaded afterwards. `more` is a form's result."""
     name = page.parameters["playbook"]
     shown = await page.get(f"/playbooks/{name}", UNCOUNTED)
     runs, older = await folding.runs(page, {"playbook": name})

@@ -21,16 +21,12 @@ class OddRanks(Struct, frozen=True):
 
 
 class RankLossEntry(Struct, frozen=True):
-    """The loss of one rank."""
-
     rank: Rank
     loss: float
     node: Annotated[str, Meta(max_length=253)] = ""
 
 
 class RankLosses(Struct, frozen=True):
-    """Losses of all ranks in short form."""
-
     ranks: int
     steps: tuple[int, int] | None = None
     nan: OddRanks | None = None
@@ -50,7 +46,6 @@ class RankLosses(Struct, frozen=True):
 
     @property
     def has_spread(self) -> bool:
-        """True if any rank has a finite loss."""
         return None not in (self.lowest, self.median, self.highest)
 
 

@@ -38,9 +38,7 @@ _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
 
 class _LinksBelowBase(PackageLoader):
-    """Template loader that puts the base path before links that begin with a slash. It changes the template's own text,
-    before values are filled in.
-    """
+    """Template loader that puts the base path before links that begin with a slash."""
 
     def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
         source, path, is_current = super().get_source(environment, template)
@@ -48,8 +46,6 @@ class _LinksBelowBase(PackageLoader):
 
 
 class Renderer:
-    """Renders templates by name, with links below `base`."""
-
     def __init__(
         self, clock: Clock, assets: Assets, base: BasePath = BasePath(), cache: FileSystemBytecodeCache | None = None
     ) -> None:
@@ -94,7 +90,6 @@ class Renderer:
         return self._environment.get_template(template).render(now=self._clock.now(), **names)
 
     def part(self, template: str, macro: str, *arguments: Any) -> str:
-        """Render one macro of a template, for open pages."""
         module = self._environment.get_template(template).module
         return str(getattr(module, macro)(*arguments))
 

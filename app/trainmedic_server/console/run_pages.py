@@ -83,7 +83,7 @@ async def run(page: PageRequest) -> Response:
 
 
 async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return more data for a run's template: its neighbours on the target, and whether its playbook has changed."""
+    """Return neighbours of a run on its target, and whether its playbook has changed."""
     book = await get_or(None, f"/playbooks/{shown['playbook']}", UNCOUNTED)
     before, after = await _neighbours(get_or, shown)
     return {
@@ -102,7 +102,6 @@ async def short(page: PageRequest) -> Response:
 
 
 def beats(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the timeline's events. Repeated similar ones count as one."""
     shown: list[Mapping[str, Any]] = []
     for kind, alike in itertools.groupby(events, key=lambda event: (event["kind"], event["data"].get("step"))):
         row = list(alike)
@@ -143,7 +142,6 @@ def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
 
 
 async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the runs before and after this one on its target, among the newest hundred."""
     where = {name: shown[name] for name in ("node", "gpu", "job") if shown[name]}
     if not where:
         return None, None
@@ -156,7 +154,6 @@ async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None
 
 
 def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Return the API's filters from fields or ``name:value`` words of the text field, and that text."""
     chosen = {name: value for name in _FILTERS if (value := query.get(name, "").strip())}
     text = query.get("q", "").strip()
     for word in text.split():

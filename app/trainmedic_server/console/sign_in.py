@@ -25,8 +25,6 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 class SignIn:
-    """Sign-in page and its forms."""
-
     def __init__(self, auth: Authenticator, sessions: Sessions, renderer: Renderer, bodies: BodyReader) -> None:
         self._auth = auth
         self._sessions = sessions
@@ -97,12 +95,10 @@ def local_path(text: str | None) -> str:
 
 
 async def read_form(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> Mapping[str, str]:
-    """Return the fields of a form, the last of each name. Raises HttpProblem."""
     return dict(await read_fields(bodies, request, most_bytes))
 
 
 async def read_fields(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> list[tuple[str, str]]:
-    """Return the fields of a form in order. Names can repeat. Raises HttpProblem."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body must be a form.", closes=True)
     async with bodies.read(request, most_bytes) as raw:

@@ -26,7 +26,6 @@ class StandingView(Struct, frozen=True):
 
     @property
     def owed(self) -> int:
-        """Number of runs with active changes."""
         return len({change["run_id"] for change in self.document["changed"]}) if self.document else 0
 
     @property
@@ -35,8 +34,6 @@ class StandingView(Struct, frozen=True):
 
 
 class ServerStanding:
-    """Queries and caches the state. `last_seq` returns the newest event's number."""
-
     def __init__(self, api: InnerApi, last_seq: Callable[[], Awaitable[int]]) -> None:
         self._api = api
         self._last_seq = last_seq

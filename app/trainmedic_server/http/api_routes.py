@@ -11,7 +11,5 @@ from trainmedic_server.http.ascii_json import AsciiJson
 
 
 class ApiRoutes(APIRouter):
-    """Routes under one tag of the API's documentation. `dependencies` apply to all of them."""
-
     def __init__(self, tag: str, dependencies: Sequence[Depends] | None = None) -> None:
         super().__init__(tags=[tag], dependencies=dependencies, default_response_class=AsciiJson)

@@ -1,5 +1,5 @@
-"""JSON in ASCII, so that external text cannot control a terminal. Standard JSON escapes only U+0000 to U+001F, not
-U+0080 to U+009F, nor direction marks.
+"""JSON in ASCII, so that external text cannot control a terminal: standard JSON does not escape U+0080 to U+009F and
+direction marks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from trainmedic_core.plain_text import json_bytes
 
 
 class AsciiJson(JSONResponse):
-    """A JSON response in ASCII."""
-
     @classmethod
     def of(cls, model: BaseModel, exclude_unset: bool = False) -> AsciiJson:
         return cls(model.model_dump(mode="json", exclude_unset=exclude_unset))

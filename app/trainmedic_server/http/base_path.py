@@ -1,7 +1,5 @@
-"""Path of the external URL, below which a proxy serves this server.
-
-Some proxies strip the path, others do not. So it is removed here if present, and all links, redirects and cookies of
-the console include it.
+"""Path of the external URL. Some proxies strip it, others do not, so it is removed here if present. Links, redirects
+and cookies include it.
 """
 
 from __future__ import annotations

@@ -21,16 +21,13 @@ _MOST_CONTAINERS = 1_200_000
 
 
 class BodyReader:
-    """Reads bodies into a common memory budget."""
-
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
         self._memory = BodyMemory(limits)
 
     def read(self, request: Request, largest: int | None = None) -> _BodyInWork:
-        """Return a context that yields the body in its turn. Its memory is reserved until the context exits.
-
-        Entering raises HttpProblem: 400, 408, 413, 415 or 503.
+        """Return a context with the body in its turn, which holds its memory until exit. Entering raises HttpProblem:
+        400, 408, 413, 415 or 503.
         """
         largest = self._limits.body_bytes if largest is None else largest
         return _BodyInWork(self._memory, request, self._limits.body_seconds, largest)
@@ -96,8 +93,8 @@ class _BodyInWork:
 def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
     """Return the JSON value in `body`. Raises HttpProblem 400 for other content.
 
-    Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text. It raises PayloadError, unless
-    `keep_half_pairs`. The caller then has to replace them, because no database stores one.
+    Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text. It raises PayloadError unless
+    `keep_half_pairs`; then the caller has to replace them.
     """
     # Brackets within texts count too, which makes no difference to alerts.
     if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
@@ -116,9 +113,7 @@ def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any
 
 
 def _has_arrived(request: Request) -> bool:
-    """Return whether the whole body is here, as nearly always. Then no time limit is needed, which would be a large
-    part of the work.
-    """
+    """Return whether the whole body is here, as nearly always. Then the costly time limit is not needed."""
     has_arrived = request.scope.get("state", {}).get("has_arrived")
     return has_arrived is not None and has_arrived()
 
@@ -178,7 +173,6 @@ def _refuse_half_pairs(document: Any) -> None:
 
 
 def _members(path: str, value: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each member with its path. A name is also a member, at the path of its mapping."""
     if isinstance(value, dict):
         for name, member in value.items():
             yield path, name

@@ -1,7 +1,5 @@
-"""Memory budget for arriving bodies, and the turns in which they are parsed and admitted.
-
-Small and large bodies have separate budgets, so that large ones never block the many small ones. If a budget is full,
-the body that has been arriving longest is dropped: deliveries arrive at once.
+"""Memory budget for arriving bodies, and turns to parse them. Large bodies have a separate budget, so they never block
+small ones. If a budget is full, the body arriving longest is dropped.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ class BodyArrival:
 
 
 class BodyMemory:
-    """Accounts for the memory of all bodies."""
-
     def __init__(self, limits: ServerLimits) -> None:
         self._small_body_bytes = limits.small_body_bytes
         self._small = _Share(limits.small_bytes)

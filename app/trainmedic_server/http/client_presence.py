@@ -57,7 +57,6 @@ class _Heard:
             await self._messages.put(message)
 
     async def next(self) -> Message:
-        """Return the next message. After the last one, return the disconnect."""
         if self._messages.empty():
             arrives, leaves = asyncio.ensure_future(self._messages.get()), asyncio.ensure_future(self._left.wait())
             try:

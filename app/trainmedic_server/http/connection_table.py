@@ -1,9 +1,7 @@
 """Open connections, and which to close when there are too many.
 
-Connections that never presented a token close first: of the address with the most, the one silent longest. So they
-cannot displace alert delivery. Without configured tokens, silence alone decides.
-
-A fully received request is always answered; otherwise retries would use up the server.
+Those without a token close first: of the address with the most, the one silent longest. So they cannot displace alert
+delivery. A fully received request is always answered; otherwise retries would use up the server.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from trainmedic_server.http.limits import ConnectionLimits
 
 
 class Standing(IntEnum):
-    """What is known about a connection's client. Lower values are closed first."""
+    """Trust in a connection's client. Lower values are closed first."""
 
     STRANGER = 0
     CLIENT = 1
@@ -27,15 +25,11 @@ class Standing(IntEnum):
 
 
 class TableEntry(Protocol):
-    """The connection's interface to the table."""
-
     address: str
     standing: Standing
 
     @property
-    def in_work(self) -> bool:
-        """True while a request is being answered."""
-        ...
+    def in_work(self) -> bool: ...
 
     @property
     def has_arrived(self) -> bool:
@@ -44,7 +38,7 @@ class TableEntry(Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Memory of responses that the client has not read, and of what it sent in that time."""
+        """Memory of responses not read, and of requests received in that time."""
         ...
 
     def give_way(self) -> None:
@@ -74,9 +68,8 @@ class ConnectionTable:
         return chain(*self._strangers.values(), *self._known.values())
 
     def add(self, connection: TableEntry) -> None:
-        """Add a connection, and close another one if there is no capacity.
-
-        If all others of its address await an answer, close the new one instead.
+        """Add a connection, and close another one if there is no capacity; the new one if all others of its address
+        await an answer.
         """
         of_client = self._strangers.get(connection.address, {})
         if len(of_client) >= self._limits.per_client:
@@ -131,7 +124,6 @@ class ConnectionTable:
         return self._count > self._limits.connections + self._limits.refused
 
     def unread(self, connection: TableEntry) -> None:
-        """Record that a client does not read. Close connections if unread data exceeds its limit."""
         self._unread[connection] = None
         held = sum(entry.unread_bytes for entry in self._unread)
         while held > self._limits.unread_bytes and self._unread:
@@ -144,9 +136,8 @@ class ConnectionTable:
         self._unread.pop(connection, None)
 
     def _candidate(self) -> TableEntry | None:
-        """Return the connection to close for a new one. None if each awaits an answer.
-
-        A known client awaits one as soon as its request begins.
+        """Return the connection to close for a new one. None if each awaits an answer, a known client from the start of
+        its request.
         """
         for group in sorted(self._strangers.values(), key=_size_and_age, reverse=True):
             for entry in _waited_for(group):

@@ -108,9 +108,7 @@ def create_app(
     redis_caveat: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
 ) -> FastAPI:
-    """Return the API and the console. `listener.serve` closes ``state.feed``. `allowed_hosts` are served without
-    tokens.
-    """
+    """Return the API and the console. `allowed_hosts` are served without tokens."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     unheard = lambda: untold((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
     handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
@@ -153,10 +151,8 @@ def create_app(
 
 
 class _Api(FastAPI):
-    """Dispatcher of requests: deliveries to `deliveries`, past FastAPI's middleware and routing, browser requests to
-    the console, and the rest to FastAPI.
-
-    First, `sites` checks the requested host, and `base` is removed from the path.
+    """Dispatcher of requests: deliveries past FastAPI, browser requests to the console, the rest to FastAPI; after the
+    check of the host and removal of the base path.
     """
 
     pages: ConsoleApp
@@ -195,7 +191,7 @@ class _Api(FastAPI):
         return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the API, whatever media type the client prefers."""
+        """Answer as the API, regardless of Accept."""
         await super().__call__(scope, receive, send)
 
 

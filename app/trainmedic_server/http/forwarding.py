@@ -1,7 +1,5 @@
-"""Forwarding of requests to another server over pooled connections.
-
-A general HTTP client searches its pool for each request, which costs more than the answering server. Here an idle
-connection comes from the end of a list, and the answer is streamed through.
+"""Forwarding of requests to the leader over pooled connections. A general HTTP client would cost more than the
+answering server.
 """
 
 from __future__ import annotations
@@ -56,8 +54,8 @@ class Forwarder:
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the request to the leader at `address` ("host:port"), and its answer to the client.
 
-        Raises OSError or TimeoutError without an answer, before anything was sent to the client; CutOff if the answer
-        ends early; ClientLeft if the client disconnects.
+        Raises OSError or TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft if the
+        client disconnects.
         """
         async with asyncio.timeout(_TURN_SECONDS):
             await self._turns.acquire()
@@ -170,8 +168,6 @@ async def _left(receive: Receive) -> None:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection to the leader with at most one request in progress."""
-
     def __init__(self, address: str) -> None:
         self.address = address
         self.idle_since = 0.0
@@ -214,14 +210,12 @@ class _Connection(asyncio.Protocol):
         return True
 
     async def until(self, condition: Any) -> None:
-        """Return once the condition holds. Raises ConnectionError if the connection ends first."""
         while not condition():
             self._check()
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
 
     def take(self) -> bytes:
-        """Return and clear the received part of the body."""
         taken = b"".join(self.body)
         self.body.clear()
         if self._body_bytes > _MOST_UNSENT:

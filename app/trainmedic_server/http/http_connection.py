@@ -1,8 +1,5 @@
-"""One HTTP connection: uvicorn's, with limits on memory and time.
-
-Uvicorn accepts heads of any size and pace, queues requests without limit, and waits permanently for clients that do not
-read. Here heads, the queue and the time to take a response are bounded. Exceeding a limit ends the connection.
-``connection_table`` decides which connections may exist.
+"""One HTTP connection: uvicorn's, with limits on heads, queued requests, and the time to take a response. Exceeding one
+ends the connection.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ log = telemetry.logger(__name__)
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One connection, an entry of `table`."""
-
     def __init__(self, *arguments: Any, table: ConnectionTable, limits: ConnectionLimits, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.address = ""
@@ -214,9 +209,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class _JoinedWrites:
-    """Transport that sends a response's head and body in one system call, if the head has the length. Two calls are a
-    large part of a short response's time.
-    """
+    """Transport that sends a response's head and body in one system call if the head has the length."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

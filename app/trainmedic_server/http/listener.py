@@ -33,9 +33,7 @@ async def serve(
     on_started: Callable[[str, int], None] | None = None,
     limits: ConnectionLimits = ConnectionLimits(),
 ) -> None:
-    """Serve `app` until `stop` is set, then let active requests finish, for at most 10 s.
-
-    Port 0 selects a free one; `on_started` is called with the address. The caller handles signals. Raises
+    """Serve `app` until `stop` is set, then let active requests finish for 10 s. Port 0 selects a free one. Raises
     ConfigurationError if the address cannot be bound.
     """
     table = ConnectionTable(limits)
@@ -60,8 +58,6 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, which stops on `stop` and first ends the event streams."""
-
     def __init__(
         self, config: uvicorn.Config, feed: EventFeed | SwitchableApp, stop: asyncio.Event, table: ConnectionTable
     ) -> None:

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 
 def preferred(accept: str | None, offered: Sequence[str]) -> str:
-    """Return the media type of `offered` with the highest quality, the earlier of equals.
-
-    If none fits, return the first: another form is of more use to a user than an error.
-    """
+    """Return the media type of `offered` with the highest quality, the earlier of equals; the first if none fits."""
     if not accept:
         return offered[0]
     ranges = [_range(part) for part in accept.split(",")]

@@ -1,11 +1,8 @@
 """Checks of Host and Origin against web pages that misuse a browser's access.
 
-A page can send requests to any address that the browser reaches, loopback included. So:
-
 - A request that changes something must come from a page of this server: its Origin equals the Host.
-- Without tokens, the Host must be a name that no attacker can own. A page of ``evil.example`` may point that name to
-  127.0.0.1 (DNS rebinding); its Origin then equals the Host, but it needs a public DNS name. With tokens, such a page
-  has none.
+- Without tokens, the Host must be a name that no attacker can own (DNS rebinding). With tokens, a foreign page has
+  none.
 """
 
 from __future__ import annotations
@@ -44,7 +41,6 @@ class OriginCheck:
         self._is_ours = lru_cache(_REMEMBERED)(self._is_address_or_name_of_ours)
 
     def check(self, scope: Scope) -> None:
-        """Raise HttpProblem: 400 for malformed headers, 421 for a foreign name."""
         hosts: list[bytes] = []
         origins: list[bytes] = []
         for name, value in scope["headers"]:

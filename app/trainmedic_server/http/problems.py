@@ -30,15 +30,11 @@ log = telemetry.logger(__name__)
 
 
 class FieldProblem(ApiModel):
-    """One fault in a request, and its place."""
-
     field: str = Field(description="Path of the member, query parameter or header.")
     message: str
 
 
 class ProblemDetails(ApiModel):
-    """An error according to RFC 9457."""
-
     model_config = ConfigDict(
         extra="allow",
         json_schema_extra={
@@ -88,10 +84,8 @@ class HttpProblem(errors.TrainmedicError):
 
 
 class ProblemResponse(Response):
-    """Response with a problem.
-
-    If it closes the connection, it first reads on for a moment. Otherwise the connection would be reset, and the client
-    might miss the response.
+    """Response with a problem. If it closes the connection, it first reads on for a moment: a reset could hide the
+    response.
     """
 
     media_type = MEDIA_TYPE
@@ -129,7 +123,6 @@ class ProblemResponse(Response):
 
 
 def from_error(error: errors.TrainmedicError) -> HttpProblem:
-    """Return the problem for `error`; 500 for unexpected ones."""
     match error:
         case HttpProblem():
             return error
@@ -168,7 +161,6 @@ def from_validation(mistakes: Sequence[Mapping[str, Any]]) -> HttpProblem:
 
 
 def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
-    """Log the refused request, without body, headers and query, and return the response."""
     client = scope.get("client")
     level = "warning" if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "info"
     getattr(log, level)(
@@ -209,7 +201,6 @@ def register(app: FastAPI) -> None:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return a route's OpenAPI declaration of error statuses."""
     schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}  # FastAPI would compile a model for each route
     return {status: {"description": _title(status), "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
 
@@ -239,7 +230,6 @@ def _path(location: Sequence[Any]) -> str:
 
 
 def sentence(message: str) -> str:
-    """Return Pydantic's message in our words."""
     said = message.removeprefix("Value error, ")
     for pattern, words in _PLAIN:
         if match := pattern.fullmatch(said):

@@ -1,11 +1,8 @@
-"""Limit on concurrent readers of the history, and selection of the next one.
+"""Limit on concurrent readers of the history, and selection of the next one. Reads use memory and the event loop, so a
+few at a time are as fast as all at once.
 
-A read holds its data until it is serialized, which takes the event loop's time. So a few at a time are as fast as all
-at once, and do not delay other requests.
-
-Callers with the right to act precede viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns, a
-waiting viewer is next, so a busy program with an operator's token delays viewers but does not block them. Within each
-kind, names are served in turn.
+Callers with the right to act precede viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns a
+viewer is next. Within each kind, names are served in turn.
 """
 
 from __future__ import annotations
@@ -25,8 +22,6 @@ MOST_PASSED_OVER = 8
 
 
 class ReadCaller(Struct, frozen=True):
-    """The caller of a read. ``acts``: it may change something."""
-
     name: str
     acts: bool
 
@@ -64,8 +59,6 @@ class _Waiting(Struct):
 
 
 class ReadTurns:
-    """Turns for up to `at_once` readers. Up to `most_waiting` more of each kind wait."""
-
     def __init__(self, at_once: int, most_waiting: int, readers: str) -> None:
         self._at_once = at_once
         self._for_viewers = max(1, at_once - 1)
@@ -78,7 +71,6 @@ class ReadTurns:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Hold a turn during the block. Raises Saturated."""
         reader = _reader.get()
         await self._begin(reader)
         try:

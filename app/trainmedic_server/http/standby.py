@@ -1,7 +1,5 @@
-"""The API of a standby: it answers probes and forwards the rest to the leader.
-
-Requests are forwarded unchanged, tokens included, to the leader's advertised address. Without an address or an answer,
-the reply is 503, after which Alertmanager retries. So clients may use any of the servers.
+"""The API of a standby: it answers probes and forwards everything else, tokens included, to the leader. Without a
+leader the reply is 503, after which Alertmanager retries.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class ElectionStatus(Protocol):
 
     @property
     def why(self) -> str:
-        """What this server waits for."""
+        """The reason for waiting."""
         ...
 
     @property
@@ -58,9 +56,7 @@ class SwitchableApp:
         self.state = SimpleNamespace(feed=self)
 
     def switch_to(self, app: Any) -> None:
-        """Serve `app` from now on, and close its streams when the listener stops. Requests that hang at the former
-        leader are aborted; clients retry.
-        """
+        """Serve `app` from now on. Requests that hang at the former leader are aborted; clients retry."""
         self._app, self._feed = app, app.state.feed
         self._standby.end_forwarding()
 
@@ -106,7 +102,7 @@ class Standby:
         await self._forward(leader_address, scope, receive, send)
 
     def end_forwarding(self) -> None:
-        """Abort pending requests. Clients get 503 or an incomplete answer, and retry."""
+        """Abort pending requests. Clients retry."""
         self._forwarder.end()
 
     def _own_answer(self, scope: Scope) -> Response | None:

@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 
 class StreamedResponse(Response):
-    """Sends `chunks` until they end, the client disconnects, or reads nothing for `stall_seconds`, which ends the
-    connection. Always calls `on_close`.
+    """Sends `chunks` until they end, the client disconnects, or reads nothing for `stall_seconds`. Always calls
+    `on_close`.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""Feed of new history events: one poller and one ring buffer for all listeners, no queue per client.
+"""Feed of new history events: one poller and one ring buffer for all listeners.
 
-A listener names its last event. Newer ones come from the ring, or from the history if the ring no longer has them. So
-slow listeners cost no memory, and replay and live events share one path without gaps or duplicates. This relies on
-events becoming visible in the order of ``seq`` (`History.events_after`).
+A listener names its last event; newer ones come from the ring, or else from the history. So slow listeners cost no
+memory, and nothing is lost or repeated. This relies on events becoming visible in the order of ``seq``.
 """
 
 from __future__ import annotations
@@ -18,17 +17,13 @@ from trainmedic_server.ports.store import History
 BATCH = 100
 _RING = 2_000
 _REPLAYS = 2
-"""Listeners that read from the history at one time. Each batch is written at once, so other requests wait for at most
-this many batches.
-"""
+"""Listeners that read from the history at one time; a limit on the delay of other requests."""
 _RETRY_SECONDS = 2.0
 
 log = telemetry.logger(__name__)
 
 
 class EventFeed:
-    """Delivers new events of `history` to at most `most_listeners` listeners."""
-
     def __init__(self, history: History, poll_seconds: float, most_listeners: int, metrics: telemetry.Metrics) -> None:
         self._history = history
         self._poll_seconds = poll_seconds

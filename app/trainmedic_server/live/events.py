@@ -77,10 +77,10 @@ async def _lines(
     *,
     send_begin: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of one client: every event after `begin`, or only those of `run_id`.
+    """Yield the stream of one client: every event after `begin`, or only those of `run_id`, until the feed closes or
+    the store fails.
 
-    Ends when the feed closes or the store fails; the client then reconnects and names its last event. `send_begin`
-    sends `begin` as an id first, so that a client which is cut off before the first event misses none.
+    `send_begin` sends `begin` as an ID first, so that a client which is cut off early misses none.
     """
     clock = asyncio.get_running_loop().time
     position, sent_at = begin, clock()
@@ -103,8 +103,6 @@ async def _lines(
 
 
 class WrittenEvents:
-    """Serializes events, and caches the newest: an event for all listeners is serialized once."""
-
     def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
         self._kept: dict[int, tuple[Event, bytes]] = {}

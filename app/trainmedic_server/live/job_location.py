@@ -16,8 +16,6 @@ MOST_NODES = 2000
 
 
 class JobNodes(Struct, frozen=True):
-    """Nodes of a job, most recent first, and its pods."""
-
     nodes: tuple[str, ...] = ()
     pods: tuple[str, ...] = ()
     """As ``namespace/name``."""
@@ -28,8 +26,6 @@ class JobNodes(Struct, frozen=True):
 
 
 class JobLocations:
-    """Looks up jobs by name."""
-
     def __init__(
         self, bus: CommandBus, store: RunStore, cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
     ) -> None:

@@ -1,6 +1,5 @@
-"""``GET /jobs/{job}/logs``: lines of a job, as NDJSON or, followed, as server-sent events.
-
-Notes between the lines report nodes without an answer and lines that are not shown.
+"""``GET /jobs/{job}/logs``: lines of a job, as NDJSON or, followed, as server-sent events, with notes on what is
+missing.
 """
 
 from __future__ import annotations
@@ -54,8 +53,6 @@ Number = Annotated[int | None, Query(ge=0, lt=1_000_000_000)]
 
 
 class LogLinesApi(Struct, frozen=True):
-    """The store of lines and the locations of jobs."""
-
     source: LogSource
     job_locations: JobLocations
 

@@ -1,7 +1,4 @@
-"""``GET /now``: pending approvals, active changes, open runs and what is lost.
-
-`NowApi.view` asks the run store a fixed number of bounded queries, however many runs there are.
-"""
+"""``GET /now``: the current state, by a fixed number of bounded queries."""
 
 from __future__ import annotations
 
@@ -35,9 +32,7 @@ MOST = 500
 MOST_ENDED = 200
 """Most ended runs without a pending undo that are searched for changes without an undo."""
 NEVER_GIVEN_BACK_FOR = timedelta(days=7)
-"""Period after its run's creation in which a change without an undo is listed. Its end is not known: a job with a
-halved learning rate may have ended long ago.
-"""
+"""Period after its run's creation in which a change without an undo is listed. Its end is not known."""
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
 _LOST_FOR = timedelta(days=1)
 _HOUR = timedelta(hours=1)
@@ -54,16 +49,12 @@ class PauseLine(View):
 
 
 class BreakerView(View):
-    """The breaker."""
-
     open: bool
     since: datetime | None
     reason: str | None = Field(description="Its count, for people.")
 
 
 class ChangeView(View):
-    """Change of a run: one with a pending undo, or one without an undo."""
-
     run_id: str
     playbook: str
     target: str
@@ -84,8 +75,6 @@ class ChangeView(View):
 
 
 class RunningView(View):
-    """An open run."""
-
     run_id: str
     playbook: str
     target: str
@@ -98,8 +87,6 @@ class RunningView(View):
 
 
 class LostView(View):
-    """An agent or job that is no longer connected."""
-
     kind: str = Field(description="agent or job.")
     name: str
     since: datetime = Field(description="When it was last connected.")
@@ -107,23 +94,17 @@ class LostView(View):
 
 
 class HourView(View):
-    """Decisions of the last hour."""
-
     decisions: dict[str, int]
     statuses: dict[str, int] = Field(description="Present statuses of these runs.")
 
 
 class CountsView(View):
-    """Total numbers, also if the lists are cut."""
-
     open: dict[str, int] = Field(description="Open runs by status.")
     owing: int = Field(description="Closed runs with a pending undo.")
     left_out: int = Field(description="Runs omitted from this answer's lists.")
 
 
 class NowView(View):
-    """The current state."""
-
     at: datetime
     mode: Mode
     paused: list[PauseLine] = Field(description="Active pauses.")
@@ -147,8 +128,6 @@ class NowView(View):
 
 
 class NowApi:
-    """Compiles the current state."""
-
     def __init__(
         self,
         present: Present,
@@ -166,7 +145,6 @@ class NowApi:
         self._notifications = notifications
 
     async def view(self) -> NowView:
-        """Return the current state. Raises StoreUnavailable."""
         now, controls = self._clock.now(), self._engine.controls
         open_runs, _ = await self._history.page(HistoryFilter(is_open=True), MOST, None)
         owing, _ = await self._history.page(HistoryFilter(owes_undo=True), MOST, None)
@@ -199,7 +177,6 @@ class NowApi:
         )
 
     async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
-        """Return the newest runs that acted and ended without a pending undo, and since when the list is complete."""
         since = now - NEVER_GIVEN_BACK_FOR
         matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)

@@ -1,8 +1,4 @@
-"""Pages of connected agents and jobs by name, from a recent read.
-
-Expensive parts, such as contradictions between thousands of presences, are computed only after a change, not for each
-page.
-"""
+"""Pages of connected agents and jobs. Contradictions between presences are computed only after a change."""
 
 from __future__ import annotations
 
@@ -27,8 +23,6 @@ PresenceNames = Annotated[Names, Query(description="Only these names; repeatable
 
 
 class Listed(Struct, frozen=True):
-    """All presences of one kind at one moment, by name."""
-
     presences: Sequence[Presence]
     against: Contradictions
     agents: AgentTopology
@@ -38,15 +32,11 @@ class Listed(Struct, frozen=True):
 
 
 class Page(NamedTuple):
-    """A page, and the cursor of the next; None on the last."""
-
     presences: Sequence[Presence]
     next: str | None
 
 
 class PresenceLists:
-    """Known agents and jobs, at most some seconds old."""
-
     def __init__(self, presences: SharedPresences) -> None:
         self._source = presences
         self._agents: Listed | None = None

@@ -13,8 +13,6 @@ from trainmedic_server.ports.outside import Presence
 
 
 class PresenceView(ApiModel):
-    """A connected agent or job, and what it reports."""
-
     name: str
     last_seen: datetime
     details: dict[str, Any] = Field(description="Its ranks or GPUs, capabilities and version, for example.")

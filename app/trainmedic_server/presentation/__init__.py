@@ -1,6 +1,3 @@
-"""Texts about runs, questions and times that all surfaces share. Pure.
-
-Functions take a domain value or its API document and return plain text, or a `sentences.Sentence` if surfaces lay out
-parts differently: the console links a run, the command line shortens its ID. Each surface adds its own markup and
-escaping.
+"""Texts that all surfaces share, as plain text or as `sentences.Sentence`. Each surface adds its own markup and
+escaping. Pure.
 """

@@ -50,7 +50,6 @@ def answered(kind: str, actor: str, note: str) -> str:
 
 
 def ahead(step: StepState) -> list[str]:
-    """Return what an approval would allow, as rendered when the question was asked."""
     terms = Terms.of(step)
     if not terms.steps:
         return []

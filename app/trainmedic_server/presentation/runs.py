@@ -35,7 +35,6 @@ def title_of(run: Run) -> str:
 
 
 def waits(item: Document) -> str:
-    """Return what an idle run waits for: ``waits: alert``. Empty if it does not wait."""
     if item["status"] != Status.WAITING:
         return ""
     on = str(item.get("waiting_on") or "")
@@ -54,8 +53,6 @@ def result(item: Document) -> str:
 
 
 class DoneWords(Struct, frozen=True):
-    """Actions of a run and their outcome. Each may be empty; neither repeats the other."""
-
     action: str
     message: str
 
@@ -67,7 +64,6 @@ def done(item: Document) -> DoneWords:
 
 
 def what(item: Document) -> str:
-    """Return, in one line, the actions and the outcome, or why nothing started."""
     told = done(item)
     if item["status"] == Status.NOT_STARTED:
         return ": ".join(filter(None, (str(item["decision"]), told.message)))
@@ -87,15 +83,12 @@ def took(performed: Document) -> str:
 
 
 class EffectWords(Struct, frozen=True):
-    """The measured effect of a run: verdict, values and reason."""
-
     verdict: str
     values: tuple[str, ...]
     reason: str
 
 
 def effect(document: Document) -> EffectWords:
-    """Return the effect, with the alert's metric before, at and after the act as far as measured."""
     values = tuple(f"{label} {document[name]:g}" for name, label in _MOMENTS if document.get(name) is not None)
     return EffectWords(words(document.get("verdict")), values, document.get("reason") or "")
 

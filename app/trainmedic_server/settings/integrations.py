@@ -23,8 +23,6 @@ EventKind = Annotated[str, AfterValidator(_event_kind)]
 
 
 class IntegrationSettings(BaseModel):
-    """Receivers of events, annotations and traces."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
     events_to: Annotated[HttpUrl | None, SettingSource("TRAINMEDIC_EVENTS_TO", "--events-to", "URL", secret=True)] = (

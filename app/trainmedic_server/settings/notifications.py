@@ -15,8 +15,6 @@ from trainmedic_server.settings.values import Channels, ExpandedPath, ExternalUr
 
 
 class NotificationSettings(BaseModel):
-    """Channels, messages and the server's external URL."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
     notify_urls: Annotated[Channels, SettingSource("TRAINMEDIC_NOTIFY_URLS", secret=True)] = Field(
@@ -93,8 +91,6 @@ def _app(value: SecretStr) -> SecretStr:
 
 
 class SlackSettings(BaseModel):
-    """The Slack app for approval questions."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
     slack: Annotated[ExpandedPath | None, SettingSource("TRAINMEDIC_SLACK_FILE", "--slack", "FILE")] = Field(

@@ -1,9 +1,5 @@
-"""The server's settings: one frozen value, read from flags and environment variables.
-
-Flags override variables. An empty variable counts as unset, because charts and compose files write "not given" that
-way. ``docs/reference/settings.md`` has the same descriptions; a test compares both.
-
-Nothing else reads the environment, except the agent's settings and the clients' ``--server`` and ``--token``.
+"""The server's settings, from flags and environment variables. Flags override variables; an empty variable counts as
+unset. A test compares the descriptions with ``docs/reference/settings.md``.
 """
 
 from __future__ import annotations
@@ -60,8 +56,6 @@ def _network(value: Any) -> Any:
 
 
 class AccessSettings(BaseModel):
-    """Trusted proxies and the rights of their users."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
     trusted_proxies: Annotated[
@@ -86,8 +80,6 @@ class AccessSettings(BaseModel):
 
 
 class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, AccessSettings):
-    """All settings of a server."""
-
     host: Annotated[str, SettingSource("TRAINMEDIC_HOST", "--host")] = Field(
         "127.0.0.1",
         min_length=1,
@@ -391,7 +383,6 @@ class ServerSettings(IntegrationSettings, SlackSettings, NotificationSettings, A
 
     @property
     def kubeconfig(self) -> Path | None:
-        """The kubeconfig file. None for the cluster that the server runs in."""
         return None if self.kubernetes == "in-cluster" else Path(self.kubernetes).expanduser()
 
     @property
@@ -440,9 +431,8 @@ def _shown(value: Any) -> str:
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServerSettings:
-    """Return the settings from `flags` (by field name; None if not given) and `environ`.
-
-    Raises ConfigurationError with every invalid flag or variable, its value (unless secret) and the allowed values.
+    """Return the settings. Raises ConfigurationError with every invalid flag or variable, its value (unless secret) and
+    the allowed values.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}

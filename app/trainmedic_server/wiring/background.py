@@ -29,9 +29,8 @@ _ANSWERS_WITHIN = 10.0
 
 
 async def opened_archive(directory: Path | None) -> GzipArchive | None:
-    """Return the configured archive. Raises ConfigurationError if the directory is impossible.
-
-    A temporary failure does not stop the server: retention deletes nothing until the archive works.
+    """Return the archive. Raises ConfigurationError for an impossible directory. A temporary failure only delays
+    retention.
     """
     if directory is None:
         return None
@@ -52,9 +51,8 @@ async def prune_for_ever(
     older_than: Callable[[], datetime],
     archive: RunArchive | None = None,
 ) -> None:
-    """Delete expired data every hour, after archiving runs. Begins a minute after the start, which is busy.
-
-    Retention counts the time in which a server was running, so a wrong clock deletes nothing.
+    """Archive and delete expired data every hour, from a minute after the start. A wrong clock deletes nothing:
+    retention counts running time.
     """
 
     async def prune() -> None:

@@ -39,7 +39,6 @@ async def listener_loops(
     metrics: telemetry.Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> list[tuple[Coroutine[Any, Any, None], str]]:
-    """Return the loops to run, each with its name. `stack` closes what they use. Raises StoreUnavailable."""
     loops: list[tuple[Coroutine[Any, Any, None], str]] = []
     listeners: list[EventListener] = []
     if prometheus is not None:

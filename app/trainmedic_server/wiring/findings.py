@@ -36,21 +36,15 @@ from trainmedic_server.settings.server import ServerSettings
 ALERTMANAGER_AGAIN = timedelta(minutes=1)
 """Interval at which a firing alert is sent to Alertmanager, as Prometheus does."""
 INTAKE_AGAIN = timedelta(hours=1)
-"""Interval at which the intake receives a firing alert again. The intake forgets nothing, and each receipt may start a
-repair.
-"""
+"""Interval at which the intake receives a firing alert again, since each receipt may start a repair."""
 _FIRST_LOOK_SECONDS = 2.0
 
 
 def log_rule_library(settings: ServerSettings) -> LogRuleLibrary:
-    """Return the log rules next to the playbooks, plus the configured (or else the shipped) ones. Nothing is read
-    yet."""
     return LogRuleLibrary(log_rule_roots.roots(settings.log_rules, {}), beside=settings.playbooks)
 
 
 class FindingParts(Struct, frozen=True):
-    """Dependencies of the parts that handle findings."""
-
     settings: ServerSettings
     redis_url: str
     store: SqlStore

@@ -1,7 +1,4 @@
-"""Tuning of the Python interpreter, and detection of its global lock (GIL).
-
-A free-threaded Python has no GIL, unless an extension module that does not support this, or a user, enables it.
-"""
+"""Tuning of the Python interpreter, and detection of its global lock (GIL)."""
 
 from __future__ import annotations
 
@@ -19,12 +16,9 @@ log = telemetry.logger(__name__)
 def tune() -> None:
     """Reduce the switch interval and the frequency of garbage collection.
 
-    After each SQLite call, the store's thread waits for the GIL, by default up to 5 ms. A tenth of that speeds up the
-    commits of an alert storm accordingly.
-
-    A storm of 10,000 alerts makes a million long-lived objects and no cyclic garbage. At the default thresholds,
-    repeated collections doubled the time of ``benchmarks.alert_storm``. Without the GIL, each collection scans all
-    objects while all threads stand still.
+    After each SQLite call, the store's thread waits for the GIL, by default up to 5 ms. An alert storm makes long-lived
+    objects without cycles; collections doubled the time of ``benchmarks.alert_storm``. Without the GIL, each one stops
+    all threads.
     """
     sys.setswitchinterval(0.0005)
     gc.set_threshold(50_000 if _has_gil() else 2_000_000, 20, 50)

@@ -31,14 +31,12 @@ log = telemetry.logger(__name__)
 
 
 def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
-    """Return the configured channels, or None. Raises ConfigurationError."""
     settings.message_rules, settings.routes  # noqa: B018  # read for their checks
     channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
     return AppriseNotifier(channels) if channels else None
 
 
 def channels_of(settings: ServerSettings, store: SqlStore, notifier: Notifier | None, clock: Clock) -> ChannelsApi:
-    """Return the API of the channels. It shows their names, and of each URL only the kind."""
     services = {name: [_kind(url.get_secret_value()) for url in urls] for name, urls in settings.notify_urls.items()}
     return ChannelsApi(store, clock, services, settings.message_rules, notifier, settings.routes)
 
@@ -79,7 +77,6 @@ async def sending_messages(
     metrics: telemetry.Metrics,
     problems: Callable[[], Sequence[FileProblem]],
 ) -> AsyncIterator[None]:
-    """Send messages during the block, if channels are configured. `problems` returns problems of the playbook files."""
     if notifier is None:
         yield
         return
@@ -110,10 +107,6 @@ def slack_loops(
     metrics: telemetry.Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> list[tuple[Coroutine[Any, Any, None], str]]:
-    """Return the loops to run, each with its name; empty without Slack. `stack` closes what they use.
-
-    Raises ConfigurationError.
-    """
     if settings.slack is None:
         return []
     # Imported here, because it is an extra, and most servers have none.

@@ -1,11 +1,7 @@
-"""The server's composition root: builds all parts from the settings, starts them in order, and stops them in reverse.
+"""The server's composition root: builds all parts, starts them in order, and stops them in reverse.
 
-Order: the run store, whose lock excludes a second server; Redis; the playbooks; the engine, which resumes earlier runs;
-and last the listener, so that no request is answered before everything works. If a part fails to start, the started
-ones are stopped.
-
-With PostgreSQL the listener starts first and answers as a standby. When this server gets the lock, everything else
-starts, and the listener switches to the real application.
+Order: the run store, whose lock excludes a second server; Redis; playbooks; the engine; last the listener, so that no
+request is answered too early. With PostgreSQL the listener starts first, as a standby.
 """
 
 from __future__ import annotations
@@ -88,8 +84,8 @@ log = telemetry.logger(__name__)
 async def found_redis(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, metrics: telemetry.Metrics
 ) -> tuple[str, Callable[[], str]]:
-    """Return the URL of the configured or else the embedded Redis, and a function that returns a caveat about it.
-    `stack` stops the embedded one. Raises ConfigurationError.
+    """Return the URL of the configured or else the embedded Redis, and a function with a caveat about it. Raises
+    ConfigurationError.
     """
     if settings.redis is not None:
         url, caveat = settings.redis.get_secret_value(), ""
@@ -126,15 +122,11 @@ def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
 
 
 def _has_a_place(playbook: CompiledPlaybook) -> bool:
-    """Return whether the target has a location. Labels name nodes and GPUs in many ways, which agents resolve. Jobs are
-    identified by the GPUs they use. The breaker compares with the nodes that have agents.
-    """
+    """Return whether the target has a location, for labels, jobs' GPUs and the breaker's count of nodes."""
     return playbook.definition.target_kind is not TargetKind.CLUSTER
 
 
 class TrainmedicServer:
-    """One server with its listener."""
-
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._clock = SystemClock()
@@ -163,7 +155,6 @@ class TrainmedicServer:
         log.info("stopped")
 
     async def _run_elected(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None) -> None:
-        """Serve as a standby, and as the leader once the lock is free."""
         settings = self._settings
         self._authenticator()  # built for its checks alone: wrong tokens end the process before anybody is answered
         if settings.redis is None and settings.advertise is not None:
