@@ -158,7 +158,7 @@ class ControlsView(View):
 
 class PausedView(ControlsView):
     pause: PauseView
-    warning: str = Field(description="Possible mistake in the command; otherwise empty.")
+    warning: str = Field(description="Possible error in the command; otherwise empty.")
 
 
 class PauseList(View):

@@ -64,8 +64,7 @@ def switches(standing: Document, at: str) -> str:
 
 def _head(standing: Document, at: str) -> str:
     counts = standing["counts"]
-    closed = "1 closed one owes" if counts["owing"] == 1 else f"{counts['owing']} closed ones owe"
-    runs = f"{words.count(sum(counts['open'].values()), 'run')} open, {closed} an undo"
+    runs = f"{words.count(sum(counts['open'].values()), 'run')} open, {counts['owing']} closed with a pending undo"
     return f"{switches(standing, at)}; {runs}"
 
 

@@ -100,7 +100,7 @@ class EventFeed:
                 if newest is None:
                     newest = self._ring_begins_after = await self._history.last_seq()
                 events = await self._history.events_after(newest, BATCH)
-            except Exception as error:  # keep polling, whatever the store raises
+            except Exception as error:  # keep polling after any error of the store
                 self._metrics.loop_errors.labels("events").inc()
                 log.warning("cannot read events", error=type(error).__name__)
                 wait, events = _RETRY_SECONDS, []

@@ -13,13 +13,13 @@ from trainmedic_server.presentation import runs
 
 UNASKED = "May this run act?"
 """Question of a step that has none of its own."""
-AGAIN: Mapping[type[QuestionEvent], str] = {ApprovalReminded: "Reminder", ApprovalEscalated: "Nobody has answered"}
+AGAIN: Mapping[type[QuestionEvent], str] = {ApprovalReminded: "Reminder", ApprovalEscalated: "No answer yet"}
 """Text before a repeated question, by kind of event."""
 UNANSWERED: Mapping[Unanswered, str] = {
-    Unanswered.REJECTED_BY_TIMEOUT: "nobody has answered in time, which rejects it",
-    Unanswered.APPROVED_BY_TIMEOUT: "nobody has answered in time, which approves it",
-    Unanswered.TIMED_OUT: "nobody has answered in time",
-    Unanswered.ASKED_AGAIN_LATER: "nobody has answered in time; it is asked again later",
+    Unanswered.REJECTED_BY_TIMEOUT: "no answer in time: rejected",
+    Unanswered.APPROVED_BY_TIMEOUT: "no answer in time: approved",
+    Unanswered.TIMED_OUT: "no answer in time",
+    Unanswered.ASKED_AGAIN_LATER: "no answer in time; it is asked again later",
     Unanswered.RESOLVED: "no answer is needed any more: the alert has resolved",
 }
 """How a question ended without an answer, by the outcome in its event ``approval_ended``."""

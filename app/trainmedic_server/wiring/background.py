@@ -59,7 +59,7 @@ async def prune_for_ever(
         try:
             gone = await store.prune(older_than(), archive)
         except Exception:
-            metrics.retention_failing.set(1)  # nothing else tells that the disk is filling up
+            metrics.retention_failing.set(1)  # no other metric shows that the disk is filling up
             raise
         metrics.retention_failing.set(0)
         if gone:

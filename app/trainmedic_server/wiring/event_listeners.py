@@ -47,7 +47,7 @@ async def listener_loops(
     if settings.events_to is not None:
         door = WebDoor(settings.events_to.get_secret_value(), settings.events_token, "the receiver of events")
         stack.push_async_callback(door.close)
-        # Without an address of its own, the store's identity tells two clusters' events apart.
+        # Without an external URL, the store's identity distinguishes the events of two clusters.
         source = settings.external_url or f"urn:trainmedic:{await store.identity()}"
         listeners.append(CloudEvents(door, source, settings.events_kinds, metrics.events_left_out.inc))
     if settings.grafana is not None:

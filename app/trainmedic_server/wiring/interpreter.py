@@ -35,5 +35,5 @@ def warn_of_gil() -> None:
 
 def _has_gil() -> bool:
     """Return whether only one thread of this process runs at a time."""
-    is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)  # which Python 3.13 began to tell
+    is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)  # since Python 3.13
     return is_enabled()
