@@ -55,7 +55,7 @@ def directory(tmp_path: Path) -> Path:
 def test_good_playbooks_pass_the_check(directory: Path) -> None:
     """And nothing else is printed."""
     done = playbook(directory, "check")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1 playbook, no errors.\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 playbook, no mistake.\n", "")
 
 
 def test_a_mistake_is_told_with_its_place_and_ends_with_1(directory: Path) -> None:

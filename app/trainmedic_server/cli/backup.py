@@ -43,4 +43,4 @@ def backup(file: Path, **flags: Any) -> None:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
         raise exits.Unreachable(str(error)) from error
-    click.echo(f"{file}: {size / 1e6:,.1f} MB, verified")
+    click.echo(f"{file}: {size / 1e6:,.1f} MB, read back")

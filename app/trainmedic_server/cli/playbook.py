@@ -61,14 +61,14 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
     for problem in (*problems, *checked.warnings, *warnings):
         click.echo(visible(str(problem), keep="\n"))
     if problems:
-        raise exits.Failure(words.count(len(problems), "error"))
+        raise exits.Failure(words.count(len(problems), "mistake"))
     if checked.empty:
         raise exits.InvalidInput(f"No playbook found in {', '.join(map(str, checked.empty))}.")
     counted = [words.count(len(checked.playbooks), "playbook")] if has_playbooks else []
     if alert_map:
         renames = sum(len(content.renames) for content in library.contents)
         counted.append(f"{words.count(renames, 'rename')} in {words.count(len(library.contents), 'alert map')}")
-    click.echo(f"{', '.join(counted)}, no errors.")
+    click.echo(f"{', '.join(counted)}, no mistake.")
 
 
 @playbook.command()

@@ -131,7 +131,7 @@ def test_an_alert_map_is_checked_beside_the_playbooks_or_alone(tmp_path: Path, m
     path = tmp_path / "site.yaml"
     path.write_text("rename: [{alert: A, as: NodeDwn}]")
     done = CliRunner().invoke(main, ["playbook", "check", "--alert-map", str(path)])
-    assert (done.exit_code, done.output) == (0, "1 rename in 1 alert map, no errors.\n")
+    assert (done.exit_code, done.output) == (0, "1 rename in 1 alert map, no mistake.\n")
     done = CliRunner().invoke(main, ["playbook", "check", str(PLAYBOOKS), "--alert-map", str(path)])
     assert done.exit_code == 0
     assert f"{path}:1:10: warning: no playbook reacts to 'NodeDwn'; did you mean 'NodeDown'?" in done.output
