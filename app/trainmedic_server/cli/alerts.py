@@ -40,7 +40,7 @@ _COLUMNS = (
 @click.option("--nobody", is_flag=True, help="Only alerts without a reaction.")
 @click.option("--since", type=TimeParam(), metavar="TIME", help="Start: a time, or a duration before now (90m, 7d).")
 @click.option("--until", type=TimeParam(), metavar="TIME", help="End: a time, or a duration before now.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most alerts to show.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of alerts.")
 @click.option("--all", "everything", is_flag=True, help="Show all matches.")
 @click.option("--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @server_options

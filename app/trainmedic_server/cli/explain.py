@@ -34,7 +34,12 @@ from trainmedic_server.simulation.explain import explain as explain_alerts
 @click.command()
 @click.argument("alert", metavar="ALERT.json", type=click.File("rb"))
 @click.option(
-    "--playbooks", "paths", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Repeatable."
+    "--playbooks",
+    "paths",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Playbook file or directory. Repeatable.",
 )
 @click.option(
     "--mode",

@@ -44,7 +44,7 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(invoke_without_command=True)
 @_filters
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most findings to show.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of findings.")
 @output_option("table")
 @server_options
 def findings(client: Client, limit: int, output: str, open_: str | None, **filters: str | None) -> None:
@@ -89,7 +89,7 @@ def show(client: Client, finding_id: str, output: str, job: str | None) -> None:
 @click.option(
     "--attempt", type=click.IntRange(min=1), help="The attempt, for a job name that ends in a slash and a number."
 )
-@click.option("--note", default="", metavar="TEXT", help="Why; recorded in the history.")
+@click.option("--note", default="", metavar="TEXT", help="Reason, recorded in the history.")
 @click.option("--release", is_flag=True, help="Remove the lock.")
 @server_options
 def keep(client: Client, job: str | None, attempt: int | None, note: str, release: bool) -> None:

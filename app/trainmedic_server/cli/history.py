@@ -87,7 +87,7 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(invoke_without_command=True)
 @_filters
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most rows to show.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows.")
 @click.option("--each", is_flag=True, help="One row per decision, without folding equal ones.")
 @click.option("--all", "everything", is_flag=True, help="Show all matches.")
 @click.option("--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)

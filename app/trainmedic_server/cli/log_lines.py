@@ -55,7 +55,7 @@ _OPTIONS = (
     ),
     click.option("--kernel", is_flag=True, help="Also kernel lines of the job's nodes."),
     click.option(
-        "--limit", type=click.IntRange(1, 100_000), default=10_000, show_default=True, help="Most lines to show."
+        "--limit", type=click.IntRange(1, 100_000), default=10_000, show_default=True, help="Maximum number of lines."
     ),
     click.option("--follow", "-f", is_flag=True, help="Then show new lines until interrupted."),
     click.option("--output", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True),

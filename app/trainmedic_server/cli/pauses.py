@@ -35,7 +35,7 @@ _HEADER = ("ID", "SCOPE", "STATE", "UNTIL", "BY", "WHY")
     "--starts", type=TimeParam(ago=False), metavar="TIME", help="Start, for a maintenance window. Default: now."
 )
 @click.option("--every", metavar="DURATION", help="Repeat at this interval, such as 7d; needs --for.")
-@click.option("--note", default="", metavar="TEXT", help="Why; shown with the pause.")
+@click.option("--note", default="", metavar="TEXT", help="Reason, shown with the pause.")
 @click.option(
     "--observe-only", is_flag=True, help="With --playbook: start its runs, but only record what they would do."
 )

@@ -74,7 +74,12 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
 @playbook.command()
 @click.argument("files", metavar="RULES...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--playbooks", "paths", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Repeatable."
+    "--playbooks",
+    "paths",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Playbook file or directory. Repeatable.",
 )
 @alert_map_option
 @output_option()

@@ -32,7 +32,7 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
 
     @click.command(kind.replace("_", "-"), help=summary)
     @click.argument("run_id", metavar="RUN")
-    @click.option("--note", default="", required=needs_note, metavar="TEXT", help="Why; recorded in the history.")
+    @click.option("--note", default="", required=needs_note, metavar="TEXT", help="Reason, recorded in the history.")
     @server_options
     def order(client: Client, run_id: str, note: str, undo: bool = False) -> None:
         run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note, "undo": True} if undo else {"note": note})
@@ -51,7 +51,7 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
 
 @runs.command()
 @click.argument("run_id", metavar="RUN")
-@click.option("--note", default="", metavar="TEXT", help="Why; recorded in the history.")
+@click.option("--note", default="", metavar="TEXT", help="Reason, recorded in the history.")
 @server_options
 def retry(client: Client, run_id: str, note: str) -> None:
     """Retry an unsuccessful run while its alert still fires."""
@@ -71,7 +71,7 @@ def retry(client: Client, run_id: str, note: str) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be done, or what prevents it.")
 @click.option("--key", metavar="TEXT", help="Idempotency key. Repeating a request with it starts no second run.")
-@click.option("--note", default="", metavar="TEXT", help="Why; recorded in the history.")
+@click.option("--note", default="", metavar="TEXT", help="Reason, recorded in the history.")
 @server_options
 def start(client: Client, key: str | None, **wanted: Any) -> None:
     """Start a playbook on a target, with the same guards as for an alert.

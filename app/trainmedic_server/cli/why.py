@@ -31,7 +31,7 @@ Document = Mapping[str, Any]
 @click.option(
     "--since", type=TimeParam(), metavar="TIME", help="Received since then: a time, or a duration before now (90m, 7d)."
 )
-@click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="Most alerts to show.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="Maximum number of alerts.")
 @output_option()
 @server_options
 def why(client: Client, alertname: str, labels: Mapping[str, str], since: str | None, limit: int, output: str) -> None:
