@@ -103,6 +103,5 @@ async def _why_none(job: str, job_locations: JobLocations) -> str:
         return f"Redis does not answer, so it is unknown whether the job exists. {_FROM_FILES}"
     return (
         "the server does not know this job. It diagnoses jobs started with trainmedic-run, with the SDK or in pods, "
-        "but "
-        f"not jobs of which it has only files or Slurm's output. {_FROM_FILES}"
+        f"but not jobs of which it has only files or Slurm's output. {_FROM_FILES}"
     )

@@ -114,7 +114,7 @@ class Tool(Struct, frozen=True):
         for name, value in arguments.items():
             if name not in self.parameters:
                 names = ", ".join(self.parameters) or "none"
-                raise exits.InvalidInput(f"{self.name} has no argument {name[:100]!r}; use one of {names}")
+                raise exits.InvalidInput(f"{self.name} has no argument {name[:100]!r}; its arguments are: {names}")
             if right_form := self.parameters[name].problem(value):
                 raise exits.InvalidInput(f"{name} must be {right_form}")
         for name, parameter in self.parameters.items():

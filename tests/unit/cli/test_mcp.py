@@ -102,7 +102,7 @@ def test_a_name_leads_nowhere_else(tool: str, name: str) -> None:
         ("logs", {"job": ["x"]}, "a text"),
         ("why", {"alert": "x", "labels": {"a": 1}}, "labels and their values"),
         ("why", {"alert": "x" * 1_001}, "1 to 1000 characters"),
-        ("now", {"since": "1h"}, "no argument 'since'; use one of none"),
+        ("now", {"since": "1h"}, "no argument 'since'; its arguments are: none"),
         ("alerts", {"reacted": "no"}, "true or false"),
         ("now", [1], "must be an object"),
     ],
