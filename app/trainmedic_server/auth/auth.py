@@ -1,6 +1,7 @@
 """Authentication of requests: by a token (Bearer, or the password of Basic), a browser session, or a trusted proxy.
 
-Without tokens and proxies, every client is ``anonymous`` and may do everything, on loopback only (`check_exposure`).
+Without tokens and proxies, every client is ``anonymous`` and may do everything, by default on loopback only
+(`check_exposure`).
 """
 
 from __future__ import annotations

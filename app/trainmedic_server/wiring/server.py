@@ -122,7 +122,9 @@ def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
 
 
 def _has_a_place(playbook: CompiledPlaybook) -> bool:
-    """Return whether the target has a location, for labels, jobs' GPUs and the breaker's count of nodes."""
+    """Return whether locations matter for the target: agents resolve labels and the GPUs of jobs, and the breaker
+    counts nodes.
+    """
     return playbook.definition.target_kind is not TargetKind.CLUSTER
 
 
