@@ -29,8 +29,8 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.domain.run import Run
 from trainmedic_server.ports.archive import ArchivedRun
 from trainmedic_server.ports.store import HistoryFilter
-from trainmedic_server.wiring import archive as wiring_archive
-from trainmedic_server.wiring.archive import opened_archive
+from trainmedic_server.wiring import background as wiring_archive
+from trainmedic_server.wiring.background import opened_archive
 
 
 class Killed(BaseException):

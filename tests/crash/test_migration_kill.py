@@ -127,6 +127,6 @@ async def test_readiness_says_that_the_schema_is_brought_up_to_date(outdated: st
         election = Election(outdated)
         session = await election.win()
         assert Standby(election, Mode.OBSERVE, BasePath(), SystemClock(), Metrics())._ready().store.detail == (
-            f"stands by: it is about to take over{left}"
+            f"on standby: it is about to take over{left}"
         )
         await SqlStore.of_session(session, on_lost=leave_the_process_alone).close()

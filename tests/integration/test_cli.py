@@ -80,7 +80,7 @@ def test_what_is_cancelled_in_the_middle_of_a_step_is_said_to_end_with_it(comman
     run_id = command_line.alert("llm-cancelled", "Jump")
     command_line.wait_for_line(run_id, "at back")
     ordered = command_line.run("runs", "cancel", run_id)
-    assert ordered.out.startswith("go-back job:llm-cancelled: running, and ends as soon as what is in work has ended")
+    assert ordered.out.startswith("go-back job:llm-cancelled: running, and ends after its present step")
     assert "then cancelled (ann has ended it)" in command_line.run("history", "show", run_id).out
     assert "then cancelled (ann has ended it)" in command_line.run("now").out
 
@@ -253,7 +253,7 @@ def test_why_says_what_happened_to_an_alert_and_what_would_happen_now(command_li
 def test_why_says_of_an_alert_that_nobody_heard_what_is_missing(command_line: CommandLine) -> None:
     """That it did not arrive, and that no playbook would take it."""
     told = command_line.run("why", "--alert", "Troubles", "--label", "job_name=x")
-    assert "No alert Troubles with these labels was heard of" in told.out
+    assert "No alert Troubles with these labels was received" in told.out
     assert "no playbook reacts to 'Troubles'; did you mean 'Trouble'?" in told.out
     assert command_line.run("why", "--alert", "Trouble", "--label", "job_name").code == 2
 

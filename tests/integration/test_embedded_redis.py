@@ -299,5 +299,5 @@ def test_a_server_on_an_old_redis_says_so_in_its_log_and_to_probes(tmp_path: Pat
         assert ready.body["redis"]["ok"] is True
         assert "for trying out only" in ready.body["redis"]["detail"]
         assert server.program is not None
-        (line,) = [line for line in server.program.log.read_text().splitlines() if "embedded Redis is old" in line]
+        (line,) = [line for line in server.program.log.read_text().splitlines() if "embedded Redis is outdated" in line]
         assert json.loads(line)["level"] == "warning"

@@ -126,7 +126,7 @@ def test_text_is_for_people_and_raw_for_other_programs(searched: Searched) -> No
     assert "n2: did not answer" in nobody.stderr
     nowhere = searched.asked(job="llm-2")
     assert nowhere.returncode == 5
-    assert "no job 'llm-2' is connected, and no run and no finding is of one" in nowhere.stderr
+    assert "job 'llm-2' is unknown: it is not connected and has no runs or findings" in nowhere.stderr
     assert "the nodes of llm-2 are unknown" in nowhere.stderr
     assert "none of the 1 node whose agents were asked has files of it" in nowhere.stderr
     assert "ry again" not in nowhere.stderr

@@ -85,7 +85,7 @@ def test_a_path_without_playbooks_ends_with_2(directory: Path) -> None:
     """A CI with a wrong path is not green."""
     (directory / "empty").mkdir()
     done = playbook(directory, "check", "playbooks", "empty")
-    assert (done.returncode, done.stderr) == (2, "Error: There is no playbook in empty.\n")
+    assert (done.returncode, done.stderr) == (2, "Error: No playbook found in empty.\n")
 
 
 def test_two_playbooks_for_one_alert_are_a_warning(directory: Path) -> None:

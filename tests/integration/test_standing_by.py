@@ -70,7 +70,9 @@ def test_one_works_and_the_other_stands_by(
         eventually(lambda: works(one), 30, "one works", 0.05)
         with member(tmp_path / "two", PLAYBOOK, url, quiet) as two:
             standing = eventually(
-                lambda: (found := two.ask("/ready")).body["store"]["detail"].startswith("stands by: another") and found,
+                lambda: (
+                    (found := two.ask("/ready")).body["store"]["detail"].startswith("on standby: another") and found
+                ),
                 30,
                 "stands by",
             )
@@ -80,7 +82,7 @@ def test_one_works_and_the_other_stands_by(
             for path, body in (("/webhook", delivery("Spike", "llm")), ("/history", None), ("/pause", {})):
                 refused = two.ask(path, body)
                 assert refused.status == 503
-                assert refused.body["detail"] == "This server stands by: another server works. Try again."
+                assert refused.body["detail"] == "This server is on standby: another server works. Try again."
                 assert (refused.headers or {})["retry-after"] == "1"
                 assert (refused.headers or {})["connection"] == "close"
             assert calls == []
@@ -112,7 +114,7 @@ def test_a_server_that_stands_by_hands_on_what_it_is_asked(tmp_path: Path, url: 
                 with suppress(http.client.IncompleteRead):  # a client sees that it was cut off
                     stream.read()
             assert two.program is not None
-            assert "in the middle of an answer" in two.program.tail()
+            assert "ended a forwarded response early" in two.program.tail()
             assert "Traceback" not in two.program.tail(1000)
             gone = two.ask("/webhook", resolved(fired))
             assert gone.status in (200, 503)

@@ -133,10 +133,10 @@ def test_a_job_that_has_forgotten_the_command_leaves_its_undo_owed_until_a_perso
             with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as metrics:
                 assert "trainmedic_undos_delayed 1.0" in metrics.read().decode()
             shown = command(server, "status")
-            assert "1 owed by closed runs, 1 of them NOT DONE when tried:" in shown
+            assert "1 pending in closed runs, FAILED when last tried: 1" in shown
             assert f"{item['run_id']}: rank 0 of job 'llm' failed: job 'llm' does not know the command" in shown
             assert "undo_error" in command(server, "history", "--owes-undo", "--output", "json")
-            assert "not done yet" in command(server, "history", "show", item["run_id"])
+            assert "last attempt failed" in command(server, "history", "show", item["run_id"])
             path = f"/runs/{item['run_id']}/close_undo"
             assert server.ask(path, {}).status == 422
             assert server.ask(path, {"note": "  "}).status == 422

@@ -32,9 +32,9 @@ from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.http.factory import create_app
 from trainmedic_server.http.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.http.listener import serve
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.live.log_lines import LogLinesApi
 from trainmedic_server.live.now import NowApi
-from trainmedic_server.live.whereabouts import Whereabouts
 from trainmedic_server.ports.outside import NoClockWatch
 from trainmedic_server.ports.playbook_tests import NoPlaybookTester, PlaybookTester
 from trainmedic_server.reports.compiling import ReportCompiler
@@ -65,7 +65,7 @@ class World:
         self.engine = MemoryEngine(self.history)
         self.lives = MemoryLives()
         self.log_rules = LogRuleLibrary(())
-        whereabouts = Whereabouts(self.bus, self.findings)  # type: ignore[arg-type]
+        job_locations = JobLocations(self.bus, self.findings)  # type: ignore[arg-type]
         self.app: FastAPI = create_app(
             engine=self.engine,
             job_lives=self.lives,
@@ -73,8 +73,8 @@ class World:
             sums=ReportCompiler(self.history, self.metric_history, None, StoppedClock()),
             alerts=self.findings,
             standing=NowApi(self.findings, self.history, self.engine, StoppedClock(), self.external_url),
-            found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings, whereabouts),
-            lines=LogLinesApi(self.logs, whereabouts),
+            found=FindingsApi(self.findings, KeptJobs(self.findings, StoppedClock()), self.findings, job_locations),
+            lines=LogLinesApi(self.logs, job_locations),
             catalog=self.catalog,
             texts=PlaybookTextsApi(self.findings, self.tester),
             messaging=self.channels or ChannelsApi(self.findings, StoppedClock()),

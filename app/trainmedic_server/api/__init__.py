@@ -1,1 +1,1 @@
-"""The routes of the HTTP API and the documents that they answer with."""
+"""Routes of the HTTP API and the documents that they return."""

@@ -1,4 +1,4 @@
-"""``GET /approvals``: what waits for people, with what would be done and until when."""
+"""``GET /approvals``: questions that wait for people, with the steps that an approval would allow."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.ports.store import History, HistoryFilter
 
 MOST = 1000
-"""The questions that are shown; the oldest first."""
+"""Most questions shown, oldest first."""
 
 
 class StepAheadView(View):
-    """A step that an approval would let happen."""
+    """A step that an approval would allow."""
 
     id: str
     action: str
-    params: dict[str, Any] = Field(description="Rendered when it was asked; empty where they depend on the run.")
-    targets: list[str] = Field(description="What it changes; empty for one that only reads or tells.")
-    nodes: list[str] = Field(description="The nodes that it may change something on, as far as they are known.")
-    gpus: int | None = Field(description="How many GPUs that concerns; null where nobody knows.")
-    note: str | None = Field(description="On what it depends whether, or how, it is carried out.")
+    params: dict[str, Any] = Field(description="As rendered for the question; empty if they depend on the run.")
+    targets: list[str] = Field(description="What it changes; empty if it only reads or notifies.")
+    nodes: list[str] = Field(description="Nodes that it may change, as far as known.")
+    gpus: int | None = Field(description="Number of affected GPUs; null if unknown.")
+    note: str | None = Field(description="What decides whether or how it is carried out.")
 
 
 class ApprovalView(View):
@@ -44,33 +44,30 @@ class ApprovalView(View):
     target: str | None
     alert_name: str
     alert_labels: dict[str, str]
-    step: str = Field(description="The id of the step that asks; `approval` in mode approve.")
+    step: str = Field(description="ID of the step that asks; `approval` in mode approve.")
     question: str
     asked_at: datetime = Field(description="When it was last asked.")
     asked: int = Field(description="How often it was asked.")
-    until: datetime | None = Field(description="When the question ends by itself; null for never.")
-    asked_again_at: datetime | None = Field(description="Nobody answered in time; then it is asked again.")
-    on_timeout: str = Field(description="What follows where nobody answers: fail, continue, reject, approve, escalate.")
-    escalated: bool = Field(description="Whether it was handed on to those who are asked next.")
+    until: datetime | None = Field(description="When the question expires; null for never.")
+    asked_again_at: datetime | None = Field(description="When an expired question is asked again.")
+    on_timeout: str = Field(description="What happens without an answer: fail, continue, reject, approve, escalate.")
+    escalated: bool = Field(description="Whether it was escalated to the next approvers.")
     steps: list[StepAheadView]
     nodes: list[str]
     gpus: int | None
-    count: int = Field(description="How many different people have to approve.")
+    count: int = Field(description="Number of different people who have to approve.")
     by: list[str] = Field(
-        description="Who may approve: user:NAME, group:NAME, or a name of either; empty for any operator."
+        description="Allowed approvers: user:NAME, group:NAME, or a name of either; empty for any operator."
     )
-    approved_by: list[str] = Field(description="Who has approved so far.")
-    link: str | None = Field(description="The page of the run; null where the server knows no URL of its own.")
+    approved_by: list[str] = Field(description="Approvers so far.")
+    link: str | None = Field(description="The run's page; null without an external URL.")
 
 
 class ApprovalList(View):
-    """What waits for people, the question that ends first before the others."""
-
     items: list[ApprovalView]
 
 
 async def approvals(history: History, external_url: str = "") -> ApprovalList:
-    """The questions that wait now. Raises StoreUnavailable."""
     runs, _ = await history.page(HistoryFilter(status=Status.AWAITING_APPROVAL), MOST, None)
     waiting = [(run, step) for run in runs if (step := approval.waiting_step(run)) is not None]
     items = [_view(run, step, external_url) for run, step in waiting]
@@ -78,17 +75,16 @@ async def approvals(history: History, external_url: str = "") -> ApprovalList:
 
 
 def router(history: History, auth: Authenticator, reads: ReadTurns, external_url: str) -> ApiRoutes:
-    """The route ``GET /approvals``."""
     routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/approvals",
-        summary="What waits for people",
+        summary="Questions that wait for people",
         response_model=ApprovalList,
         responses=responses(401, 403, 503),
     )
     async def waiting() -> ApprovalList:
-        """Each question with what would be done, on how many GPUs, by whom it can be approved, and until when."""
+        """Each question with the steps that follow, the number of GPUs, the approvers and the deadline."""
         async with reads.take():
             return await approvals(history, external_url)
 

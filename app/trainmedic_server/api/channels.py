@@ -1,7 +1,4 @@
-"""``GET /channels`` and ``POST /channels/{name}/test``: where messages to people go, and whether they arrive.
-
-What is shown of a channel has no part of its URLs but their kind, since the rest holds secrets.
-"""
+"""``GET /channels`` and ``POST /channels/{name}/test``. Only the kind of a URL is shown; the rest contains secrets."""
 
 from __future__ import annotations
 
@@ -29,18 +26,18 @@ from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.store import Transaction
 
 _SECONDS = 30.0
-"""That a channel may take for a test; Apprise's services wait some 8."""
+"""Timeout of a test. Apprise's services wait some 8 s."""
 T = TypeVar("T")
 
 
 class ChannelStore(Protocol):
-    """The part of the run store that the record of a test needs."""
+    """The part of the run store that recording a test needs."""
 
     async def transact(self, work: Callable[[Transaction], T]) -> T: ...
 
 
 class ChannelsApi(Struct, frozen=True):
-    """The channels that are set, by name: the kind of each service behind it, such as ``slack``."""
+    """Configured channels by name, with the kind of each service, such as ``slack``."""
 
     store: ChannelStore
     clock: Clock
@@ -51,11 +48,9 @@ class ChannelsApi(Struct, frozen=True):
 
 
 class ChannelView(View):
-    """A channel of messages to people."""
-
     name: str
-    services: list[str] = Field(description="The kind of each service behind it, as its URL begins.")
-    messages: list[MessageKind] = Field(description="What is told there without being asked for by a playbook.")
+    services: list[str] = Field(description="The kind of each of its services, from the beginning of its URL.")
+    messages: list[MessageKind] = Field(description="Messages that the server sends there by itself.")
     routes: list[str] = Field(
         default_factory=list,
         description="The channel's routes: field:value,value;field:value, `all`, or `default` for messages that no "
@@ -68,7 +63,7 @@ class ChannelList(View):
 
 
 class TestBody(ApiModel):
-    """Why; it stands in the message."""
+    """Note for the message."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"note": "the room was renamed"}]})
 
@@ -76,28 +71,25 @@ class TestBody(ApiModel):
 
 
 class SentTestView(View):
-    """What became of a test message."""
-
     channel: str
-    sent: bool = Field(description="Whether every service behind the channel took it.")
-    detail: str = Field(description="What went wrong; empty where it was sent.")
+    sent: bool = Field(description="Whether every service of the channel accepted it.")
+    detail: str = Field(description="The error; empty on success.")
 
 
 def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    """The routes of this module."""
     routes = ApiRoutes("operations")
     viewer, operator = requires(auth, TokenRole.VIEWER), requires(auth, TokenRole.OPERATOR)
     turn = asyncio.Lock()
 
     @routes.get(
         "/channels",
-        summary="The channels of messages to people",
+        summary="Notification channels",
         response_model=ChannelList,
         responses=responses(401, 403, 503),
         dependencies=[Depends(viewer)],
     )
     async def listed() -> ChannelList:
-        """Each with the kinds of services behind it and of what is told there; no addresses, as they hold secrets."""
+        """Each with its kinds of services and messages. No addresses, because they contain secrets."""
         items = [
             ChannelView(
                 name=name,
@@ -117,13 +109,13 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
         openapi_extra=body_schema(TestBody),
     )
     async def test(request: Request, name: str, actor: Principal = Depends(operator)) -> SentTestView:
-        """At once, and recorded with who wanted it and what came of it. One is sent at a time."""
+        """Send it now, and record the sender and the outcome. One test runs at a time."""
         body = await read_body(bodies, request, TestBody)
         if messaging.notifier is None or name not in messaging.services:
             there = ", ".join(sorted(messaging.services)) or "none"
-            raise NotFound(f"There is no channel of that name; there are: {there}.")
+            raise NotFound(f"There is no channel of that name. Known channels: {there}.")
         if turn.locked():
-            raise Conflict("Another test message is being sent; try again when it is through.")
+            raise Conflict("Another test message is being sent; try again later.")
         async with turn:
             detail = await _sent(messaging.notifier, name, actor.name, body.note.strip())
         content = ChannelTested(name, not detail, detail)
@@ -135,7 +127,6 @@ def router(messaging: ChannelsApi, auth: Authenticator, bodies: BodyReader) -> A
 
 
 def _told_at(name: str, messaging: ChannelsApi) -> list[MessageKind]:
-    """Return the kinds of messages that can go to this channel."""
     return [kind for kind, rule in messaging.rules.items() if rule.is_on and _may_go(name, kind, rule, messaging)]
 
 
@@ -147,11 +138,11 @@ def _may_go(name: str, kind: MessageKind, rule: MessageRule, messaging: Channels
 
 
 async def _sent(notifier: Notifier, name: str, actor: str, note: str) -> str:
-    """Why it did not arrive; empty where it did."""
-    text = f"{actor} has sent it to see whether messages arrive here; nothing has happened."
+    """Send the test. Return why it failed; empty on success."""
+    text = f"Sent by {actor} to check that messages arrive here. Nothing has happened."
     try:
         async with asyncio.timeout(_SECONDS):
-            await notifier.notify("A test message of Trainmedic", f"{text} {note}".strip(), name)
+            await notifier.notify("Test message from Trainmedic", f"{text} {note}".strip(), name)
     except TimeoutError:
         return f"no answer within {_SECONDS:g} s"
     except ActionFailure as error:

@@ -1,9 +1,5 @@
-"""Cutting and marking of annotations that are over the server's limits.
-
-Annotations are for people. A cut one loses its end, and a refused one would lose its alert. Labels are never cut: they
-say what an alert is about, and a cut one could be about something else.
-
-Caller: ``payload``.
+"""Truncation of annotations that exceed the server's limits. Labels are never truncated: a shorter one could mean
+something else.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ TEXT_LENGTH = 65_536
 TOTAL_LENGTH = 131_072
 """Characters of all names and values together."""
 MARK_NAME = "trainmedic_cut"
-"""Name of the annotation that states how many annotations there were."""
+"""Annotation that states the original number of annotations."""
 
 _NAMES_LENGTH = TOTAL_LENGTH // 2
 _NOT_STORED = re.compile("[\0\ud800-\udfff]")
@@ -25,7 +21,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts. Of more than `MOST_TEXTS`, return the first ones, and one that counts the others."""
+    """Return at most `MOST_TEXTS` texts. If some are dropped, the last one counts them."""
     if len(texts) <= MOST_TEXTS:
         return texts
     kept = MOST_TEXTS - 1
@@ -34,9 +30,8 @@ def first_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the texts with unstorable characters replaced, and with the longest cut until all limits hold.
-
-    The same texts always give the same result. At most `MOST_TEXTS` are expected.
+    """Return the texts storable and within all limits, with the longest truncated first. Deterministic. Expects at most
+    `MOST_TEXTS`.
     """
     joined = "".join(chain.from_iterable(texts.items()))
     if len(joined) <= TEXT_LENGTH and not holds_unstored(joined):
@@ -49,7 +44,7 @@ def fitted(texts: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def cut(text: str, length: int = TEXT_LENGTH) -> str:
-    """Return at most `length` characters of the text. If it is cut, a mark at its end states its full length."""
+    """Return at most `length` characters. A mark at the end states the original length."""
     if len(text) <= length:
         return text
     mark = f"… [cut: {len(text):,} characters]"
@@ -57,17 +52,15 @@ def cut(text: str, length: int = TEXT_LENGTH) -> str:
 
 
 def storable(text: str) -> str:
-    """Return the text with NUL and half surrogate pairs, which no database stores, replaced by U+FFFD."""
     return _NOT_STORED.sub(_REPLACEMENT, text) if holds_unstored(text) else text
 
 
 def holds_unstored(text: str) -> bool:
-    """Return whether the text holds a character that no database stores."""
     return "\0" in text or (not text.isascii() and _NOT_STORED.search(text) is not None)
 
 
 def _ceiling(lengths: Sequence[int], room: int) -> int:
-    """Return the greatest length, up to `TEXT_LENGTH`, at which all texts fit into `room` if longer ones are cut."""
+    """Return the length, up to `TEXT_LENGTH`, to which texts must be truncated to fit into `room`."""
     remaining: Iterable[int] = sorted(min(length, TEXT_LENGTH) for length in lengths)
     for index, length in enumerate(remaining):
         share = room // (len(lengths) - index)

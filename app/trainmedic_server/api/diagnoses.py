@@ -1,4 +1,4 @@
-"""``GET /jobs/{job}/diagnosis``: who began a failure of a job, and why, as the server's verdict says."""
+"""``GET /jobs/{job}/diagnosis``: the server's verdict on a failure of a job."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from trainmedic_server.http.api_routes import ApiRoutes
 from trainmedic_server.http.ascii_json import AsciiJson
 from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.live.whereabouts import Whereabouts
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.verdicts import VerdictHistory
 
 _MOST = 200
 _FROM_FILES = "`trainmedic diagnose --dir DIR` makes one from a job's files."
 
 JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
-Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="Which attempt; without it the newest verdict.")]
+Attempt = Annotated[
+    int | None, Query(ge=1, le=1_000_000, description="Attempt; by default that of the newest verdict.")
+]
 
 
 class EvidenceView(ApiModel):
-    """One thing that was seen."""
-
-    why: str = Field(description="Why it counts, for people.")
-    line: str = Field(description="As it was printed; empty where it is no line.")
+    why: str = Field(description="Why it matters, for people.")
+    line: str = Field(description="As printed; empty if it is not a line.")
     source: str
     node: str | None
     rank: int | None
@@ -42,52 +42,49 @@ class EvidenceView(ApiModel):
 
 
 class DiagnosisView(ApiModel):
-    """The verdict on one failure of a job."""
-
     id: str
     job: str
-    attempt: int | None = Field(description="Null where nobody says it.")
-    began_at: datetime = Field(description="When the server heard the first sign of the failure.")
+    attempt: int | None = Field(description="Null if unknown.")
+    began_at: datetime = Field(description="When the server received the first sign of the failure.")
     made_at: datetime
     cause: CauseClass
-    node: str | None = Field(description="The node that is at fault: only with high confidence.")
+    node: str | None = Field(description="The node at fault; only with high confidence.")
     ranks: list[int]
     gpu: str | None
     confidence: str = Field(examples=["high", "medium", "low"])
     summary: str
     advice: str = Field(examples=["restart", "isolate_node", "stop", "rollback", "ask"])
-    evidence: list[EvidenceView] = Field(description="What it rests on, the strongest first.")
-    against: list[EvidenceView] = Field(description="What does not fit it.")
-    missing: list[str] = Field(description="What would have told more.")
-    same_before: int = Field(description="How many earlier failures of the job were the same.")
+    evidence: list[EvidenceView] = Field(description="Supporting evidence, strongest first.")
+    against: list[EvidenceView] = Field(description="Contradicting evidence.")
+    missing: list[str] = Field(description="Missing evidence that would have helped.")
+    same_before: int = Field(description="Number of earlier equal failures of the job.")
     fingerprint: str
     shares: dict[str, float] | None
 
 
 def view(verdict: KnownVerdict) -> Mapping[str, Any]:
-    """A verdict as the API shows it."""
     own = {"id": verdict.id, "job": verdict.job, "attempt": verdict.attempt}
     return {**own, "began_at": verdict.began_at, "made_at": verdict.made_at, **verdict.plain}
 
 
-def router(history: VerdictHistory, whereabouts: Whereabouts, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
+def router(history: VerdictHistory, job_locations: JobLocations, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
     routes = ApiRoutes("diagnosis", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/jobs/{job:path}/diagnosis",
-        summary="Who began a failure of a job, and why",
+        summary="Cause of a job's failure",
         response_model=DiagnosisView,
         responses=responses(401, 403, 404, 422, 503),
     )
     async def diagnosis(job: JobName, attempt: Attempt = None) -> Response:
-        """The verdict that was made when the job failed or hung. That the cause is unknown is a verdict, too."""
+        """The verdict made when the job failed or hung. An unknown cause is a verdict, too."""
         async with reads.take():
             newest_first = await history.verdicts_of(job, _MOST if attempt is not None else 1)
             chosen = next((verdict for verdict in newest_first if attempt in (None, verdict.attempt)), None)
             if chosen is None and newest_first:
-                raise NotFound(f"There is no verdict of attempt {attempt} of {job}; {_others(newest_first)}")
+                raise NotFound(f"There is no verdict on attempt {attempt} of {job}; {_others(newest_first)}")
             if chosen is None:
-                raise NotFound(f"There is no verdict of {job}: {await _why_none(job, whereabouts)}")
+                raise NotFound(f"There is no verdict on {job}: {await _why_none(job, job_locations)}")
             return AsciiJson.of(DiagnosisView.model_validate(view(chosen)))
 
     return routes
@@ -95,17 +92,16 @@ def router(history: VerdictHistory, whereabouts: Whereabouts, auth: Authenticato
 
 def _others(newest_first: Sequence[KnownVerdict]) -> str:
     newest = newest_first[0].attempt
-    return "of which attempts there are is not known." if newest is None else f"the newest is of attempt {newest}."
+    return "its attempts are unknown." if newest is None else f"the newest is for attempt {newest}."
 
 
-async def _why_none(job: str, whereabouts: Whereabouts) -> str:
-    """Why there is no verdict of a job, and what gives one. Raises StoreUnavailable."""
-    found = await whereabouts.of(job)
+async def _why_none(job: str, job_locations: JobLocations) -> str:
+    found = await job_locations.of(job)
     if found.nodes or found.pods:
-        return f"the server has not heard that it failed. {_FROM_FILES}"
+        return f"no failure was reported to the server. {_FROM_FILES}"
     if not found.is_whole:
-        return f"Redis does not answer, so it is not known whether there is such a job. {_FROM_FILES}"
+        return f"Redis does not answer, so it is unknown whether the job exists. {_FROM_FILES}"
     return (
-        "the server knows no such job. It makes verdicts of those that run by trainmedic-run, with the SDK or in pods; "
-        f"of those that it has the files or Slurm's output of alone it makes none. {_FROM_FILES}"
+        "the server does not know this job. It diagnoses jobs started with trainmedic-run, with the SDK or in pods, "
+        f"but not jobs of which it has only files or Slurm's output. {_FROM_FILES}"
     )

@@ -1,9 +1,4 @@
-"""The API's interfaces to the engine and to the playbooks.
-
-``engine.service.Engine``, ``engine.job_watch.JobWatch``, ``engine.kept_jobs.KeptJobs``, ``catalog.library.Library`` and
-``trainmedic_logs.rules.log_rule_library.LogRuleLibrary`` and ``catalog.alert_map_library.AlertMapLibrary`` satisfy
-them. The server imports none of them, so that its tests run on an engine and a catalog of their own.
-"""
+"""The API's interfaces to the engine, playbooks, log rules and alert map, so that its tests can use others."""
 
 from __future__ import annotations
 
@@ -28,19 +23,15 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 
 class EnginePort(Protocol):
-    """Admits deliveries, and carries out operators' orders."""
-
     async def admit(self, delivery: Delivery) -> Admission:
-        """Decide on every alert of a delivery; return once all is durable. Raises Saturated, StoreUnavailable."""
+        """Decide on every alert of a delivery. Return once all is durable. Raises Saturated, StoreUnavailable."""
         ...
 
     async def explain(self, alerts: Sequence[Alert], at: datetime | None = None) -> tuple[ExplainedAlert, ...]:
-        """Say what would be done about these alerts now, and change nothing. Raises StoreUnavailable."""
+        """Return what would be done about these alerts now, without changes. Raises StoreUnavailable."""
         ...
 
-    async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]:
-        """Say what a test of the playbooks would see of each alert."""
-        ...
+    async def explain_for_a_test(self, alerts: Sequence[Alert]) -> tuple[ExplainedAlert, ...]: ...
 
     async def order(
         self,
@@ -52,24 +43,25 @@ class EnginePort(Protocol):
         *,
         undo: bool = False,
     ) -> Run:
-        """Return the run after the order of an operator, who is in `groups`. With `undo`, what it has changed is
-        reverted now. Raises NotFound, Conflict, NotEntitled, StoreUnavailable."""
+        """Execute an operator's command and return the run. `groups` are the operator's. `undo` reverts its changes
+        now. Raises NotFound, Conflict, NotEntitled, StoreUnavailable.
+        """
         ...
 
     async def start_run(self, order: StartOrder, by: ByHand) -> Started:
-        """Start a run by hand, or say what that would come to. Raises NotFound, Conflict, StoreUnavailable."""
+        """Start a run manually, or return what it would do. Raises NotFound, Conflict, StoreUnavailable."""
         ...
 
     async def retry(self, run_id: str, by: ByHand) -> Started:
-        """Start another run for the alert of one that ended without success. Raises as `start_run`."""
+        """Start another run for the alert of an unsuccessful one. Raises like `start_run`."""
         ...
 
     async def pause(self, actor: str, order: PauseOrder = PauseOrder()) -> tuple[Controls, OperatorPause]:
-        """The switches, and the pause. Raises Conflict, StoreUnavailable."""
+        """Add a pause. Return all controls, and the pause. Raises Conflict, StoreUnavailable."""
         ...
 
     async def resume(self, actor: str, pause_id: str | None = None, scope: Scope = EVERYTHING) -> Controls:
-        """End one pause, those of a scope, or all that hold now. Raises NotFound, StoreUnavailable."""
+        """End one pause, those of a scope, or all active ones. Raises NotFound, StoreUnavailable."""
         ...
 
     async def close_breaker(self, actor: str) -> Controls: ...
@@ -77,11 +69,11 @@ class EnginePort(Protocol):
     async def upcoming(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder] = ()
     ) -> Upcoming | None:
-        """What the run does next; None where it is over. Raises StoreUnavailable."""
+        """Return what the run does next. None if it is over. Raises StoreUnavailable."""
         ...
 
     def leaves_change(self, action: str) -> bool:
-        """Return whether an action of this name changes something, and does more than revert another action."""
+        """Return whether an action changes something and does more than revert another action."""
         ...
 
     @property
@@ -91,16 +83,12 @@ class EnginePort(Protocol):
 
 
 class JobLivesPort(Protocol):
-    """What is known of whether jobs live."""
-
     async def end(self, job: str, actor: str, note: str) -> JobLife:
-        """A person says that a job which is gone was meant to end. Raises NotFound, Conflict, StoreUnavailable."""
+        """Record that a gone job ended intentionally. Raises NotFound, Conflict, StoreUnavailable."""
         ...
 
 
 class CatalogPort(Protocol):
-    """The playbooks that are loaded, and the files that could not be."""
-
     def all(self) -> Sequence[CompiledPlaybook]: ...
     def get(self, name: str) -> CompiledPlaybook | None: ...
     @property
@@ -108,8 +96,6 @@ class CatalogPort(Protocol):
 
 
 class LogRulesPort(Protocol):
-    """The log rules that are loaded, and the files that could not be."""
-
     @property
     def rule_set(self) -> RuleSet: ...
     @property
@@ -117,8 +103,6 @@ class LogRulesPort(Protocol):
 
 
 class AlertMapState(Protocol):
-    """The active alert map."""
-
     @property
     def accept(self) -> Sequence[object]:
         """Conditions that an alert must meet."""
@@ -136,12 +120,8 @@ class AlertMapState(Protocol):
 
 
 class AlertMapPort(Protocol):
-    """The alert map, and those of its files that could not be loaded."""
-
     @property
-    def is_used(self) -> bool:
-        """True if there is one."""
-        ...
+    def is_used(self) -> bool: ...
 
     @property
     def current(self) -> AlertMapState: ...
@@ -150,14 +130,10 @@ class AlertMapPort(Protocol):
 
 
 class KeptJobsPort(Protocol):
-    """The jobs of which nothing is deleted."""
-
     async def keep(self, job: str, attempt: int | None, actor: str, note: str) -> KeptJob:
         """Keep a job, or one attempt of it. Raises Conflict, StoreUnavailable."""
         ...
 
-    async def release(self, job: str, attempt: int | None, actor: str) -> None:
-        """Take the lock back. Raises NotFound, StoreUnavailable."""
-        ...
+    async def release(self, job: str, attempt: int | None, actor: str) -> None: ...
 
     async def all(self) -> Sequence[KeptJob]: ...

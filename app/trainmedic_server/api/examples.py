@@ -1,4 +1,4 @@
-"""The examples in the OpenAPI document. They tell one story: a hot GPU that was cooled."""
+"""Examples for the OpenAPI document: the cooling of a hot GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``POST /explain``: what the server would do about an alert, and why; it changes nothing."""
+"""``POST /explain``: what the server would do about an alert, and why. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request, Response
 from pydantic import Field
 
-from trainmedic_server.api import given_alerts, heard_alerts, test_text
+from trainmedic_server.api import given_alerts, received_alerts, test_text
 from trainmedic_server.api.engine import CatalogPort, EnginePort
 from trainmedic_server.api.times import TimeText, time_of
 from trainmedic_server.api.view import View
@@ -34,64 +34,58 @@ _BODY_BYTES = MIB
 
 
 class StepPlanView(View):
-    """One step, and what would become of it."""
-
     phase: str = Field(description="steps, on_success or on_failure.")
     id: str
     what: str
     verdict: StepForecast
     why: str
-    params: dict[str, Any] | None = Field(description="Rendered and checked; null where it has none or they depend.")
+    params: dict[str, Any] | None = Field(
+        description="Rendered and checked; null if it has none or they depend on the run."
+    )
     undo: str | None
 
 
 class ExplanationView(View):
-    """What one playbook would do about the alert."""
-
     playbook: str
     source: str
     version: str
     matched: bool = Field(description="Whether it reacts to the alert.")
-    why: str = Field(description="Why it does not, or why nothing would begin.")
+    why: str = Field(description="Why it does not react, or why nothing would start.")
     mode: Mode | None
     target: str | None
     target_from: list[str] = Field(
-        description="What each label says of the node, and who knows it; empty where the target has no node."
+        description="What each label states about the node, and who knows it; empty if the target has no node."
     )
-    decision: Decision | None = Field(description="null where it does not react, or the alert has resolved.")
-    run_id: str | None = Field(description="The run that deals with the alert already, or that it would join.")
-    waits_for: str | None = Field(description="The run that holds the target, for which it would wait.")
-    guards: list[str] = Field(description="A sentence for each guard, with how far it is used up.")
+    decision: Decision | None = Field(description="null if it does not react, or the alert has resolved.")
+    run_id: str | None = Field(description="The run that handles the alert already, or that it would join.")
+    waits_for: str | None = Field(description="The run that holds the target and would be waited for.")
+    guards: list[str] = Field(description="One sentence per guard, with its usage.")
     steps: list[StepPlanView]
 
 
 class ExplainedAlertView(View):
-    """An alert, and what all playbooks would do about it."""
-
     alert_name: str
     labels: dict[str, str]
     status: AlertStatus
     starts_at: datetime
-    reason: str = Field(description="Why no playbook reacts; empty where one does.")
-    acting: list[str] = Field(
-        description="The playbooks that would act. Two do so one after the other, each without regard to the other."
-    )
+    reason: str = Field(description="Why no playbook reacts; empty if one does.")
+    acting: list[str] = Field(description="Playbooks that would act. Several act one after the other, independently.")
     kept_back: str = Field(
-        description="Why Alertmanager, as its API said, does not send it, such as `silenced by` an id; empty else."
+        description=(
+            "Why Alertmanager does not send it, according to its API, such as `silenced by` an ID; otherwise empty."
+        )
     )
-    told: list[str] = Field(description="The runs that would be told that the alert has resolved.")
-    playbooks: list[ExplanationView] = Field(description="Those that name the alertname.")
-    suggestion: heard_alerts.SuggestionView | None = Field(
-        description="What the alert map could rename it to, where no playbook names its alertname; null else."
+    told: list[str] = Field(description="Runs that would be notified that the alert has resolved.")
+    playbooks: list[ExplanationView] = Field(description="Playbooks that name the alertname.")
+    suggestion: received_alerts.SuggestionView | None = Field(
+        description="Possible rename in the alert map, if no playbook names its alertname; otherwise null."
     )
-    original_alert_name: str | None = Field(description=heard_alerts.ORIGINAL_NAME)
-    original_labels: dict[str, str] | None = Field(description=heard_alerts.ORIGINAL_LABELS)
+    original_alert_name: str | None = Field(description=received_alerts.ORIGINAL_NAME)
+    original_labels: dict[str, str] | None = Field(description=received_alerts.ORIGINAL_LABELS)
 
 
 class ServerState(View):
-    """What of the server bears on every decision."""
-
-    mode: Mode | None = Field(description="The server's mode; null where there is no server.")
+    mode: Mode | None = Field(description="The server's mode; null without a server.")
     paused: bool
     paused_by: str | None
     breaker_open: bool
@@ -99,24 +93,21 @@ class ServerState(View):
 
 
 class ExplainView(View):
-    """What would be done about the alerts, in their order."""
-
-    at: datetime = Field(description="As of when the alerts' age was judged.")
-    server: ServerState | None = Field(description="null where no server was asked.")
+    at: datetime = Field(description="Time at which the alerts' age was judged.")
+    server: ServerState | None = Field(description="null without a server.")
     items: list[ExplainedAlertView]
-    test: str | None = Field(description="A file of tests for `trainmedic playbook test`, where one was asked for.")
+    test: str | None = Field(description="A test file for `trainmedic playbook test`, if requested.")
 
 
 def view(
     explained: Sequence[ExplainedAlert],
-    names: heard_alerts.ReactingPlaybooks,
+    names: received_alerts.ReactingPlaybooks,
     at: datetime,
     controls: Controls | None = None,
     mode: Mode | None = None,
     test: str | None = None,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    """Return the explanations as the API shows them."""
     server = None
     if controls is not None:
         members = ("paused", "paused_by", "breaker_open", "breaker_reason")
@@ -135,15 +126,18 @@ async def explain(
     with_test: bool = False,
     kept_back: Sequence[str] = (),
 ) -> ExplainView:
-    """What the server would do about the alerts now. Raises StoreUnavailable."""
     explained = await engine.explain(alerts, at)
     test = test_text.write(await engine.explain_for_a_test(alerts)) if with_test else None
-    return view(explained, heard_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test, kept_back)
+    return view(
+        explained, received_alerts.alertnames(catalog), at or now, engine.controls, engine.mode, test, kept_back
+    )
 
 
-def _alert_view(explained: ExplainedAlert, names: heard_alerts.ReactingPlaybooks, kept_back: str) -> ExplainedAlertView:
+def _alert_view(
+    explained: ExplainedAlert, names: received_alerts.ReactingPlaybooks, kept_back: str
+) -> ExplainedAlertView:
     alert = explained.alert
-    suggestion = heard_alerts.suggested(alert, names)
+    suggestion = received_alerts.suggested(alert, names)
     return ExplainedAlertView(
         alert_name=alert.name,
         labels=dict(alert.labels),
@@ -161,14 +155,16 @@ def _alert_view(explained: ExplainedAlert, names: heard_alerts.ReactingPlaybooks
 
 
 def _reason(
-    explained: ExplainedAlert, names: heard_alerts.ReactingPlaybooks, suggestion: heard_alerts.SuggestionView | None
+    explained: ExplainedAlert,
+    names: received_alerts.ReactingPlaybooks,
+    suggestion: received_alerts.SuggestionView | None,
 ) -> str:
     if explained.refused:
         return f"not accepted by the alert map: {explained.refused}"
     if any(each.matched for each in explained.playbooks):
         return ""
     if explained.alert.name not in names:
-        return heard_alerts.no_playbook(explained.alert.name, names, suggestion)
+        return received_alerts.no_playbook(explained.alert.name, names, suggestion)
     return "; ".join(f"{each.playbook}: {each.why}" for each in explained.playbooks if each.names_alert)
 
 
@@ -182,9 +178,8 @@ def routers(
     limits: ServerLimits,
     reads: ReadTurns,
 ) -> tuple[ApiRoutes, ...]:
-    """The routes about alerts."""
     return (
-        heard_alerts.router(alerts, catalog, auth, clock, limits, reads),
+        received_alerts.router(alerts, catalog, auth, clock, limits, reads),
         router(engine, catalog, auth, bodies, clock),
     )
 
@@ -192,12 +187,11 @@ def routers(
 def router(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
-    """The route ``POST /explain``."""
     routes = ApiRoutes("alerts")
 
     @routes.post(
         "/explain",
-        summary="What would be done about an alert, and why",
+        summary="Forecast for an alert",
         response_model=ExplainView,
         responses=responses(400, 401, 403, 408, 413, 415, 422, 503),
         dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
@@ -205,7 +199,7 @@ def router(
             "requestBody": {
                 "required": True,
                 "description": "An alert, in any form: a webhook's body, one alert, Alertmanager's `GET "
-                "/api/v2/alerts` or `amtool alert query -o json`, a run of the history, a heard alert.",
+                "/api/v2/alerts` or `amtool alert query -o json`, a run of the history, a received alert.",
                 "content": {"application/json": {"schema": {}, "example": {"labels": {"alertname": "TrainingNaN"}}}},
             }
         },
@@ -213,12 +207,14 @@ def router(
     async def explained(
         request: Request,
         at: Annotated[
-            TimeText | None, Query(description="Judge the alerts' age as of then; all else is as it is now.")
+            TimeText | None,
+            Query(description="Judge the alerts' age as of this time; everything else is as it is now."),
         ] = None,
-        test: Annotated[bool, Query(description="Also write a file of tests of it.")] = False,
+        test: Annotated[bool, Query(description="Also write a test file.")] = False,
     ) -> Response:
-        """Judge alerts as if they were delivered now, by the playbooks, guards, locks, switches and the topology of
-        this moment. Nothing is changed or kept."""
+        """Judge alerts as if delivered now, with the present playbooks, guards, locks, controls and topology. Nothing
+        is changed or stored.
+        """
         now = clock.now()
         moment = time_of(at, now) if at else None
         async with bodies.read(request, _BODY_BYTES) as body:

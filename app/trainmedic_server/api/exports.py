@@ -1,5 +1,4 @@
-"""A whole filtered list as one stream: NDJSON or CSV, a few streams at a time. Who calls it: ``history``,
-``findings``, ``heard_alerts`` and ``audit``."""
+"""Export of a whole filtered list as a stream of NDJSON or CSV."""
 
 from __future__ import annotations
 
@@ -24,14 +23,12 @@ NDJSON = "application/x-ndjson"
 CSV = "text/csv"
 _TEXT = {"schema": {"type": "string"}}
 AS_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys((NDJSON, CSV), _TEXT)}}
-"""What the API's description says of an answer that can be a stream too."""
-_CHUNK_BYTES = 16 * KIB  # written at one go, between which other requests have their turn
+"""OpenAPI declaration of an answer that can be a stream."""
+_CHUNK_BYTES = 16 * KIB  # written at once; other requests run between two chunks
 Item = TypeVar("Item")
 
 
 class Exports(Generic[Item]):
-    """Streams items, as many streams at one time as `limits` says; each item as `view` shows it, by its `model`."""
-
     def __init__(self, limits: ServerLimits, model: type[View], view: Callable[[Item], View]) -> None:
         self._columns = tuple(model.model_fields)
         self._view = view
@@ -39,9 +36,9 @@ class Exports(Generic[Item]):
         self._turns = ReadTurns(limits.exports, 0, "exports")
 
     async def response(self, items: AsyncIterator[Item], media_type: str) -> Response:
-        """The stream of `items`, which is read here alone. Raises Saturated, StoreUnavailable.
+        """Return the stream of `items`. Raises Saturated, StoreUnavailable.
 
-        The first item is fetched before anything is sent, so that a store that does not answer still leads to a 503.
+        The first item is fetched before anything is sent, so that a store failure becomes a 503.
         """
         write = {NDJSON: self._ndjson, CSV: self._csv}[media_type]
         async with AsyncExitStack() as until_closed:
@@ -58,7 +55,6 @@ class Exports(Generic[Item]):
         return b"" if item is None else views.one_line(self._view(item)) + b"\n"
 
     def _csv(self, item: Item | None) -> bytes:
-        """The item as a CSV record (RFC 4180); the header where it is None."""
         cells: list[str] = list(self._columns)
         if item is not None:
             members = self._view(item).model_dump(mode="json")
@@ -71,9 +67,8 @@ class Exports(Generic[Item]):
 async def _chunks(
     first: Item, others: AsyncIterator[Item], write: Callable[[Item | None], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """The items as `write` makes them, after the header, which it makes of None.
-
-    A chunk is followed by a rest as long as it took: an export without rests holds up the deliveries beside it.
+    """Yield the header and the items in chunks, and pause after each for as long as it took: otherwise an export delays
+    deliveries.
     """
     buffer = [write(None), write(first)]
     size, began = 0, time.monotonic()

@@ -1,4 +1,4 @@
-"""The models in which the API shows findings, and the functions that make them."""
+"""Models of findings in the API."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _MOST_OF_RUN = 5
 
 
 class FindingAlertView(View):
-    """The alert that a finding raises."""
-
     labels: dict[str, str]
     fingerprint: str
     starts_at: datetime
@@ -30,7 +28,7 @@ class FindingAlertView(View):
 
 
 class FindingView(View):
-    """What a log rule has found about one target."""
+    """Lines that match a log rule, about one target."""
 
     id: str
     rule: str
@@ -39,43 +37,41 @@ class FindingView(View):
     target: str = Field(description="Such as gpu:node-1/GPU-5f3a, node:node-1, job:llm-1.")
     node: str | None = Field(description="The target's node.")
     gpu: str | None = Field(description="The target's GPU.")
-    job: str | None = Field(description="The target's job, else the job in whose log it stands.")
+    job: str | None = Field(description="The target's job, or else the job whose log has it.")
     claimed_job: str | None = Field(
-        description="The job that only the log file names. Nothing proves that it runs there, and no playbook uses it."
+        description="Job named only by the log file. This is not proven, and no playbook uses it."
     )
-    attempt: int | None = Field(description="Which attempt of the job it was, counted from 1.")
+    attempt: int | None = Field(description="The job's attempt, from 1.")
     source: str = Field(description="training, launcher, kernel, slurm, fabric-manager, or a name of the agent's.")
-    stream: str = Field(description="Where its first line was read: a file on the node, as a rule.")
-    nodes: list[str] = Field(description="On which nodes its lines were read.")
+    stream: str = Field(description="Source of its first line, usually a file on the node.")
+    nodes: list[str] = Field(description="Nodes on which its lines were read.")
     line: str = Field(description="The first line, masked.")
-    labels: dict[str, str] = Field(description="What the rule adds to the alert's labels.")
-    fields: dict[str, str] = Field(description="What the pattern took from the line.")
-    count: int = Field(description="Lines, in all streams together.")
-    ranks: str = Field(description="Whose lines they were, as spans.", examples=["0-511"])
+    labels: dict[str, str] = Field(description="Labels that the rule adds to the alert.")
+    fields: dict[str, str] = Field(description="Values that the pattern extracted from the line.")
+    count: int = Field(description="Number of lines in all streams.")
+    ranks: str = Field(description="Ranks that printed it, as spans.", examples=["0-511"])
     first_at: datetime
     last_at: datetime
     time_source: TimeSource
-    clock_error: float = Field(description="Seconds by which the node's clock may be wrong.")
+    clock_error: float = Field(description="Possible error of the node's clock in seconds.")
     heard_first_at: datetime
     heard_at: datetime
-    open: bool = Field(description="Whether it is not over.")
+    open: bool = Field(description="Whether it has not ended.")
     ended_at: datetime | None
     ended_because: FindingEnd | None
     suspected: bool = Field(description="Whether it waits for a confirmation, or never got one.")
-    confirmed_by: str | None = Field(description="The rule or alert that has confirmed it.")
+    confirmed_by: str | None = Field(description="The rule or alert that confirmed it.")
     alert: FindingAlertView | None
     no_alert_because: str | None
 
 
 class FindingPage(View):
-    """A page of findings, newest first."""
-
     items: list[FindingView]
-    next: str | None = Field(description="The cursor of the next page; null on the last.")
+    next: str | None = Field(description="Cursor of the next page; null on the last.")
 
 
 class ExcerptView(View):
-    """The lines around the first line of one stream."""
+    """Context of the first line in one stream."""
 
     node: str
     source: str
@@ -83,19 +79,17 @@ class ExcerptView(View):
     rank: int | None
     first_at: datetime
     lines: list[str]
-    at: int = Field(description="Which of the lines the finding begins with, counted from 0.")
-    number: int = Field(description="Which line of the stream the first one is, counted from 1; 0 where unknown.")
+    at: int = Field(description="Index of the finding's first line in `lines`.")
+    number: int = Field(description="Line number of the first line in the stream, from 1; 0 if unknown.")
 
 
 class FindingDetail(FindingView):
-    """A finding with the lines around it."""
-
     excerpts: list[ExcerptView]
     kept: bool = Field(description="Whether it is locked against deletion.")
 
 
 class RunFinding(FindingView):
-    """A finding behind a run, with the lines around its first line."""
+    """A finding behind a run, with the context of its first line."""
 
     excerpt: ExcerptView | None
 
@@ -114,7 +108,7 @@ def detail(record: FindingRecord) -> FindingDetail:
 
 
 async def of_run(findings: FindingHistory, alerts: Collection[AlertRecord]) -> list[RunFinding]:
-    """The findings that raised these alerts, the first few of them."""
+    """Return the first findings that raised these alerts, with excerpts for at most `_MOST_OF_RUN`."""
     began = {record.alert.fingerprint: record.alert.starts_at for record in alerts}
     of_logs = [record.alert.fingerprint for record in alerts if record.alert.labels.get(SOURCE) == LOG]
     views: list[RunFinding] = []

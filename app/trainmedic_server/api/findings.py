@@ -1,4 +1,4 @@
-"""``GET /findings``: what log rules have found, and the lines around it; and which jobs' findings are kept."""
+"""``GET /findings``, findings of a job, and jobs whose findings are kept."""
 
 from __future__ import annotations
 
@@ -31,37 +31,35 @@ from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.negotiation import preferred
 from trainmedic_server.http.problems import responses
 from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.live.whereabouts import Whereabouts
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.findings import FindingFilter, FindingHistory
 from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.verdicts import VerdictHistory
 
-_STREAMED = 200  # findings that are read at one go for a stream
+_STREAMED = 200  # findings read at once for a stream
 FindingId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The finding's id.")]
 
 
 class KeepBody(ApiModel):
-    """Which attempt, and why it is kept."""
+    """The attempt, and the reason to keep it."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3, "note": "for the vendor"}]})
 
-    attempt: int | None = Field(None, ge=1, le=1_000_000, strict=True, description="None for all of them.")
+    attempt: int | None = Field(None, ge=1, le=1_000_000, strict=True, description="null for all of them.")
     note: str = Field("", max_length=500, pattern=r"^[^\x00]*$")
 
 
 class ReleaseBody(ApiModel):
-    """Which attempt is not kept any more."""
+    """The attempt to release."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"attempt": 3}]})
 
     attempt: int | None = Field(
-        None, ge=1, le=1_000_000, strict=True, description="None for the lock of the whole job."
+        None, ge=1, le=1_000_000, strict=True, description="null for the lock of the whole job."
     )
 
 
 class KeptJobView(View):
-    """A job, or one attempt of it, of which nothing is deleted."""
-
     job: str
     attempt: int | None
     by: str
@@ -74,12 +72,10 @@ class KeptJobList(ApiModel):
 
 
 class FindingsApi(Struct, frozen=True):
-    """What the routes are about."""
-
     history: FindingHistory
     kept_jobs: KeptJobsPort
     verdicts: VerdictHistory
-    whereabouts: Whereabouts
+    job_locations: JobLocations
 
     def routers(
         self, auth: Authenticator, clock: Clock, bodies: BodyReader, reads: ReadTurns, limits: ServerLimits
@@ -87,20 +83,19 @@ class FindingsApi(Struct, frozen=True):
         return [
             reading(self.history, auth, clock, reads, limits),
             keeping(self.kept_jobs, auth, bodies),
-            diagnoses.router(self.verdicts, self.whereabouts, auth, reads),
+            diagnoses.router(self.verdicts, self.job_locations, auth, reads),
         ]
 
 
 def reading(
     history: FindingHistory, auth: Authenticator, clock: Clock, reads: ReadTurns, limits: ServerLimits
 ) -> ApiRoutes:
-    """The routes that read."""
     routes = ApiRoutes("findings", [Depends(requires(auth, TokenRole.VIEWER))])
     exports: Exports[KnownFinding] = Exports(limits, finding_views.FindingView, finding_views.finding)
 
     @routes.get(
         "/findings",
-        summary="What log rules have found, newest first",
+        summary="Findings of log rules, newest first",
         response_model=finding_views.FindingPage,
         responses={**AS_STREAM, **responses(401, 403, 422, 503)},
     )
@@ -110,10 +105,10 @@ def reading(
         cursor: PageCursor = None,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Response:
-        """A page of findings. One rule makes one finding about one target, however many ranks print its line.
+        """A page of findings. A rule makes one finding per target, however many ranks print the line.
 
-        With `Accept: application/x-ndjson` or `text/csv` the whole filtered result is streamed, and
-        `limit` and `cursor` have no meaning.
+        With `Accept: application/x-ndjson` or `text/csv`, stream the whole filtered result; `limit` and `cursor` are
+        ignored.
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":
@@ -127,12 +122,12 @@ def reading(
 
     @routes.get(
         "/findings/{finding_id}",
-        summary="One finding with the lines around it",
+        summary="One finding with context",
         response_model=finding_views.FindingDetail,
         responses=responses(401, 403, 404, 422, 503),
     )
     async def one(finding_id: FindingId) -> Response:
-        """The finding, and for each stream, up to a bound, its first line with the lines before and after it."""
+        """The finding and, for up to a limited number of streams, its first line in context."""
         async with reads.take():
             record = await history.finding(finding_id)
             if record is None:
@@ -144,11 +139,9 @@ def reading(
 
 
 def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads: ReadTurns) -> None:
-    """Add the routes below a job's path, which a token bounded to jobs may read too."""
-
     @routes.get(
         "/jobs/{job:path}/findings",
-        summary="What log rules have found in one job, newest first",
+        summary="Findings in one job, newest first",
         response_model=finding_views.FindingPage,
         responses=responses(401, 403, 404, 422, 503),
     )
@@ -158,8 +151,9 @@ def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads
         limit: PageLimit = 100,
         cursor: PageCursor = None,
     ) -> Response:
-        """Return a page of the findings known to be the job's. Findings that only a log file attributes to it are
-        excluded. A token with `jobs` may read it."""
+        """A page of the findings known to be the job's. Findings that only a log file attributes to it are excluded. A
+        token with `jobs` may read it.
+        """
         async with reads.take():
             try:
                 newest_first, next_cursor = await history.findings_page(replace(conditions, job=job), limit, cursor)
@@ -169,16 +163,16 @@ def _read_of_job(routes: ApiRoutes, history: FindingHistory, clock: Clock, reads
 
     @routes.get(
         "/jobs/{job:path}/findings/{finding_id}",
-        summary="One finding of one job with the lines around it",
+        summary="One finding of one job with context",
         response_model=finding_views.FindingDetail,
         responses=responses(401, 403, 404, 422, 503),
     )
     async def one(job: JobName, finding_id: FindingId) -> Response:
-        """Return one finding that is known to be the job's, as `GET /findings/{finding_id}` does."""
+        """One finding that is known to be the job's, as in `GET /findings/{finding_id}`."""
         async with reads.take():
             record = await history.finding(finding_id)
             if record is None or job != (record.finding.target.job or record.finding.origin.job):
-                # The answer for another job's finding is the same, so that its existence stays hidden.
+                # Answer the same for another job's finding, to hide its existence.
                 raise NotFound(f"There is no finding {finding_id} of {job}.")
             return AsciiJson.of(finding_views.detail(record))
 
@@ -194,13 +188,12 @@ async def _all(history: FindingHistory, conditions: FindingFilter) -> AsyncGener
 
 
 def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    """The routes that keep what is known of a job, and release it."""
     routes = ApiRoutes("findings")
     operator = requires(auth, TokenRole.OPERATOR)
 
     @routes.get(
         "/kept",
-        summary="The jobs of which nothing is deleted",
+        summary="Jobs whose data is kept",
         response_model=KeptJobList,
         responses=responses(401, 403, 503),
         dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
@@ -210,25 +203,25 @@ def keeping(kept_jobs: KeptJobsPort, auth: Authenticator, bodies: BodyReader) ->
 
     @routes.post(
         "/jobs/{job:path}/keep",
-        summary="Keep what is known of a job, however old it gets",
+        summary="Keep a job's data past retention",
         response_model=KeptJobView,
         responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
         openapi_extra=body_schema(KeepBody),
     )
     async def keep(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobView:
-        """Its findings, excerpts and verdicts, or those of one attempt, outlive the retention."""
+        """Its findings, excerpts and verdicts, or those of one attempt, are excluded from retention."""
         body = await read_body(bodies, request, KeepBody)
         return _view(await kept_jobs.keep(operations.job_name(job), body.attempt, actor.name, body.note.strip()))
 
     @routes.post(
         "/jobs/{job:path}/release",
-        summary="Let what is known of a job be deleted once it is old",
+        summary="Release a job's data to retention",
         response_model=KeptJobList,
         responses=responses(400, 401, 403, 404, 408, 413, 415, 422, 503),
         openapi_extra=body_schema(ReleaseBody),
     )
     async def release(request: Request, job: str, actor: Principal = Depends(operator)) -> KeptJobList:
-        """Takes back one lock; the answer has those that are left of the job."""
+        """Remove one lock. The answer has the job's remaining locks."""
         body = await read_body(bodies, request, ReleaseBody)
         await kept_jobs.release(job, body.attempt, actor.name)
         return KeptJobList(items=[_view(each) for each in await kept_jobs.all() if each.job == job])
@@ -241,19 +234,17 @@ def _view(kept: KeptJob) -> KeptJobView:
 
 
 def _filter(clock: Clock) -> Callable[..., FindingFilter]:
-    """A dependency for FastAPI that reads the filters from the query."""
-
     async def conditions(
         job: Annotated[Name | None, Query(description="The job that is known to have printed it.")] = None,
         claimed_job: Annotated[
-            Name | None, Query(description="The job that only the log file names, without proof.")
+            Name | None, Query(description="The job named only by the log file, without proof.")
         ] = None,
-        node: Annotated[Name | None, Query(description="Its target is there, or a line was read there.")] = None,
+        node: Annotated[Name | None, Query(description="The target's node, or one where a line was read.")] = None,
         rule: Name | None = None,
         role: Role | None = None,
         since: TimeText | None = None,
-        suspected: Annotated[bool | None, Query(description="Whether it waits, or has waited in vain.")] = None,
-        open: Annotated[bool | None, Query(description="Whether it is not over.")] = None,
+        suspected: Annotated[bool | None, Query(description="Whether it lacks a confirmation.")] = None,
+        open: Annotated[bool | None, Query(description="Whether it has not ended.")] = None,
     ) -> FindingFilter:
         begin = time_of(since, clock.now()) if since else None
         return FindingFilter(job, node, rule, role, begin, suspected, open, claimed_job)
@@ -262,15 +253,13 @@ def _filter(clock: Clock) -> Callable[..., FindingFilter]:
 
 
 def _filter_of_job(clock: Clock) -> Callable[..., FindingFilter]:
-    """Return the filter without the parameters that name a job."""
-
     async def conditions(
         node: Annotated[Name | None, Query(description="A node where a line was read.")] = None,
         rule: Name | None = None,
         role: Role | None = None,
         since: TimeText | None = None,
-        suspected: Annotated[bool | None, Query(description="Whether it waits, or has waited in vain.")] = None,
-        open: Annotated[bool | None, Query(description="Whether it is not over.")] = None,
+        suspected: Annotated[bool | None, Query(description="Whether it lacks a confirmation.")] = None,
+        open: Annotated[bool | None, Query(description="Whether it has not ended.")] = None,
     ) -> FindingFilter:
         begin = time_of(since, clock.now()) if since else None
         return FindingFilter(None, node, rule, role, begin, suspected, open)

@@ -1,14 +1,8 @@
-"""Reads alerts in any form in which people have them.
+"""Parser of alerts in any common form: a webhook's body or one alert of it; Alertmanager's ``GET /api/v2/alerts`` (also
+``amtool alert query -o json``); Prometheus's ``GET /api/v1/alerts``; items of ``GET /alerts``; runs of the history,
+whose alerts count as firing, as at their decision.
 
-- what Alertmanager posts to a webhook, or one alert of it;
-- the list that Alertmanager's ``GET /api/v2/alerts`` answers, which is also what ``amtool alert query -o json`` prints;
-- what Prometheus' ``GET /api/v1/alerts`` answers;
-- runs of the history, as pages, lists or alone (``trainmedic history --output json``, ``history show RUN --output
-  json``), whose alerts count as firing, as they did when the run was decided on;
-- heard alerts (``GET /alerts``).
-
-Each is put into the webhook's form and then checked as a delivery is (``payload``). Who calls it: ``explanations``, and
-``cli.playbook``.
+Each is converted to the webhook's form and checked like a delivery.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from trainmedic_server.domain.alert import Alert
 from trainmedic_server.errors import PayloadError
 
 MOST = 1000
-"""Alerts that are taken at once."""
+"""Most alerts at once."""
 
 _BEGINNINGS = ("startsAt", "starts_at", "activeAt", "timestamp")
 _MEMBERS = ("annotations", "generatorURL", "fingerprint")
@@ -32,29 +26,28 @@ _KEPT_BACK_BY = {
     "mutedBy": "muted by the time interval",
 }
 _UNKNOWN = (
-    "this is no form in which alerts are known: neither a webhook's body, nor a list of alerts as Alertmanager's API "
-    "or amtool gives it, nor a run of the history, nor an alert with 'labels'"
+    "this is no known form of alerts: neither a webhook's body, nor a list from Alertmanager's API or amtool, nor a "
+    "run of the history, nor an alert with 'labels'"
 )
 
 
 def read(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """The alerts that `document`, parsed JSON, holds. Raises PayloadError.
+    """Return the alerts in `document`, parsed JSON. Raises PayloadError.
 
-    An alert that does not say its status fires; one that does not say since when began at `now`.
+    Without a status, an alert is firing; without a start, it began at `now`.
     """
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return _all_sound(document, now)
     entries = [_as_of_webhook(entry, now) for entry in _entries(document)]
     if not entries:
-        raise PayloadError("there is no alert in it" if document in ([], {}) else _UNKNOWN)
+        raise PayloadError("it contains no alert" if document in ([], {}) else _UNKNOWN)
     if len(entries) > MOST:
-        raise PayloadError(f"there are {len(entries)} alerts in it; at most {MOST} are explained at once")
+        raise PayloadError(f"it contains {len(entries)} alerts; at most {MOST} are explained at once")
     return _all_sound({"version": payload.VERSION, "alerts": entries}, now)
 
 
 def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
-    """Return the alerts of a webhook's body. A malformed one is an error here, because the person who asks can correct
-    it."""
+    """Return the alerts of a webhook's body. A malformed one is an error here, because the caller can correct it."""
     delivery = payload.delivery(document, "explained", now)
     if delivery.rejected:
         raise PayloadError.at([problem for each in delivery.rejected for problem in each.problems])
@@ -62,8 +55,7 @@ def _all_sound(document: Any, now: datetime) -> tuple[Alert, ...]:
 
 
 def kept_back(document: Any) -> tuple[str, ...]:
-    """Of each alert that `read` finds, why Alertmanager, as its API says, does not send it to anybody; empty where it
-    does, or where the form does not tell."""
+    """Return, for each alert of `read`, why Alertmanager does not send it. Empty if it does, or if unknown."""
     if isinstance(document, dict) and document.get("version") == payload.VERSION and "alerts" in document:
         return ()
     return tuple(map(_kept_back, _entries(document)))
@@ -82,20 +74,19 @@ def _kept_back(entry: Any) -> str:
 
 
 def _entries(document: Any) -> Iterator[Any]:
-    """The alerts, each in the form that it has."""
     if isinstance(document, list):
         for entry in document:
             yield from _entries(entry) if _holds_others(entry) else (entry,)
         return
     if not isinstance(document, Mapping):
         raise PayloadError(_UNKNOWN)
-    if isinstance(document.get("data"), Mapping):  # Prometheus' API
+    if isinstance(document.get("data"), Mapping):  # Prometheus's API
         document = document["data"]
     for name in ("alerts", "items"):
         if isinstance(document.get(name), list):
             is_run = "run_id" in document
             for entry in document[name]:
-                # A run's alerts may have resolved since; it was decided on while they fired.
+                # A run's alerts may have resolved after the decision, which was made while they fired.
                 yield {**entry, "status": "firing"} if is_run and isinstance(entry, Mapping) else entry
             return
     if "labels" not in document and "alert_labels" not in document:
@@ -108,7 +99,6 @@ def _holds_others(entry: Any) -> bool:
 
 
 def _as_of_webhook(entry: Any, now: datetime) -> Any:
-    """The alert with the names that a webhook's has."""
     if not isinstance(entry, Mapping):
         return entry
     is_item = "alert_labels" in entry
@@ -124,7 +114,7 @@ def _as_of_webhook(entry: Any, now: datetime) -> Any:
 
 
 def _status(entry: Mapping[str, Any], now: datetime) -> Any:
-    """The webhook's word for the status; in Alertmanager's API an alert has resolved once its end is past."""
+    """Return the webhook's status. In Alertmanager's API an alert has resolved once its end is past."""
     status = entry.get("status")
     if isinstance(status, str):
         return status

@@ -1,6 +1,4 @@
-"""``GET /history``: runs as pages or as one long stream (``exports``), and single runs in full.
-
-``GET /jobs/{job}/history`` is the same of one job, which a token that is bounded to jobs may read too."""
+"""``GET /history`` and ``GET /jobs/{job}/history``: runs as pages or exports, and single runs in full."""
 
 from __future__ import annotations
 
@@ -37,10 +35,10 @@ from trainmedic_server.ports.store import History, HistoryFilter, RunRecord
 _TARGET = re.compile(r"cluster\Z|(job|node|gpu):.")
 _OF_PAGES = {**AS_STREAM, **responses(401, 403, 422, 503)}
 WholeRunId = Annotated[str, Path(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="The run's full ID.")]
-_PIECE = 100  # runs that are read at one go for a page
+_PIECE = 100  # runs read at once for a page
 
 _NEVER_RUNS = (Decision.JOINED, Decision.DUPLICATE)
-"""Decisions that make no item of their own: events of the run that the alert joined tell of them."""
+"""Decisions without an item: events of the joined run record them."""
 FindableDecision = StrEnum("FindableDecision", {each.name: each.value for each in Decision if each not in _NEVER_RUNS})  # type: ignore[misc]
 
 
@@ -54,7 +52,6 @@ def routers(
     reads: ReadTurns,
     are_measured: bool = False,
 ) -> tuple[ApiRoutes, ...]:
-    """The routes of this module, and that of how things stand."""
     of_runs = _router_of_runs(history, auth, clock, limits, reads)
     of_one = _router_of_one(history, findings, now, auth, reads, are_measured)
     of_job = _router_of_job(history, findings, now, auth, clock, limits, reads, are_measured)
@@ -76,8 +73,8 @@ def _router_of_runs(
     ) -> Any:
         """A page of runs and of decisions not to start one.
 
-        With `Accept: application/x-ndjson` or `text/csv` the whole filtered result is streamed, and
-        `limit` and `cursor` have no meaning.
+        With `Accept: application/x-ndjson` or `text/csv`, stream the whole filtered result; `limit` and `cursor` are
+        ignored.
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":
@@ -109,7 +106,7 @@ def _router_of_one(
         responses=responses(401, 403, 404, 409, 422, 503),
     )
     async def run(run_id: RunId) -> Response:
-        """The run with its alerts and findings, its steps, its events in order, and what operators told it."""
+        """The run with its alerts, findings, steps, events in order, and operator commands."""
         async with reads.take():
             record = await history.record(await run_ids.whole(now.present, run_id))
             if record is None:
@@ -135,12 +132,11 @@ def _router_of_job(
     reads: ReadTurns,
     are_measured: bool,
 ) -> ApiRoutes:
-    """Return the routes below a job's path."""
     routes = ApiRoutes("history", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/jobs/{job:path}/history",
-        summary="The runs on one job, newest first",
+        summary="Runs on one job, newest first",
         response_model=views.HistoryPage,
         responses=responses(401, 403, 404, 422, 503),
     )
@@ -150,7 +146,7 @@ def _router_of_job(
         limit: PageLimit = 100,
         cursor: PageCursor = None,
     ) -> Response:
-        """Return a page of the runs whose target is the job. A token with `jobs` may read it."""
+        """A page of the runs whose target is the job. A token with `jobs` may read it."""
         own = replace(conditions, job=(job,))
         async with reads.take():
             try:
@@ -166,38 +162,36 @@ def _router_of_job(
         responses=responses(401, 403, 404, 422, 503),
     )
     async def run(job: JobName, run_id: WholeRunId) -> Response:
-        """Return one run whose target is the job, as `GET /history/{run_id}` does. The ID must be complete."""
+        """One run whose target is the job, as in `GET /history/{run_id}`. The ID must be complete."""
         async with reads.take():
             record = await history.record(run_id)
             target = record.run.target if record is not None else None
             if record is None or target is None or target.job != job:
-                # The answer for another job's run is the same, so that its existence stays hidden.
+                # Answer the same for another job's run, to hide its existence.
                 raise NotFound(f"There is no run {run_id} on {job}.")
             return await _in_full(record, findings, now, are_measured)
 
     return routes
 
 
-_SEVERAL = Query(description="Given several times, any of the values will do.")
+_SEVERAL = Query(description="Repeatable; any of the values matches.")
 
 
 def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
-    """A dependency for FastAPI that reads the filters from the query."""
-
     async def conditions(
         alertname: Annotated[Names, _SEVERAL] = None,
         playbook: Annotated[Names, _SEVERAL] = None,
         status: Annotated[Few[Status] | None, _SEVERAL] = None,
         decision: Annotated[Few[FindableDecision] | None, _SEVERAL] = None,
-        node: Annotated[Names, Query(description="The target's, or one that a run on a job touched.")] = None,
+        node: Annotated[Names, Query(description="The target's node, or one that a run on a job touched.")] = None,
         gpu: Annotated[Names, Query(description="Alone, or with its node: node-1/0, gpu:node-1/0.")] = None,
         job: Annotated[Names, _SEVERAL] = None,
-        target: Annotated[Names, Query(description="As items have it, such as job:llm-1.")] = None,
+        target: Annotated[Names, Query(description="As in items, such as job:llm-1.")] = None,
         by: Annotated[Names, Query(description="Who approved, rejected, cancelled or undid it.")] = None,
         since: TimeText | None = None,
         until: TimeText | None = None,
         is_open: Annotated[bool | None, Query(alias="open", description="Runs that are not closed.")] = None,
-        owes_undo: Annotated[bool | None, Query(description="Closed runs that still owe an undo.")] = None,
+        owes_undo: Annotated[bool | None, Query(description="Closed runs with a pending undo.")] = None,
     ) -> HistoryFilter:
         _check(target or ())
         since_then, until_then = span_of(since, until, clock.now())
@@ -221,8 +215,6 @@ def _filter(clock: Clock) -> Callable[..., HistoryFilter]:
 
 
 def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
-    """Return the filter without the parameters that name a job."""
-
     async def conditions(
         alertname: Annotated[Names, _SEVERAL] = None,
         playbook: Annotated[Names, _SEVERAL] = None,
@@ -253,7 +245,7 @@ def _filter_of_job(clock: Clock) -> Callable[..., HistoryFilter]:
 
 
 def _check(targets: Sequence[str]) -> None:
-    """Raises PayloadError for what no run can ever match: an empty page would say that nothing had happened."""
+    """Raise PayloadError for impossible targets: an empty page would suggest that nothing happened."""
     for target in targets:
         if not _TARGET.match(target):
             raise PayloadError.at([("target", "must be like job:llm-1, node:node-1, gpu:node-1/0 or cluster")])
@@ -266,10 +258,10 @@ def _several(values: Sequence[str] | None) -> tuple[str, ...] | None:
 async def _page(
     history: History, conditions: HistoryFilter, limit: int, cursor: str | None, most_bytes: int
 ) -> tuple[list[Run], str | None]:
-    """Up to `limit` runs and the next cursor; fewer where they are so large that `most_bytes` are reached before, or
-    where the time of a search was over.
+    """Return up to `limit` runs and the next cursor; fewer if `most_bytes` or the search's time limit is reached.
+    Raises ValueError for an invalid cursor.
 
-    Piece by piece, because how large a run is turns out when it has been read. Raises ValueError for a wrong cursor.
+    Read in pieces, because a run's size is known only after reading it.
     """
     runs: list[Run] = []
     size = 0
@@ -283,5 +275,4 @@ async def _page(
 
 
 def _labels(run: Run) -> tuple[Mapping[str, str], ...]:
-    """Return the labels of its alert, and the original ones if there are any."""
     return (run.alert_labels,) if run.original_labels is None else (run.alert_labels, run.original_labels)

@@ -1,8 +1,4 @@
-"""``GET /jobs``: the training jobs that are connected, and, where it is known, where each of them runs.
-
-What a job reports of its ranks, what the agents see on their GPUs, and what the cluster knows of its pods are
-put together here, at each call. Not here: finding a job for an alert (``engine.topology_watch``).
-"""
+"""``GET /jobs`` and ``GET /agents``: connected training jobs with their locations, and node agents."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from fastapi import Depends, Query, Response
 from pydantic import Field
 
 from trainmedic_core import gpu_names
-from trainmedic_server.api import agents
+from trainmedic_server.api import log_cuts
 from trainmedic_server.api.query_types import PageCursor, PageLimit
 from trainmedic_server.api.view import ApiModel
 from trainmedic_server.auth.auth import Authenticator, requires
@@ -31,24 +27,20 @@ from trainmedic_server.ports.outside import Clock, CommandBus, Presence
 
 
 class GpuPlace(ApiModel):
-    """A GPU, and the node that it is in."""
-
     node: str
     uuid: str
 
 
 class PodPlace(ApiModel):
-    """A pod, and the node that it runs on."""
-
     namespace: str
     name: str
     node: str
 
 
 class JobView(PresenceView):
-    """A job, what it said of itself, and where it runs. Lists that nothing is known for are left out."""
+    """A job, its own report, and its location. Unknown lists are omitted."""
 
-    connected: bool | None = Field(None, description="False, and present, where only the cluster knows the job.")
+    connected: bool | None = Field(None, description="False, and present, if only the cluster knows the job.")
     nodes: list[str] | None = None
     gpus: list[GpuPlace] | None = None
     pods: list[PodPlace] | None = None
@@ -56,7 +48,40 @@ class JobView(PresenceView):
 
 class JobList(ApiModel):
     items: list[JobView]
-    next: str | None = Field(None, description="The cursor of the next page; missing on the last.")
+    next: str | None = Field(None, description="Cursor of the next page; missing on the last.")
+
+
+class PresenceList(ApiModel):
+    items: list[PresenceView]
+    next: str | None = Field(None, description="Cursor of the next page; missing on the last.")
+
+
+def _agents_router(bus: CommandBus, lists: PresenceLists, auth: Authenticator) -> ApiRoutes:
+    routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
+
+    @routes.get(
+        "/agents",
+        summary="Connected node agents",
+        response_model=PresenceList,
+        responses=responses(401, 403, 422, 503),
+    )
+    async def agents(limit: PageLimit = 1000, cursor: PageCursor = None, name: PresenceNames = None) -> Response:
+        """By name, at most some seconds old."""
+        listed = await lists.agents()
+        shown = page(listed.presences, limit, cursor, name)
+
+        def rendered() -> Response:
+            items = [
+                PresenceView(**members_of(agent, listed.against.get(agent.name, ()), bus.is_signed))
+                for agent in shown.presences
+            ]
+            page_of = PresenceList(items=items, next=shown.next) if shown.next else PresenceList(items=items)
+            return AsciiJson.of(page_of, exclude_unset=True)
+
+        return await asyncio.to_thread(rendered)  # the answer can have several MB
+
+    log_cuts.add_to(routes, lists)
+    return routes
 
 
 def routers(
@@ -66,9 +91,8 @@ def routers(
     clock: Clock,
     auth: Authenticator,
 ) -> tuple[ApiRoutes, ...]:
-    """The route of this module and that of the agents, which have their readings together."""
     lists = PresenceLists(presences)
-    return agents.router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
+    return _agents_router(bus, lists, auth), _router(bus, lists, cluster_topology, clock, auth)
 
 
 def _router(
@@ -82,7 +106,7 @@ def _router(
 
     @routes.get(
         "/jobs",
-        summary="The training jobs that are connected",
+        summary="Connected training jobs",
         response_model=JobList,
         responses=responses(401, 403, 422, 503),
     )
@@ -91,11 +115,10 @@ def _router(
         cursor: PageCursor = None,
         name: PresenceNames = None,
         cluster: bool = Query(
-            False, description="Also the jobs that only the Kubernetes cluster knows, behind the last page's others."
+            False, description="Also jobs that only the Kubernetes cluster knows, after the others of the last page."
         ),
     ) -> Response:
-        """In the order of their names, each with what it said of itself, some seconds ago at most, and the nodes, GPUs
-        and pods that are known to be its."""
+        """By name, each with its own report (at most some seconds old) and its known nodes, GPUs and pods."""
         listed = await lists.jobs()
         directory = JobDirectory(listed.agents, cluster_topology())
 
@@ -114,21 +137,24 @@ def _router(
             others = [job for job in directory.others(connected, clock.now()) if not name or job.name in name]
             return JobList(items=sorted([*items, *others], key=lambda job: job.name))
 
-        return await asyncio.to_thread(lambda: AsciiJson.of(jobs_shown(), exclude_unset=True))  # it is up to some MB
+        return await asyncio.to_thread(
+            lambda: AsciiJson.of(jobs_shown(), exclude_unset=True)
+        )  # the answer can have several MB
 
     return routes
 
 
 class JobDirectory:
-    """Says where each job runs, by what the agents and the cluster know at one moment."""
+    """Locations of jobs by what agents and the cluster know at one moment."""
 
     def __init__(self, agents: AgentTopology, cluster: ClusterTopology) -> None:
         self._agents = agents
         self._cluster = cluster
 
     def connected(self, job: Presence, members: Mapping[str, Any]) -> JobView:
-        """A job that is connected, and the `members` of its view that say so. Its pods are those that an agent sees on
-        the GPUs that its ranks name; where none is seen, those whose labels have its name."""
+        """Return the view of a connected job. Its pods are those that agents see on its ranks' GPUs, or else those
+        labelled with its name.
+        """
         ranks = ranks_in(job.name, job.details)
         gpus = {gpu_names.key(rank.gpu, rank.node): (rank.node, rank.gpu) for rank in ranks if rank.gpu}
         known_gpus = [gpu for key in gpus if (gpu := self._agents.gpus_by_key.get(key)) is not None]
@@ -140,7 +166,6 @@ class JobDirectory:
         return JobView(**members, **_where(nodes, places, pods))
 
     def others(self, connected: Sequence[JobView], now: datetime) -> list[JobView]:
-        """The jobs that only the cluster knows: those with pods in which no connected job works."""
         taken = {(pod.namespace, pod.name) for job in connected for pod in job.pods or ()}
         jobs = []
         for name, job_pods in self._cluster.pods_by_job.items():
@@ -155,7 +180,6 @@ class JobDirectory:
 
 
 def _where(nodes: Collection[str], gpus: Collection[tuple[str, str]], pods: Collection[Pod]) -> dict[str, Any]:
-    """The members of a view that have a value."""
     members = {
         "nodes": sorted(nodes),
         "gpus": [GpuPlace(node=node, uuid=uuid) for node, uuid in sorted(gpus)],

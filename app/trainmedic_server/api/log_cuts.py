@@ -1,4 +1,4 @@
-"""``GET /agents/log-cuts``: what agents leave out when they read the logs of a job or user."""
+"""``GET /agents/log-cuts``: log data that agents excluded because a job's or user's budget was used up."""
 
 from __future__ import annotations
 
@@ -20,39 +20,35 @@ from trainmedic_server.http.problems import responses
 from trainmedic_server.live.presence_lists import PresenceLists
 from trainmedic_server.ports.outside import Presence
 
-JobNames = Annotated[Names, Query(description="Only cuts of these jobs; several times.")]
-NodeNames = Annotated[Names, Query(description="Only cuts on these nodes; several times.")]
+JobNames = Annotated[Names, Query(description="Only cuts of these jobs; repeatable.")]
+NodeNames = Annotated[Names, Query(description="Only cuts on these nodes; repeatable.")]
 
 
 class LogCutView(ApiModel):
-    """What one budget of log reading has left out."""
+    """Data that one budget of log reading excluded."""
 
     node: str
     job: str | None = Field(description="Name of the job's directory or pod. Null if the cut is about a user.")
     uid: int | None = Field(description="Owner of the directory or file.")
     what: CutKind = Field(description="The budget that is used up.")
-    count: int = Field(description="Files, scans, lines, findings or dumps that were left out since then.")
+    count: int = Field(description="Files, scans, lines, findings or dumps excluded since then.")
     since: datetime = Field(description="First cut of this kind without a pause of ten minutes.")
 
 
 class LogCutList(ApiModel):
-    """The newest cuts first."""
-
     items: list[LogCutView]
     left_out: int = Field(description="Cuts that match and are not listed.")
 
 
 def add_to(routes: ApiRoutes, lists: PresenceLists) -> None:
-    """Add the route. The routes already require the role viewer."""
-
     @routes.get(
         "/agents/log-cuts",
-        summary="What agents leave out when they read logs",
+        summary="Log data excluded by agents",
         response_model=LogCutList,
         responses=responses(401, 403, 422, 503),
     )
     async def log_cuts(limit: PageLimit = 1000, job: JobNames = None, node: NodeNames = None) -> Response:
-        """What agents report of the last ten minutes. A budget of a job, or of a user, was used up."""
+        """Reports of agents from the last ten minutes: a budget of a job or user was used up."""
         listed = await lists.agents()
         return await asyncio.to_thread(lambda: AsciiJson.of(_listed(listed.presences, limit, job, node)))
 

@@ -1,4 +1,4 @@
-"""The routes for operators: orders to runs, and the list of playbooks."""
+"""Operator commands for runs, and the list of playbooks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CountsOfLate: TypeAlias = Callable[[], Awaitable[Mapping[str, PlaybookTally]]]
 
 
 class OrderBody(ApiModel):
-    """Why; recorded with the order."""
+    """Note, recorded with the command."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the fan was replaced"}]})
 
@@ -46,7 +46,7 @@ class OrderBody(ApiModel):
 
 
 class EndingBody(OrderBody):
-    """Note, and whether to revert at once what the run has changed. Both are recorded with the order."""
+    """Note, and whether to revert the run's changes at once. Both are recorded with the command."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "we look at it ourselves", "undo": True}]})
 
@@ -58,7 +58,7 @@ class EndingBody(OrderBody):
 
 
 class CloseBody(ApiModel):
-    """Why nothing has to be taken back any more; recorded with the order."""
+    """Why no undo is needed any more; recorded with the command."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "the node is gone, and the card with it"}]})
 
@@ -66,7 +66,7 @@ class CloseBody(ApiModel):
 
 
 class EndBody(ApiModel):
-    """Who has ended the job, and why; recorded."""
+    """Note on who ended the job, and why; recorded."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"note": "ended by scancel, its node was needed"}]})
 
@@ -74,8 +74,6 @@ class EndBody(ApiModel):
 
 
 class JobLifeView(ApiModel):
-    """What is known of whether a job lives."""
-
     model_config = ConfigDict(from_attributes=True)
 
     name: str
@@ -84,39 +82,33 @@ class JobLifeView(ApiModel):
     reason: str
 
 
-Counted = Annotated[bool, Query(description="false: without its runs, which takes a moment in a long history.")]
+Counted = Annotated[bool, Query(description="false: omit its runs, which take a moment in a long history.")]
 
 
 class PlaybookSummary(ApiModel):
-    """A playbook that is loaded."""
-
     name: str
     summary: str
     mode: Mode
-    alerts: list[str] = Field(description="The alertnames that it reacts to.")
+    alerts: list[str] = Field(description="Alertnames that it reacts to.")
     proof: list[str] = Field(
         default_factory=list,
         description="Proof that an alert must give in addition to its name: one of these is enough.",
     )
-    target: TargetKind = Field(description="The kind of thing that its runs work on.")
-    source: str = Field(description="The file that it came from.")
+    target: TargetKind = Field(description="Kind of target of its runs.")
+    source: str = Field(description="Its file.")
     version: str = Field(description="Hash of its text.")
     runs: dict[str, int] = Field(
         description="Its runs of the last 30 days, and decisions not to start one, by status.",
         examples=[{"succeeded": 12}],
     )
-    last_30_days: repair_outcomes.RepairTotal = Field(description="What they came to; up to a quarter of an hour old.")
+    last_30_days: repair_outcomes.RepairTotal = Field(description="Benefit of these runs; up to 15 minutes old.")
 
 
 class PlaybookView(PlaybookSummary):
-    """A playbook with its text."""
-
     text: str
 
 
 class LoadProblemView(ApiModel):
-    """Why a file is not loaded."""
-
     model_config = ConfigDict(from_attributes=True)
 
     file: str
@@ -126,8 +118,6 @@ class LoadProblemView(ApiModel):
 
 
 class PlaybookList(ApiModel):
-    """What is loaded, and what could not be."""
-
     items: list[PlaybookSummary]
     errors: list[LoadProblemView]
 
@@ -144,7 +134,6 @@ def routers(
     clock: Clock,
     alert_map: AlertMapPort | None = None,
 ) -> tuple[ApiRoutes, ...]:
-    """All routes of this module, and those of approvals, pauses and starts by hand."""
     return (
         *pauses.routers(engine, catalog, auth, bodies, clock),
         starts.router(engine, standing.present, auth, bodies),
@@ -156,12 +145,11 @@ def routers(
 
 
 def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    """The route ``POST /jobs/{job}/end``."""
     routes = ApiRoutes("operations")
 
     @routes.post(
         "/jobs/{job:path}/end",
-        summary="Say that a job which is gone was meant to end",
+        summary="Mark a gone job as ended intentionally",
         response_model=JobLifeView,
         responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
         openapi_extra=body_schema(EndBody),
@@ -169,7 +157,7 @@ def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> 
     async def end(
         request: Request, job: str, actor: Principal = Depends(requires(auth, TokenRole.OPERATOR))
     ) -> JobLifeView:
-        """It does not count as gone any more; where it is heard of again it is back."""
+        """It no longer counts as gone. If it connects again, it is back."""
         body = await read_body(bodies, request, EndBody)
         return JobLifeView.model_validate(await lives.end(job, actor.name, body.note.strip()))
 
@@ -177,7 +165,6 @@ def job_orders(lives: JobLivesPort, auth: Authenticator, bodies: BodyReader) -> 
 
 
 def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    """The routes ``POST /runs/{id}/approve`` and so on."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = ApiRoutes("operations")
 
@@ -198,7 +185,7 @@ def orders(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
 
     for kind, summary in _ORDERS.items():
         order_route(kind, summary, EndingBody if kind in (OrderKind.REJECT, OrderKind.CANCEL) else OrderBody)
-    order_route(OrderKind.CLOSE_UNDO, "End the duty to take back what a run did", CloseBody)
+    order_route(OrderKind.CLOSE_UNDO, "End the obligation to undo a run", CloseBody)
 
     return routes
 
@@ -210,18 +197,18 @@ def overview(
     reads: ReadTurns,
     alert_map: AlertMapPort | None = None,
 ) -> ApiRoutes:
-    """The routes ``GET /playbooks``."""
     routes = ApiRoutes("operations", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/playbooks",
-        summary="The playbooks that are loaded",
+        summary="Loaded playbooks",
         response_model=PlaybookList,
         responses=responses(401, 403, 422, 503),
     )
     async def playbooks(counted: Counted = True) -> PlaybookList:
-        """Each with its source, its version and how its runs ended; and why files were not loaded, those of the alert
-        map among them."""
+        """Each with its source, version and outcomes of its runs; and why files were not loaded, those of the alert map
+        included.
+        """
         async with reads.take():
             counts = await counts_of_late() if counted else {}
         problems = (*catalog.problems, *(alert_map.problems if alert_map is not None else ()))
@@ -239,7 +226,9 @@ def overview(
     async def playbook(name: str, counted: Counted = True) -> PlaybookView:
         playbook = catalog.get(name)
         if playbook is None:
-            raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
+            raise NotFound(
+                "No playbook of that name is loaded. GET /playbooks lists loaded playbooks and failed files."
+            )
         async with reads.take():
             counts = await counts_of_late() if counted else {}
         return PlaybookView(**_summary(playbook, counts), text=playbook.text)
@@ -248,15 +237,14 @@ def overview(
 
 
 _ORDERS = {
-    OrderKind.APPROVE: "Let a waiting run go on",
-    OrderKind.REJECT: "Refuse what a waiting run asks, and end the run",
+    OrderKind.APPROVE: "Let a waiting run continue",
+    OrderKind.REJECT: "Reject a waiting run's question, and end the run",
     OrderKind.CANCEL: "End a run before its next step",
-    OrderKind.UNDO: "End a run and take back all that it did",
+    OrderKind.UNDO: "End a run and revert all that it did",
 }
 
 
 def job_name(text: str) -> str:
-    """The name of a job that stands in a path. Raises NotFound where no job can have it."""
     if not NAME.match(text):
         raise NotFound("No job can have that name.")
     return text

@@ -1,11 +1,8 @@
-"""Which alerts that are posted are Trainmedic's own: those of its findings and verdicts that an Alertmanager sent back.
+"""Verification of Trainmedic's own alerts that Alertmanager sends back.
 
-Playbooks know them by their label ``source``, which anybody can write who may post alerts. So an alert that has it is
-looked up: own ones have all labels of an alert that the run store says a finding or a verdict to have raised. In any
-other the label is renamed to ``exported_source``, as Prometheus does with one that it does not believe. And what the
-own alert of a verdict says beside its labels is taken from the store, not from the post.
-
-Who calls it: the webhook. What the server tells itself, where there is no Alertmanager, does not come this way.
+Playbooks trust the label ``source``, which anyone who posts alerts can write. So such an alert must equal one that the
+run store recorded. Otherwise the label becomes ``exported_source``, as in Prometheus. Annotations of a verdict come
+from the store.
 """
 
 from __future__ import annotations
@@ -24,18 +21,16 @@ from trainmedic_server.ports.verdicts import VerdictHistory
 
 NOT_OWN = f"exported_{SOURCE}"
 _VERDICTS_OF_JOB = 50
-"""The alert of a verdict lasts a quarter of an hour; a job does not fail more often in that time."""
+"""A verdict's alert lasts 15 minutes; a job does not fail more often in that time."""
 
 
 class OwnAlerts:
-    """Looks alerts up in the history of findings and of verdicts."""
-
     def __init__(self, findings: FindingHistory, verdicts: VerdictHistory) -> None:
         self._findings = findings
         self._verdicts = verdicts
 
     async def checked(self, delivery: Delivery) -> Delivery:
-        """The delivery, in which own alerts alone are called so. Raises StoreUnavailable."""
+        """Return the delivery with only verified alerts marked as own. Raises StoreUnavailable."""
         claims = [alert for alert in delivery.alerts if alert.labels.get(SOURCE) in (LOG, DIAGNOSIS)]
         if not claims:
             return delivery
@@ -65,13 +60,12 @@ class OwnAlerts:
 
 
 def _is_among(alert: Alert, raised: Iterable[Mapping[str, str]]) -> bool:
-    # All labels, because others can be made that have the same fingerprint. The Alertmanager drops empty ones.
+    # Compare all labels: others can be made with the same fingerprint. Alertmanager drops empty ones.
     own = _given(alert.labels)
     return any(_given(labels) == own for labels in raised)
 
 
 def _of_verdict(alert: Alert, made: Iterable[KnownVerdict]) -> Alert | None:
-    """The alert as the verdict says it whose alert it is; None where it is of none."""
     for known in made:
         if known.labels is not None and _given(known.labels) == _given(alert.labels):
             annotations = {**verdict_alert.annotations_of(known.plain), "verdict": known.id}
@@ -84,6 +78,6 @@ def _given(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _not_own(alert: Alert) -> Alert:
-    """It keeps its fingerprint, by which the Alertmanager knows it."""
+    """Rename the label. The fingerprint stays, because Alertmanager identifies the alert by it."""
     labels = {name: value for name, value in alert.labels.items() if name != SOURCE}
     return replace(alert, labels={**labels, NOT_OWN: alert.labels[SOURCE]})

@@ -1,4 +1,4 @@
-"""The routes for pauses: ``/pause``, ``/pauses``, ``/resume``, and the mode of a playbook for a while."""
+"""Routes for pauses: ``/pause``, ``/pauses``, ``/resume``, and a playbook's temporary mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainmedic_server.ports.outside import Clock
 
 _LONGEST = timedelta(days=366)
 _CLOCKS_DIFFER = timedelta(minutes=5)
-"""How far in the past a beginning may be, as one that was meant as now is by a clock that goes after ours."""
+"""Largest age of a start: a client's "now", if its clock is slow."""
 _REFUSALS = responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
@@ -56,14 +56,14 @@ Note = Annotated[str, Field(max_length=500, pattern=r"^[^\x00]*$")]
 
 
 class _ScopeBody(ApiModel):
-    """Which runs are meant: those for which all that is given holds."""
+    """Affected runs: those for which all given conditions hold."""
 
     model_config = ConfigDict(extra="forbid")
 
-    playbook: Pattern | None = Field(None, description="A shell pattern for names of playbooks.")
-    node: Pattern | None = Field(None, description="A shell pattern; also the runs on jobs that use such a node.")
-    job: Pattern | None = Field(None, description="A shell pattern; also the runs on nodes and GPUs of such a job.")
-    labels: dict[Pattern, str] = Field(default_factory=dict, max_length=20, description="Of the run's alert.")
+    playbook: Pattern | None = Field(None, description="Shell pattern for names of playbooks.")
+    node: Pattern | None = Field(None, description="Shell pattern; also matches runs on jobs that use such a node.")
+    job: Pattern | None = Field(None, description="Shell pattern; also matches runs on nodes and GPUs of such a job.")
+    labels: dict[Pattern, str] = Field(default_factory=dict, max_length=20, description="Labels of the run's alert.")
 
     @property
     def scope(self) -> Scope:
@@ -71,7 +71,7 @@ class _ScopeBody(ApiModel):
 
 
 class PauseBody(_ScopeBody):
-    """What is to be left alone, from when to when, and why. Without anything everything, until `/resume`."""
+    """Scope, time and reason of a pause. By default everything, until `/resume`."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -79,11 +79,11 @@ class PauseBody(_ScopeBody):
         json_schema_extra={"examples": [{"node": "node-7", "for": "2h", "note": "new fans"}]},
     )
 
-    length: Span | None = Field(None, alias="for", description="How long; without it until `/resume`.")
-    until: Moment | None = Field(None, description="Until then, in place of `for`.")
+    length: Span | None = Field(None, alias="for", description="Duration; by default until `/resume`.")
+    until: Moment | None = Field(None, description="End, in place of `for`.")
     note: Note = ""
-    starts: Moment | None = Field(None, description="From then on; without it from now on.")
-    every: Span | None = Field(None, description="Again and again, with this distance between two beginnings.")
+    starts: Moment | None = Field(None, description="Start; by default now.")
+    every: Span | None = Field(None, description="Repeat with this distance between two starts.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PauseBody:
@@ -95,7 +95,7 @@ class PauseBody(_ScopeBody):
 
 
 class ModeBody(ApiModel):
-    """How far the runs of a playbook may go for a while."""
+    """Temporary mode of a playbook's runs."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -104,8 +104,8 @@ class ModeBody(ApiModel):
     )
 
     mode: Literal["observe", "as_written"] = Field(description="`as_written` ends an earlier `observe`.")
-    length: Span | None = Field(None, alias="for", description="How long; without it until a person ends it.")
-    until: Moment | None = Field(None, description="Until then, in place of `for`.")
+    length: Span | None = Field(None, alias="for", description="Duration; by default until someone ends it.")
+    until: Moment | None = Field(None, description="End, in place of `for`.")
     note: Note = ""
 
     @model_validator(mode="after")
@@ -116,63 +116,56 @@ class ModeBody(ApiModel):
 
 
 class ResumeBody(_ScopeBody):
-    """What to set right. Without `id` and scope every pause that holds runs back now ends."""
+    """Pauses to end. Without `id` and scope, every active one."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"breaker": True}]})
 
-    breaker: bool = Field(False, strict=True, description="Close the breaker too, which begins its count again.")
-    id: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,36}$")] | None = Field(None, description="End this pause alone.")
+    breaker: bool = Field(False, strict=True, description="Also close the breaker, which restarts its count.")
+    id: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,36}$")] | None = Field(None, description="End only this pause.")
 
 
 class PauseView(View):
-    """A pause, or the order that the runs of a playbook are only recorded."""
+    """A pause, or a temporary observe mode of a playbook."""
 
     id: str
     by: str
-    at: datetime = Field(description="When it was ordered.")
-    scope: str = Field(description="For people: which runs it is about.", examples=["node node-7", "everything"])
+    at: datetime = Field(description="When it was created.")
+    scope: str = Field(description="Affected runs, for people.", examples=["node node-7", "everything"])
     playbook: str | None
     node: str | None
     job: str | None
     labels: dict[str, str]
-    starts_at: datetime = Field(description="When it begins; of one that recurs, its present or next window.")
-    until: datetime | None = Field(description="When it, or that window, ends; null where a person ends it.")
-    every: str | None = Field(description="The distance between two beginnings, of one that recurs.")
+    starts_at: datetime = Field(description="Start; of a recurring one, of its present or next window.")
+    until: datetime | None = Field(description="End of it or of that window; null if someone has to end it.")
+    every: str | None = Field(description="Distance between two starts of a recurring pause.")
     note: str
-    observe: bool = Field(description="Whether its runs are not held back, but only recorded.")
-    in_force: bool = Field(description="Whether it holds now.")
+    observe: bool = Field(description="Whether its runs are only recorded instead of paused.")
+    in_force: bool = Field(description="Whether it is active now.")
 
 
 class ControlsView(View):
-    """The switches."""
-
-    paused: bool = Field(description="Whether everything is paused; `pauses` has those of a part, too.")
+    paused: bool = Field(description="Whether everything is paused; `pauses` also lists partial ones.")
     paused_by: str | None
     paused_at: datetime | None
     breaker_open: bool
     breaker_opened_at: datetime | None
     breaker_reason: str | None
     breaker_closed_at: datetime | None = Field(
-        description="When it was last closed by a person: only what runs act on after this counts."
+        description="When someone last closed it: only later actions of runs count."
     )
     pauses: list[PauseView]
 
 
 class PausedView(ControlsView):
-    """The switches, and the pause that was ordered."""
-
     pause: PauseView
-    warning: str = Field(description="What of the order may have been meant otherwise; empty where nothing may.")
+    warning: str = Field(description="Possible error in the command; otherwise empty.")
 
 
 class PauseList(View):
-    """The pauses that are not over, those to come included, in the order in which they were ordered."""
-
     items: list[PauseView]
 
 
 def pause_views(controls: Controls, now: datetime) -> list[PauseView]:
-    """The pauses that are not over."""
     return [_pause(pause, now) for pause in controls.pauses if not pause.is_over(now)]
 
 
@@ -183,37 +176,35 @@ def controls_view(controls: Controls, now: datetime) -> ControlsView:
 def routers(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> tuple[ApiRoutes, ...]:
-    """The routes of this module."""
     return _switching(engine, catalog, auth, bodies, clock), _standing(engine, catalog, auth, bodies, clock)
 
 
 def _standing(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
-    """``GET /pauses``, and the mode of a playbook."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = ApiRoutes("operations")
 
     @routes.get(
         "/pauses",
-        summary="What is paused, or will be",
+        summary="Present and future pauses",
         response_model=PauseList,
         responses=responses(401, 403, 503),
         dependencies=[Depends(requires(auth, TokenRole.VIEWER))],
     )
     async def pauses() -> PauseList:
-        """Each with who ordered it, for which runs, until when, and why."""
+        """Each with its author, scope, end and note."""
         return PauseList(items=pause_views(engine.controls, clock.now()))
 
     @routes.post(
         "/playbooks/{name}/mode",
-        summary="Only observe, for a while",
+        summary="Limit a playbook to observing for a while",
         response_model=ControlsView,
         responses=_REFUSALS,
         openapi_extra=body_schema(ModeBody),
     )
     async def mode(request: Request, name: str, actor: Principal = Depends(operator)) -> ControlsView:
-        """The runs of a playbook that start from now on are only recorded, as in mode `observe`; open ones go on."""
+        """New runs of the playbook are only recorded, as in mode `observe`; open ones continue."""
         body = await read_body(bodies, request, ModeBody)
         return await set_mode(engine, catalog, clock, name, body, actor.name)
 
@@ -223,33 +214,33 @@ def _standing(
 def _switching(
     engine: EnginePort, catalog: CatalogPort, auth: Authenticator, bodies: BodyReader, clock: Clock
 ) -> ApiRoutes:
-    """``POST /pause`` and ``/resume``."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = ApiRoutes("operations")
 
     @routes.post(
         "/pause",
-        summary="Do no new harm",
+        summary="Pause",
         response_model=PausedView,
         responses=_REFUSALS,
         openapi_extra=body_schema(PauseBody),
     )
     async def pause(request: Request, actor: Principal = Depends(operator)) -> PausedView:
-        """The kill switch: nothing new is done until `/resume`; undo still runs. With a body, for some runs, or for a
-        while, or later."""
+        """The kill switch: nothing new starts until `/resume`; undos still run. A body limits it to some runs, a
+        duration or a later time.
+        """
         body = await read_body(bodies, request, PauseBody)
         order = _order(body, clock.now())
         return _paused(*await engine.pause(actor.name, order), catalog, clock.now())
 
     @routes.post(
         "/resume",
-        summary="Go on",
+        summary="Resume",
         response_model=ControlsView,
         responses=_REFUSALS,
         openapi_extra=body_schema(ResumeBody),
     )
     async def resume(request: Request, actor: Principal = Depends(operator)) -> ControlsView:
-        """End a pause, or all, and, where asked, close the breaker. What queued up meanwhile is not replayed."""
+        """End one pause or all and, on request, close the breaker. Alerts blocked in the pause are not replayed."""
         body = await read_body(bodies, request, ResumeBody)
         controls = await engine.resume(actor.name, body.id, body.scope)
         if body.breaker:
@@ -262,18 +253,19 @@ def _switching(
 async def set_mode(
     engine: EnginePort, catalog: CatalogPort, clock: Clock, name: str, body: ModeBody, actor: str
 ) -> ControlsView:
-    """Carry out the order; no character of a playbook's name has a meaning in a pattern. Raises NotFound, Conflict,
-    StoreUnavailable."""
+    """Execute the command. Characters of a playbook's name have no meaning as patterns. Raises NotFound, Conflict,
+    StoreUnavailable.
+    """
     now = clock.now()
     orders = [pause for pause in engine.controls.pauses if pause.observe and pause.scope.playbook == name]
     if body.mode == "as_written":
         if not orders:
-            raise NotFound(f"The playbook {name} is not kept to observing by an order.")
+            raise NotFound(f"The playbook {name} is not limited to observing by an operator.")
         for order in orders:
             await engine.resume(actor, order.id)
         return controls_view(engine.controls, clock.now())
     if catalog.get(name) is None:
-        raise NotFound("No playbook of that name is loaded; GET /playbooks says which are, and which files failed.")
+        raise NotFound("No playbook of that name is loaded. GET /playbooks lists loaded playbooks and failed files.")
     length = _length(body, now)
     wanted = PauseOrder(Scope(playbook=name), body.note, length=length, observe=True)
     controls, _ = await engine.pause(actor, wanted)
@@ -284,13 +276,13 @@ def _length(body: PauseBody | ModeBody, begins: datetime) -> timedelta | None:
     if body.until is None:
         return body.length
     if body.until <= begins:
-        raise PayloadError.at([("until", "must be later than the beginning")])
+        raise PayloadError.at([("until", "must be later than the start")])
     return body.until - begins
 
 
 def _order(body: PauseBody, now: datetime) -> PauseOrder:
     if body.starts is not None and body.starts < now - _CLOCKS_DIFFER:
-        raise PayloadError.at([("starts", "has passed; leave it out for a pause that begins now")])
+        raise PayloadError.at([("starts", "is in the past; omit it for a pause that starts now")])
     begins = max(body.starts or now, now)
     length = _length(body, begins)
     return PauseOrder(body.scope, body.note.strip(), body.starts, length, body.every)
@@ -301,12 +293,14 @@ def _paused(controls: Controls, pause: OperatorPause, catalog: CatalogPort, now:
 
 
 def _warning(scope: Scope, catalog: CatalogPort) -> str:
-    """That no playbook of that name is loaded. No reason to refuse: a run goes on without its file, and is held too."""
+    """Return a warning if no loaded playbook has this name. The pause holds all the same: runs continue without their
+    file.
+    """
     pattern, names = scope.playbook, [compiled.definition.name for compiled in catalog.all()]
     if pattern is None or any(fnmatch.fnmatchcase(name, pattern) for name in names):
         return ""
     near = difflib.get_close_matches(pattern, names, 1)
-    return f"no playbook that is loaded is called {pattern!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"no loaded playbook is named {pattern!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def _switches(controls: Controls, now: datetime) -> dict[str, Any]:

@@ -1,14 +1,9 @@
-"""Parser of a webhook's JSON into a `Delivery`. It checks everything, and reports every problem up to a bound.
+"""Parser of a webhook's JSON (Alertmanager's version "4") into a `Delivery`.
 
-The contract is Alertmanager's payload version "4". Members that Trainmedic has no use for are ignored. The checks are
-written by hand rather than as a model because the number of reported problems, and the work done for a hostile body,
-must be bounded. `schemas.AlertmanagerPayload` documents the same contract, and a test compares the two.
+Hand-written, because the number of reported problems and the work for a hostile body must be bounded.
+`schemas.AlertmanagerPayload` documents the same contract; a test compares both.
 
-Alertmanager never retries a 4xx, so one malformed alert does not refuse the others of its group: it becomes a
-`RejectedAlert`. Annotations over a limit are cut and marked (``cut_texts``). Malformed members that nothing depends on
-are ignored.
-
-Callers: the webhook, and commands that read an alert from a file.
+Alertmanager never retries a 4xx, so a malformed alert does not refuse its group: it becomes a `RejectedAlert`.
 """
 
 from __future__ import annotations
@@ -29,8 +24,7 @@ LABELS_PER_ALERT = 1_000
 FINGERPRINT_LENGTH = 128
 PROBLEMS_REPORTED = 20
 MOST_REJECTED = 10_000
-"""Most malformed alerts in one delivery. With more, the whole delivery is refused. A body of the default size holds
-8,000 real alerts, so only a hostile one has more."""
+"""Most malformed alerts in a delivery; more refuse all of it. 8 MiB hold 8,000 real alerts."""
 
 _NAME_LENGTH = 200
 _STATUSES = {status.value: status for status in AlertStatus}
@@ -39,14 +33,11 @@ _MISSING: Any = object()
 
 
 def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery:
-    """Return the delivery that `document`, parsed JSON, holds.
+    """Return the delivery in `document`, parsed JSON.
 
-    Raises PayloadError with every problem, up to 20, if nothing of the document can be used: it is not version "4",
-    ``alerts`` is no list, or every alert is malformed and none of them reports the end of an alert.
-
-    Tolerated, because senders differ: absent or null ``annotations``, ``endsAt``, ``generatorURL``,
-    ``fingerprint`` (then computed from the labels as Alertmanager does), ``truncatedAlerts``,
-    ``receiver``, ``groupKey``, ``externalURL`` and ``status`` of the whole.
+    Raises PayloadError with up to 20 problems if nothing can be used: not version "4", no list ``alerts``, or only
+    malformed alerts without an end. All but ``version``, ``status``, ``labels`` and ``startsAt`` may be absent or null.
+    A missing ``fingerprint`` is computed like Alertmanager's.
     """
     if not isinstance(document, dict):
         raise PayloadError.at([("", "the body must be a JSON object")])
@@ -73,8 +64,6 @@ def delivery(document: Any, delivery_id: str, received_at: datetime) -> Delivery
 
 
 class _Problems:
-    """The problems met so far, as (field, message); no more than are reported."""
-
     def __init__(self) -> None:
         self._problems: list[tuple[str, str]] = []
 
@@ -96,7 +85,6 @@ class _Problems:
 
 
 def _members(entries: list[Any], ignored: _Problems) -> tuple[list[Alert], list[RejectedAlert]]:
-    """Return the valid alerts and the malformed ones. Raises PayloadError if none can be used."""
     alerts: list[Alert] = []
     rejected: list[RejectedAlert] = []
     problems = _Problems()
@@ -121,7 +109,6 @@ def _reported(rejected: list[RejectedAlert]) -> list[tuple[str, str]]:
 
 
 def _rejected(entry: Any, index: int, problems: tuple[tuple[str, str], ...]) -> RejectedAlert:
-    """Return the record of a malformed alert, with its identity and status if they can be read."""
     if type(entry) is not dict:
         return RejectedAlert(index, "", problems)
     unread = _Problems()
@@ -130,7 +117,7 @@ def _rejected(entry: Any, index: int, problems: tuple[tuple[str, str], ...]) -> 
     labels = entry.get("labels")
     name = labels.get("alertname") if type(labels) is dict else None
     shown = cut_texts.cut(cut_texts.storable(name), _NAME_LENGTH) if type(name) is str else ""
-    # Compute nothing from malformed labels: an alert with these labels has never been taken.
+    # Compute nothing from malformed labels: no alert with these labels was ever accepted.
     own = _text(entry.get("fingerprint"), "", unread, FINGERPRINT_LENGTH)
     if not own and (sound := _labels(labels, "", unread)) is not None:
         own = fingerprint(sound)
@@ -150,7 +137,6 @@ def _version(value: Any, problems: _Problems) -> None:
 
 
 def _alert(entry: Any, path: str, problems: _Problems, ignored: _Problems) -> Alert | None:
-    """Return the alert. None if it is malformed. Problems of members that it does not need are ignored."""
     if type(entry) is not dict:
         problems.add(path, "must be an object")
         return None
@@ -177,17 +163,16 @@ def _status(value: Any, path: str, problems: _Problems, *, required: bool) -> Al
 
 
 def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None:
-    """Return the labels; None if anything is wrong with them. They are taken whole or not at all."""
     if type(value) is not dict:
         problems.add(path, "is missing" if value is None else "must be an object")
         return None
     if len(value) > LABELS_PER_ALERT:
-        problems.add(path, f"has {len(value)} members; at most {LABELS_PER_ALERT} are taken")
+        problems.add(path, f"has {len(value)} members; at most {LABELS_PER_ALERT} are accepted")
         return None
     if set(map(type, value.values())) <= {str}:
         joined = "".join(chain.from_iterable(value.items()))
         if len(joined) <= min(TEXT_LENGTH, TOTAL_LENGTH) and not cut_texts.holds_unstored(joined):
-            return value  # nearly always: what follows finds out which text is wrong
+            return value  # nearly always: the rest only finds the fault
     sound = True
     for name, text in value.items():
         wrong = _wrong_with(text) or _wrong_with(name)
@@ -198,13 +183,12 @@ def _labels(value: Any, path: str, problems: _Problems) -> dict[str, str] | None
         return None
     length = sum(map(len, value)) + sum(map(len, value.values()))
     if length > TOTAL_LENGTH:
-        problems.add(path, f"is {length} characters long in all; at most {TOTAL_LENGTH} are taken")
+        problems.add(path, f"has {length} characters in total; at most {TOTAL_LENGTH} are accepted")
         return None
     return value
 
 
 def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str] | None:
-    """Return the annotations, cut where they are too long; None if they are no texts."""
     if value is None:
         return {}
     if type(value) is not dict:
@@ -220,7 +204,6 @@ def _annotations(value: Any, path: str, problems: _Problems) -> Mapping[str, str
 
 
 def _text(value: Any, path: str, ignored: _Problems, longest: int = TEXT_LENGTH) -> str:
-    """Return the text; empty if it is absent or malformed."""
     if value is None:
         return ""
     wrong = _wrong_with(value, longest)
@@ -234,15 +217,15 @@ def _wrong_with(value: Any, longest: int = TEXT_LENGTH) -> str | None:
     if type(value) is not str:
         return "must be a string"
     if len(value) > longest:
-        return f"is {len(value)} characters long; at most {longest} are taken"
+        return f"has {len(value)} characters; at most {longest} are accepted"
     if cut_texts.holds_unstored(value):
         kind = "a NUL character" if "\0" in value else "half a surrogate pair"
-        return f"holds {kind}, which no database takes"
+        return f"contains {kind}, which no database stores"
     return None
 
 
 def _time(value: Any, path: str, problems: _Problems, *, required: bool) -> datetime | None:
-    """The time in UTC; digits past the microsecond are cut off."""
+    """Return the time in UTC, cut to microseconds."""
     if value is None:
         if required:
             problems.add(path, "is missing")

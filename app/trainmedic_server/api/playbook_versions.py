@@ -1,4 +1,4 @@
-"""``GET /playbooks/{name}/versions`` and ``POST /playbooks/{name}/test``: what a playbook was, and if it is right."""
+"""``GET /playbooks/{name}/versions`` and ``POST /playbooks/{name}/test``: a playbook's past texts and its tests."""
 
 from __future__ import annotations
 
@@ -28,56 +28,47 @@ from trainmedic_server.ports.playbooks import CompiledPlaybook
 
 _MOST_RUNS = 20_000
 _MOST_LINES = 5_000
-"""Of a text that is compared: comparing two takes up to the square of that."""
+"""Most lines of compared texts: a diff takes up to quadratic time."""
 
 PartOfVersion = Annotated[
-    str | None, Query(min_length=1, max_length=128, pattern=r"^[0-9a-zA-Z]+$", description="Or a unique beginning.")
+    str | None,
+    Query(min_length=1, max_length=128, pattern=r"^[0-9a-zA-Z]+$", description="Complete, or a unique beginning."),
 ]
 
 
 class PlaybookTextsApi(Struct, frozen=True):
-    """Who keeps the texts, and who runs the tests beside them."""
-
     versions: PlaybookVersions
     tester: PlaybookTester
 
 
 class VersionView(View):
-    """One text that the playbook had or has."""
-
     version: str = Field(description="Hash of the text.")
-    loaded: bool = Field(description="Whether it is the one that new runs go by.")
-    first_used_at: datetime | None = Field(description="When the first run went by it; null where none has.")
-    last_used_at: datetime | None = Field(description="When the newest of them was created.")
-    runs: int = Field(description="Runs and decisions not to start one, of the playbook's newest 20,000.")
-    first_run: str | None = Field(description="The oldest of these.")
-    last_run: str | None = Field(description="The newest of these.")
+    loaded: bool = Field(description="Whether new runs use it.")
+    first_used_at: datetime | None = Field(description="Creation of the first run with it; null if none used it.")
+    last_used_at: datetime | None = Field(description="Creation of its newest run.")
+    runs: int = Field(description="Its runs and decisions not to start one, among the playbook's newest 20,000.")
+    first_run: str | None = Field(description="Its oldest run.")
+    last_run: str | None = Field(description="Its newest run.")
 
 
 class DiffView(View):
-    """What changed from one text to another."""
-
-    before: str = Field(description="The version that is compared with.")
+    before: str = Field(description="The version compared with.")
     after: str
-    text: str = Field(description="A unified diff with three lines around each change; empty where they are alike.")
+    text: str = Field(description="Unified diff with three context lines; empty if equal.")
 
 
 class VersionList(View):
-    """The versions, newest first."""
-
     items: list[VersionView]
-    diff: DiffView | None = Field(description="Of the two that are asked for.")
+    diff: DiffView | None = Field(description="Difference of the requested versions.")
 
 
 class PlayBody(ApiModel):
-    """Nothing: the tests are those beside the playbook."""
+    """Empty: the tests are those next to the playbook."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})
 
 
 class FailureView(View):
-    """What is wrong, and where."""
-
     file: str
     line: int | None
     column: int | None
@@ -85,41 +76,36 @@ class FailureView(View):
 
 
 class PlayedTestView(View):
-    """One test."""
-
     name: str
     line: int | None
     passed: bool
-    seconds: float = Field(description="Real ones; its virtual time may be days.")
+    seconds: float = Field(description="Real time; the virtual time may be days.")
     failures: list[FailureView]
 
 
 class PlayedTestsView(View):
-    """What came of a playbook's tests."""
-
     file: str
     passed: bool = Field(description="Whether there are tests, and all of them passed.")
     tests: list[PlayedTestView]
-    problems: list[FailureView] = Field(description="Mistakes in the files, for which no test was run.")
-    unfinished: str = Field(description="Why there is no outcome; empty where there is one.")
+    problems: list[FailureView] = Field(description="Errors in the files, because of which no test was run.")
+    unfinished: str = Field(description="Why there is no outcome; otherwise empty.")
 
 
 def router(
     catalog: CatalogPort, texts: PlaybookTextsApi, auth: Authenticator, bodies: BodyReader, reads: ReadTurns
 ) -> ApiRoutes:
-    """The routes of this module."""
     routes = ApiRoutes("operations")
     viewer, operator = requires(auth, TokenRole.VIEWER), requires(auth, TokenRole.OPERATOR)
 
     @routes.get(
         "/playbooks/{name}/versions",
-        summary="The texts that a playbook had",
+        summary="Past texts of a playbook",
         response_model=VersionList,
         responses=responses(401, 403, 404, 422, 503),
         dependencies=[Depends(viewer)],
     )
     async def listed(name: str, before: PartOfVersion = None, after: PartOfVersion = None) -> VersionList:
-        """Each with the runs that went by it; with `before`, what changed from it to `after`, or to the loaded one."""
+        """Each with the runs that used it. With `before`, also the difference to `after`, or to the loaded version."""
         loaded = catalog.get(name)
         async with reads.take():
             used = await texts.versions.used_versions(name, _MOST_RUNS)
@@ -134,14 +120,15 @@ def router(
 
     @routes.post(
         "/playbooks/{name}/test",
-        summary="Run the tests that stand beside a playbook",
+        summary="Run the tests next to a playbook",
         response_model=PlayedTestsView,
         responses=responses(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
         openapi_extra=body_schema(PlayBody),
     )
     async def play(request: Request, name: str, _: Principal = Depends(operator)) -> PlayedTestsView:
-        """As `trainmedic playbook test` would: the files as they are now, in virtual time, in a process of its own
-        without any effect outside. It takes up to a minute; one is run at a time, and a few wait."""
+        """Like `trainmedic playbook test`: the present files, in virtual time, in a separate process without external
+        effects. Takes up to a minute. One runs at a time, and a few wait.
+        """
         await read_body(bodies, request, PlayBody)
         loaded = catalog.get(name)
         if loaded is None:
@@ -152,7 +139,6 @@ def router(
 
 
 def _items(loaded: CompiledPlaybook | None, used: Sequence[UsedVersion]) -> list[VersionView]:
-    """The loaded one first, then the others, newest first."""
     views = [
         VersionView(
             version=each.version,
@@ -175,7 +161,7 @@ def _one_of(items: Sequence[VersionView], field: str, part: str) -> str:
     fitting = [item.version for item in items if item.version.startswith(part)]
     if len(fitting) != 1:
         known = ", ".join(item.version[:12] for item in items[:10])
-        problem = "begins several versions" if fitting else f"is no version of the playbook; there are {known}"
+        problem = "matches several versions" if fitting else f"is no version of the playbook; use one of {known}"
         raise PayloadError.at([(field, f"{part} {problem}")])
     return fitting[0]
 
@@ -190,7 +176,7 @@ async def _compared(
 
     old, new = (await text(before)).splitlines(), (await text(after)).splitlines()
     if max(len(old), len(new)) > _MOST_LINES:
-        raise PayloadError.at([("before", f"a text with over {_MOST_LINES:,} lines is not compared here")])
+        raise PayloadError.at([("before", f"texts over {_MOST_LINES:,} lines are not compared")])
     named = f"{name} {before[:12]}", f"{name} {after[:12]}"
     lines = await asyncio.to_thread(lambda: list(difflib.unified_diff(old, new, *named, lineterm="")))
     return DiffView(before=before, after=after, text="\n".join(lines))

@@ -1,4 +1,4 @@
-"""Parameters of queries that several routes take. Times are in ``times``."""
+"""Query parameters that several routes share. Times are in ``times``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainmedic_server.http.problems import HttpProblem
 
 Name = Annotated[str, Query(min_length=1, max_length=1000, pattern=r"^[^\x00]*$")]
 MOST_VALUES = 20
-"""Values of one filter, at most. A search costs time and memory for each of them."""
+"""Most values of one filter. Each costs time and memory in a search."""
 Value = TypeVar("Value")
 Few = Annotated[list[Value], Field(max_length=MOST_VALUES)]
-"""Type of every filter that can be given several times."""
+"""Type of repeatable filters."""
 Names = Few[Name] | None
 """Names, of which any matches. A route adds its meaning: ``Annotated[Names, Query(description=…)]``."""
 PageLimit = Annotated[int, Query(ge=1, le=1000, description="Items of a page.")]
@@ -22,6 +22,5 @@ PageCursor = Annotated[str | None, Query(max_length=1000, description="`next` of
 
 
 def wrong_cursor() -> HttpProblem:
-    """What a cursor gets that no page gave."""
-    message = "is not a cursor that this server gave"
+    message = "is not a cursor of this server"
     return HttpProblem(422, f"cursor: {message}", problems=[("cursor", message)])

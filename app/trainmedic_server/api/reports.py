@@ -1,6 +1,5 @@
-"""``GET /jobs/{job}/report`` and ``GET /report``: what a job's time came to, and that of all jobs.
-
-Reports are values that the compiler makes (``reports``). Not here: what is in them.
+"""``GET /jobs/{job}/report`` and ``GET /report``: use of a job's time, and of all jobs. The package ``reports``
+compiles them.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ _FLEET = TypeAdapter(FleetReport)
 JobName = Annotated[str, Path(min_length=1, max_length=253, pattern=r"^[^\s\x00-\x1f\x7f]+$")]
 
 PersonAfter = Annotated[
-    str, Query(max_length=20, description="When a person would have repaired what was repaired, such as 30m.")
+    str, Query(max_length=20, description="Delay after which a person would have made the repairs, such as 30m.")
 ]
 
 
 def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRoutes:
-    # Turns of their own: a report waits for Prometheus, and holds up no page of the history meanwhile.
+    # Separate turns: reports wait for Prometheus and must not delay pages of the history.
     turns = ReadTurns(_AT_ONCE, _WAITING, "reports")
     routes = ApiRoutes("reports", [Depends(requires(auth, TokenRole.VIEWER))])
 
     @routes.get(
         "/jobs/{job:path}/report",
-        summary="What a job's time came to",
+        summary="Use of a job's time",
         response_model=JobReport,
         responses=responses(401, 403, 404, 422, 503),
     )
     async def job_report(job: JobName, since: TimeText = "24h", until: TimeText = "0s") -> Response:
         """Utilisation, memory, throughput, efficiency, goodput, anomalies, bottleneck, failures and repairs.
 
-        A figure that is not known is null, and `unknown` says why, by its name.
+        Unknown figures are null; `unknown` has the reason by name.
         """
         begin, end = _range(since, until, clock)
         async with turns.take():
@@ -59,14 +58,14 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
 
     @routes.get(
         "/report",
-        summary="What failures cost, over all jobs",
+        summary="Cost of failures of all jobs",
         response_model=FleetReport,
         responses=responses(401, 403, 422, 503),
     )
     async def fleet_report(
         since: TimeText = "7d", until: TimeText = "0s", person_after: PersonAfter = "30m"
     ) -> Response:
-        """Causes of failures with the GPU-hours that they cost, nodes that keep failing, what repairs were worth."""
+        """Causes of failures with their cost in GPU-hours, nodes that fail repeatedly, and the benefit of repairs."""
         begin, end = _range(since, until, clock)
         person = _duration(person_after)
         async with turns.take():
@@ -76,7 +75,6 @@ def router(compiler: ReportCompiler, auth: Authenticator, clock: Clock) -> ApiRo
 
 
 def _duration(text: str) -> timedelta:
-    """Raises HttpProblem."""
     try:
         return duration.parse(text)
     except ValueError as error:
@@ -84,7 +82,6 @@ def _duration(text: str) -> timedelta:
 
 
 def _range(since: str, until: str, clock: Clock) -> tuple[datetime, datetime]:
-    """The time that is asked for, which ends no later than now. Raises HttpProblem."""
     now = clock.now()
     begin, end = time_of(since, now), min(time_of(until, now), now)
     if not _SHORTEST <= end - begin <= LONGEST:

@@ -1,4 +1,4 @@
-"""The ids of runs in paths: whole, or any part that one run alone begins or ends with."""
+"""Run IDs in paths: complete, or a unique beginning or end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RunId = Annotated[
     str,
     Path(
         pattern=r"^[0-9A-Za-z_-]{1,64}$",
-        description="The run's id, or a beginning or an end of it that no other run has; at least 4 characters.",
+        description="The run's ID, or a unique beginning or end of at least 4 characters.",
     ),
 ]
 _WHOLE = 36
@@ -22,8 +22,9 @@ _SHOWN = 8
 
 
 async def whole(present: Present, part: str) -> str:
-    """The id of the run that `part` means; `part` itself where it means none. Raises Conflict where it means several,
-    which it names, and StoreUnavailable."""
+    """Return the complete ID of `part`; `part` itself if nothing matches. Raises Conflict, naming the matches, if there
+    are several, and StoreUnavailable.
+    """
     if not _SHORTEST <= len(part) < _WHOLE:
         return part
     found = await present.runs_named(part, _SHOWN + 1)

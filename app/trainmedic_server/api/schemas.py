@@ -1,7 +1,4 @@
-"""The webhook's body and reply as models for OpenAPI. They validate nothing: `payload` checks the body.
-
-`webhook` writes the reply without a model, for speed; a test holds the two together.
-"""
+"""Models of the webhook's body and reply, for OpenAPI only. A test compares them with `payload` and `webhook`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from trainmedic_server.api.payload import FINGERPRINT_LENGTH, LABELS_PER_ALERT
 from trainmedic_server.api.view import ApiModel
 from trainmedic_server.domain.run import Decision
 
-# JSON Schema's patterns cannot exclude NUL in a way that every tool reads alike, so a description says it.
+# Tools read JSON Schema patterns that exclude NUL differently, so a description states it.
 Text = Annotated[str, Field(max_length=TEXT_LENGTH)]
 Strings = Annotated[dict[Text, Text], Field(max_length=LABELS_PER_ALERT)]
 
@@ -27,21 +24,24 @@ class PayloadAlert(ApiModel):
     status: Literal["firing", "resolved"]
     labels: Strings = Field(description="Without NUL characters, as all text here.")
     annotations: dict[str, str] | None = Field(
-        None, description="At most 1,000, of 131,072 characters in all. Longer ones are cut and marked, not refused."
+        None,
+        description=(
+            "At most 1,000, with 131,072 characters in total. Longer ones are truncated and marked, not refused."
+        ),
     )
     startsAt: AwareDatetime = Field(description="RFC 3339, with a time zone.")
     endsAt: AwareDatetime | Literal[""] | None = Field(None, description="The year 0001 while the alert fires.")
     generatorURL: Text | None = None
     fingerprint: Annotated[str, Field(max_length=FINGERPRINT_LENGTH)] | None = Field(
-        None, description="Computed from the labels, as Alertmanager does, where it is absent."
+        None, description="By default computed from the labels, like Alertmanager."
     )
 
 
 class AlertmanagerPayload(ApiModel):
-    """Alertmanager's webhook payload, version "4". Unknown members are accepted and ignored.
+    """Alertmanager's webhook payload, version "4". Unknown members are ignored.
 
-    A malformed alert does not refuse the others: the reply lists it as rejected. Members that nothing depends on
-    count as absent if they are malformed.
+    A malformed alert does not refuse the others: the reply lists it as rejected. Malformed members that nothing depends
+    on count as absent.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -52,33 +52,29 @@ class AlertmanagerPayload(ApiModel):
     receiver: Text | None = None
     groupKey: Text | None = None
     truncatedAlerts: Annotated[int, Field(ge=0, lt=1 << 31)] | None = Field(
-        None, description="How many alerts ``max_alerts`` left out."
+        None, description="Number of alerts dropped by ``max_alerts``."
     )
     externalURL: Text | None = None
 
 
 class AdmittedRun(ApiModel):
-    """What one playbook decided on one alert."""
-
     run_id: str
     playbook: str
-    target: str | None = Field(description="None where the labels name none.")
+    target: str | None = Field(description="null if the labels name none.")
     decision: Decision
 
 
 class RejectedAlertView(ApiModel):
-    """A malformed alert. Nothing was decided on it, and the history has an event `alert_rejected`."""
+    """A malformed alert. No decision was made, and the history has an event `alert_rejected`."""
 
     index: int = Field(description="Its position in `alerts`, from 0.")
-    alert_name: str = Field(description="Empty if it cannot be read.")
-    fingerprint: str | None = Field(description="None if it cannot be read.")
+    alert_name: str = Field(description="Empty if unreadable.")
+    fingerprint: str | None = Field(description="null if unreadable.")
     reason: str
     end_taken: bool = Field(description="True if it reports the end of its alert, which was accepted all the same.")
 
 
 class IgnoredMember(ApiModel):
-    """A malformed member that counts as absent, because nothing depends on it."""
-
     field: str
     message: str
 
@@ -87,11 +83,11 @@ class WebhookReply(ApiModel):
     """Everything in the delivery is committed."""
 
     delivery_id: str
-    alerts: int = Field(description="How many alerts the delivery held.")
+    alerts: int = Field(description="Number of alerts in the delivery.")
     runs: list[AdmittedRun]
-    duplicates: int = Field(description="Alerts that were known in this status already.")
-    unmatched: int = Field(description="Alerts that no playbook reacts to.")
-    truncated: int = Field(description="Alerts that Alertmanager left out.")
+    duplicates: int = Field(description="Alerts already known in this status.")
+    unmatched: int = Field(description="Alerts without a reaction.")
+    truncated: int = Field(description="Alerts that Alertmanager dropped.")
     rejected: list[RejectedAlertView] = Field(description="Malformed alerts, the first 20.")
     rejected_total: int = Field(description="Number of malformed alerts.")
     ignored: list[IgnoredMember] = Field(description="Malformed members that count as absent.")

@@ -1,4 +1,4 @@
-"""The routes by which a person has a playbook run: ``POST /runs`` and ``POST /runs/{id}/retry``."""
+"""Manual starts: ``POST /runs`` and ``POST /runs/{id}/retry``."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Key = Annotated[
         min_length=1,
         max_length=200,
         pattern=r"^[^\x00]*$",
-        description="A name of the client's own for its request: repeated with the same one it starts nothing again.",
+        description="Idempotency key. Repeating a request with it starts no second run.",
     ),
 ]
 
 
 class RetryBody(ApiModel):
-    """Why; recorded with the run."""
+    """Note, recorded with the run."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"note": "the agent is back"}]})
 
@@ -50,8 +50,6 @@ class RetryBody(ApiModel):
 
 
 class StartBody(RetryBody):
-    """Which playbook is to run on what."""
-
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={"examples": [{"playbook": "training-loss-spike", "target": "job:llm-1", "dry_run": True}]},
@@ -60,40 +58,37 @@ class StartBody(RetryBody):
     playbook: Text
     target: Text = Field(description="Such as job:llm-1, node:node-1, gpu:node-1/0 or cluster.")
     labels: dict[Text, str] = Field(
-        default_factory=dict, max_length=100, description="The alert must have them; or they stand in its place."
+        default_factory=dict, max_length=100, description="Labels that the alert must have, or that replace an alert's."
     )
-    dry_run: bool = Field(False, description="Do and record nothing, but say what would be done, or what bars it.")
+    dry_run: bool = Field(False, description="Do and record nothing; return what would be done or what prevents it.")
 
 
 class StartedView(View):
-    """What became of a start by hand, or would."""
-
     run: views.HistoryItem | None = Field(description="The run, or the record of why none started; null in a dry run.")
     playbook: str
     target: str
-    decision: Decision = Field(description="started, observe_only, or what bars it.")
-    why: str = Field(description="For people: what bars it.")
+    decision: Decision = Field(description="started, observe_only, or the obstacle.")
+    why: str = Field(description="The obstacle, for people.")
     mode: Mode
-    alert_name: str = Field(description="The alert that it is tied to; StartedByHand where none fires.")
-    waits_for: str | None = Field(description="The run that holds its target, for which it waits first.")
-    repeated: bool = Field(description="Whether an earlier request with the same key has started it.")
-    steps: list[StepAheadView] = Field(description="What it does, or would, rendered.")
+    alert_name: str = Field(description="The related alert; StartedByHand if none is firing.")
+    waits_for: str | None = Field(description="The run that holds its target and has to end first.")
+    repeated: bool = Field(description="Whether an earlier request with the same key started it.")
+    steps: list[StepAheadView] = Field(description="Its steps, rendered.")
 
 
 def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: BodyReader) -> ApiRoutes:
-    """The routes of this module."""
     operator = requires(auth, TokenRole.OPERATOR)
     routes = ApiRoutes("operations")
 
     @routes.post(
         "/runs",
-        summary="Have a playbook run on a target",
+        summary="Start a playbook manually",
         response_model=StartedView,
         responses=_REFUSALS,
         openapi_extra=body_schema(StartBody),
     )
     async def start(request: Request, actor: Principal = Depends(operator)) -> StartedView:
-        """By the same guards, locks and breaker as for an alert; the decision is recorded with who wanted it."""
+        """With the same guards, locks and breaker as for an alert. The decision is recorded with its author."""
         body = await read_body(bodies, request, StartBody)
         try:
             order = StartOrder(body.playbook, Target.of_key(body.target), body.labels, body.dry_run)
@@ -104,13 +99,13 @@ def router(engine: EnginePort, present: Present, auth: Authenticator, bodies: Bo
 
     @routes.post(
         "/runs/{run_id}/retry",
-        summary="Try again what ended without success",
+        summary="Retry an unsuccessful run",
         response_model=StartedView,
         responses=_REFUSALS,
         openapi_extra=body_schema(RetryBody),
     )
     async def retry(request: Request, run_id: RunId, actor: Principal = Depends(operator)) -> StartedView:
-        """Start another run for the alert of this one, which still fires, with the playbook as it is now."""
+        """Start another run for this one's alert, which still fires, with the present playbook."""
         body = await read_body(bodies, request, RetryBody)
         whole_id = await run_ids.whole(present, run_id)
         by = ByHand(actor.name, body.note.strip(), repeats=whole_id, key=body.key)

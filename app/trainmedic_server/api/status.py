@@ -1,4 +1,4 @@
-"""``GET /health``, ``/ready`` and ``/metrics``: the routes for probes and for Prometheus, without a token."""
+"""``GET /health``, ``/ready`` and ``/metrics``, for probes and Prometheus, without a token."""
 
 from __future__ import annotations
 
@@ -26,48 +26,44 @@ from trainmedic_server.ports.store import RunStore
 
 
 class Health(ApiModel):
-    """The process is alive."""
-
     status: Literal["healthy"] = "healthy"
     timestamp: datetime
     version: str
 
 
 class Dependency(ApiModel):
-    """Whether one dependency can be used."""
-
     ok: bool
     detail: str
 
 
-_CHANNELS_ARE_SET = "the channels that playbooks name are set"
-_FOLLOWED = "the machine's clock is followed"
+_CHANNELS_ARE_SET = "all channels that playbooks name are configured"
+_FOLLOWED = "clock is steady"
 
 
 class Ready(ApiModel):
-    """Whether everything can be used that the server needs, and whether it may act."""
-
-    ready: bool = Field(description="True where every dependency is ok.")
+    ready: bool = Field(description="True if every dependency is ok.")
     mode: Mode = Field(
-        description="The most that any playbook may do on this server. A standby states the mode that it will have "
-        "when it takes over."
+        description="Upper limit for all playbooks. A standby states the mode that it will have as the leader."
     )
     store: Dependency
     redis: Dependency
     signed: bool | None = Field(
         None,
-        description="Whether a signing key is in use, so that who can write to Redis commands nothing. Null while this "
-        "server stands by.",
+        description=(
+            "Whether a signing key is used, so that writing to Redis alone commands nothing. Null on a standby."
+        ),
     )
     playbooks: Dependency
     log_rules: Dependency = Field(
         Dependency(ok=True, detail="0 loaded"),
-        description="The log rules that agents are handed; `ready` does not depend on them.",
+        description="Log rules for agents; `ready` does not depend on them.",
     )
     alert_map: Dependency | None = Field(
         None,
-        description="The alert map; null where none is set. `ready` depends on it only while a file could never be "
-        "loaded, so that no alert is accepted.",
+        description=(
+            "The alert map; null if none is set. `ready` depends on it only while a file was never loaded, so that no "
+            "alert is accepted."
+        ),
     )
     clock: Dependency = Field(
         Dependency(ok=True, detail=_FOLLOWED), description="The machine's clock; `ready` does not depend on it."
@@ -76,13 +72,13 @@ class Ready(ApiModel):
         Dependency(ok=True, detail=_CHANNELS_ARE_SET),
         description="State of the notification channels that playbooks name; `ready` does not depend on it.",
     )
-    paused: bool = Field(description="Whether everything is paused; `pauses` has those of a part, too.")
+    paused: bool = Field(description="Whether everything is paused; `pauses` also lists partial ones.")
     breaker_open: bool
-    pauses: list[PauseView] = Field(default_factory=list, description="What is paused, or will be, by whom and why.")
+    pauses: list[PauseView] = Field(default_factory=list, description="Present and future pauses.")
 
 
 _READY_RESPONSES: dict[int | str, dict[str, Any]] = {
-    503: {"model": Ready, "description": "A dependency cannot be used; webhooks may be taken still."},
+    503: {"model": Ready, "description": "A dependency does not work; webhooks may still be accepted."},
     **problems.responses(422),
 }
 _METRICS_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -105,27 +101,23 @@ def router(
     alert_map: AlertMapPort | None = None,
     routing_caveat: str = "",
 ) -> ApiRoutes:
-    """Return the routes of this module. `untold` returns which playbooks notify channels that are not set; empty for
-    none."""
     routes = ApiRoutes("status")
 
-    @routes.get("/health", summary="Whether the process is alive", response_model=Health)
+    @routes.get("/health", summary="Liveness", response_model=Health)
     async def health() -> Health:
         return Health(timestamp=clock.now(), version=__version__)
 
-    @routes.get(
-        "/ready", summary="Whether the server can do its work", response_model=Ready, responses=_READY_RESPONSES
-    )
+    @routes.get("/ready", summary="Readiness", response_model=Ready, responses=_READY_RESPONSES)
     async def ready(
         response: Response,
         any_server: Annotated[
-            bool, Query(alias="any", description="Where several servers share a database: that of the one that works.")
+            bool, Query(alias="any", description="With several servers: the leader's state.")
         ] = False,
     ) -> Ready:
-        """One entry per dependency. A server that stands by is not ready, and says so.
+        """One entry per dependency. A standby is not ready, and states this.
 
-        While only Redis is away webhooks are taken and recorded all the same, so a probe that decides
-        where deliveries go should rather ask `/health`.
+        While only Redis is unavailable, webhooks are still accepted and recorded. So a probe that routes deliveries
+        should use `/health`.
         """
         seconds, now = limits.check_seconds, clock.now()
         readiness = await _readiness(
@@ -147,7 +139,7 @@ def router(
     )
     async def exposition(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        content: bytes = await asyncio.to_thread(encode, metrics.registry)  # of a large fleet it is some MB
+        content: bytes = await asyncio.to_thread(encode, metrics.registry)  # several MB for a large fleet
         return Response(content, headers={"Content-Type": content_type})
 
     return routes
@@ -165,7 +157,7 @@ async def _readiness(
     now: datetime,
     alert_map: AlertMapPort | None,
 ) -> Ready:
-    """Ask every dependency at once; one that has not answered after `seconds` is not ok."""
+    """Check all dependencies at once. One without an answer after `seconds` is not ok."""
     store_state, redis_state = await asyncio.gather(
         _check(store.check, "the run store", seconds), _check(bus.check, "Redis", seconds)
     )
@@ -200,8 +192,8 @@ def _clock(ahead: float) -> Dependency:
     change = f"{abs(ahead):.0f} s {'forward' if ahead > 0 else 'back'}"
     return Dependency(
         ok=False,
-        detail=f"the machine's clock was set {change}; the time from before is kept until the clock has stayed there "
-        "for 15 minutes. If the new time is wrong, set it right",
+        detail=f"the machine's clock was set {change}; the server keeps the earlier time until the clock was steady "
+        "for 15 minutes. If the new time is wrong, correct it",
     )
 
 
@@ -219,21 +211,19 @@ async def _check(check: Callable[[], Awaitable[Any]], name: str, seconds: float)
 
 
 def _playbooks(catalog: CatalogPort) -> Dependency:
-    """The playbooks are not ok only where there are files and none could be loaded: one bad file stops nothing."""
+    """Return the entry. It fails only if there are files and none could be loaded: one bad file stops nothing."""
     loaded, failed = len(catalog.all()), len(catalog.problems)
     detail = f"{loaded} loaded" + (f", {failed} errors: see /playbooks" if failed else "")
     return Dependency(ok=loaded > 0 or failed == 0, detail=detail)
 
 
 def _log_rules(rules: LogRulesPort) -> Dependency:
-    """Not ok where a file could not be loaded: the rules that it had before go on."""
     loaded, failed = len(rules.rule_set.rules), len(rules.problems)
     more = f", {failed} errors: see the log, or trainmedic logs check" if failed else ""
     return Dependency(ok=not failed, detail=f"{loaded} loaded{more}")
 
 
 def _alert_map(alert_map: AlertMapPort) -> Dependency:
-    """Return the entry, which is not ok if a file could not be loaded. Its last valid content stays active."""
     current, failed = alert_map.current, len(alert_map.problems)
     if current.unusable:
         return Dependency(ok=False, detail=f"no alert is accepted: {current.unusable}: see /playbooks")

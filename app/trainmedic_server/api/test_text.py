@@ -1,7 +1,4 @@
-"""Writes a file of tests for ``trainmedic playbook test`` of alerts and what playbooks decide on them.
-
-Who calls it: ``explanations``, and ``cli.playbook``.
-"""
+"""Writer of a test file for ``trainmedic playbook test`` from explained alerts."""
 
 from __future__ import annotations
 
@@ -14,20 +11,19 @@ from trainmedic_server.engine.explanation import ExplainedAlert, Explanation
 
 
 def write(explained: Sequence[ExplainedAlert]) -> str:
-    """The text of the file, with one test for each alert; the alerts are explained one by one, by nothing but the
-    playbooks (`explanation.alone`), which is what a test does.
-
-    It is to lie beside the playbooks. Of an alert that no playbook names it says that nothing is decided.
+    """Return the file, with one test for each alert. The alerts must be explained one by one, by playbooks only
+    (`explanation.alone`), like in a test.
     """
     sources = {PurePath(each.source).name for alert in explained for each in _naming(alert)}
     lines = [
-        "# What the playbooks decide on these alerts. Put this file beside them, under a name that ends in _test.yaml;",
-        "# what the runs then do can be expected as well: runs, calls.",
+        "# Decisions of the playbooks on these alerts. Put this file next to them, under a name that ends in "
+        "_test.yaml.",
+        "# Tests can also expect what the runs do: runs, calls.",
     ]
     if sources:
         lines.append(f"playbooks: [{', '.join(map(_quoted, sorted(sources)))}]")
     else:
-        lines.append("# No playbook names these alerts: name the file of the one that is to.")
+        lines.append("# No playbook names these alerts: name the file of the playbook to test.")
         lines.append("playbooks: []")
     lines.append("tests:")
     for number, alert in enumerate(explained, start=1):
@@ -36,7 +32,6 @@ def write(explained: Sequence[ExplainedAlert]) -> str:
 
 
 def _naming(explained: ExplainedAlert) -> list[Explanation]:
-    """The playbooks that name the alertname."""
     return [each for each in explained.playbooks if each.names_alert]
 
 
@@ -67,6 +62,6 @@ def _mapping(values: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """The text in YAML's double quotes: JSON's, with what is not printable escaped as YAML can read it."""
+    """Return the text in YAML's double quotes: JSON's, with unprintable characters in YAML's escapes."""
     written = json.dumps(text, ensure_ascii=False)
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in written)

@@ -1,4 +1,4 @@
-"""Times in a query: a moment, or how long ago. Who calls it: every route that takes one."""
+"""Times in queries: a moment, or a duration before now."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ def _checked_time(text: str) -> str:
     return text
 
 
-# Stays text until the request is handled, because a duration needs the clock.
+# Text until the request is handled, because a duration needs the clock.
 TimeText = Annotated[
     str,
     AfterValidator(_checked_time),
     Query(
         max_length=64,
-        description="An RFC 3339 time, or a Prometheus duration meaning that long ago.",
+        description="RFC 3339 time, or a Prometheus duration before now.",
         examples=["2026-01-31T12:00:00Z", "24h"],
     ),
 ]
 
 
 def span_of(since: str | None, until: str | None, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """The times that bound a list, None where it has no bound. Raises PayloadError for bounds with nothing between
-    them: an empty page would say that nothing had happened."""
+    """Return the limits of a list; None for no limit. Raises PayloadError for an empty span, which would suggest that
+    nothing happened.
+    """
     begin, end = (time_of(text, now) if text else None for text in (since, until))
     if begin is not None and end is not None and begin > end:
         raise PayloadError.at([("until", "must be later than 'since'")])
@@ -39,13 +40,12 @@ def span_of(since: str | None, until: str | None, now: datetime) -> tuple[dateti
 
 
 def time_of(text: str, now: datetime) -> datetime:
-    """The time that `text` names, which is a time or a duration before `now`. Raises ValueError."""
     try:
         return now - duration.parse(text)
     except (ValueError, OverflowError):
         pass
     try:
-        # A plus sign that was not encoded arrives as a space.
+        # An unencoded plus sign arrives as a space.
         time = datetime.fromisoformat(text.upper().replace(" ", "+"))
         if time.tzinfo is not None:
             return time.astimezone(UTC)

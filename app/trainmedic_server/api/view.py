@@ -1,4 +1,4 @@
-"""The bases of the models in which the API shows what the server knows, and takes what it is told."""
+"""Base classes of the API's models."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ApiModel(BaseModel):
-    """Built when it is first used, so that a server starts sooner."""
+    """Built on first use, so that a server starts sooner."""
 
     model_config = ConfigDict(defer_build=True)
 
 
 class View(ApiModel):
-    """A view is made from a domain value's attributes of the same names."""
-
     model_config = ConfigDict(from_attributes=True)

@@ -1,35 +1,35 @@
-"""The models in which the API shows runs, their alerts and their events, and the functions that make them."""
+"""Models of runs, their alerts and events in the API."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from trainmedic_core.plain_text import json_bytes
-from trainmedic_server.api import effect_view, examples
-from trainmedic_server.api.effect_view import EffectView
+from trainmedic_server.api import examples
 from trainmedic_server.api.finding_views import RunFinding
-from trainmedic_server.api.upcoming_view import NextView
 from trainmedic_server.api.view import View
 from trainmedic_server.domain import approval
 from trainmedic_server.domain.alert import AlertRecord, AlertStatus
+from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.playbook import Mode, UndoTrigger
 from trainmedic_server.domain.run import Decision, Event, OrderKind, Run, Status, StepState, StepStatus, UndoStatus
 from trainmedic_server.ports.store import RunRecord
+from trainmedic_server.reports.compiling import NO_PROMETHEUS
 
 _ANSWERED = (StepStatus.SUCCEEDED, StepStatus.REJECTED)
 
 
 class HistoryItem(View):
-    """A run in one line, or a decision not to start one."""
+    """A run, or a decision not to start one, in one line."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.ITEM]})
 
     run_id: str
-    timestamp: datetime = Field(description="When the decision was made.")
+    timestamp: datetime = Field(description="Time of the decision.")
     alert_name: str
     alert_labels: dict[str, str]
     playbook: str
@@ -40,43 +40,43 @@ class HistoryItem(View):
     mode: Mode
     status: Status
     decision: Decision
-    action_taken: str | None = Field(description="The applied actions in order; in mode observe those that would be.")
-    success: bool | None = Field(description="null while open, observed or not started.")
+    action_taken: str | None = Field(
+        description="Applied actions in order; in mode observe, those that would be applied."
+    )
+    success: bool | None = Field(description="null if open, observed or not started.")
     message: str
     duration_ms: int | None = Field(description="null while open.")
     touched: list[str] = Field(
-        description="The nodes on which it has changed something, or was about to: the target's, and those of a job."
+        description="Nodes that it changed or was about to change: the target's, and those of a job."
     )
-    owes_undo: bool = Field(description="Whether something that it did must still be taken back.")
-    undo_error: str | None = Field(
-        description="Why what it owes could not be taken back yet; null where it was not tried."
-    )
-    undone_at: datetime | None = Field(description="When all that it owed had been taken back.")
-    waiting_on: str | None = Field(description="target, resolved, retry, approval or resume; null while it works.")
+    owes_undo: bool = Field(description="Whether an undo is pending.")
+    undo_error: str | None = Field(description="Why the last undo failed; null if none was tried.")
+    undone_at: datetime | None = Field(description="When all pending undos were done.")
+    waiting_on: str | None = Field(description="target, resolved, retry, approval or resume; null if it does not wait.")
     deadline: datetime | None = Field(
-        description="When what an open run is at ends by itself; null where it waits for ever."
+        description="When the present activity of an open run ends by itself; null if never."
     )
-    approved_by: list[str] = Field(description="Who has approved what it asked, in order.")
-    decided_at: datetime | None = Field(description="When people last approved or rejected what it asked.")
-    started_by: str | None = Field(description="Who started it by hand; null where an alert did.")
-    repeats: str | None = Field(description="The run that it tries again, by a person's order.")
+    approved_by: list[str] = Field(description="Approvers, in order.")
+    decided_at: datetime | None = Field(description="Time of the last approval or rejection.")
+    started_by: str | None = Field(description="Who started it manually; null if an alert did.")
+    repeats: str | None = Field(description="The run that it retries.")
     original_alert_name: str | None = Field(
-        description="The alertname that Alertmanager sent; null where no alert map changed the alert."
+        description="The alertname that Alertmanager sent; null if no alert map changed the alert."
     )
     original_labels: dict[str, str] | None = Field(
-        description="The labels that Alertmanager sent; null where no alert map changed them."
+        description="The labels that Alertmanager sent; null if no alert map changed them."
     )
 
 
 class HistoryPage(View):
-    """Runs, newest first. ``next`` is the cursor of the page after this one; null on the last."""
+    """Runs, newest first. ``next`` is the cursor of the next page; null on the last."""
 
     items: list[HistoryItem]
     next: str | None
 
 
 class AlertView(View):
-    """An alert that led to the run or joined it, and what was heard of it."""
+    """An alert that started or joined the run."""
 
     fingerprint: str
     status: AlertStatus
@@ -91,13 +91,11 @@ class AlertView(View):
     resolved_at: datetime | None
     resolved_because: str | None = Field(description="alertmanager, superseded, asked or assumed.")
     original_labels: dict[str, str] | None = Field(
-        description="The labels that Alertmanager sent; null where no alert map changed them."
+        description="The labels that Alertmanager sent; null if no alert map changed them."
     )
 
 
 class AttemptView(View):
-    """One try of an action."""
-
     number: int
     command_id: str
     started_at: datetime
@@ -119,12 +117,10 @@ class UndoView(View):
     attempts: list[AttemptView]
     output: dict[str, Any]
     error: str | None
-    retry_at: datetime | None = Field(description="When it is tried again.")
+    retry_at: datetime | None = Field(description="Time of the next attempt.")
 
 
 class StepView(View):
-    """One step, its parameters as they were rendered."""
-
     phase: str = Field(description="approval, steps, on_success or on_failure.")
     index: int
     id: str
@@ -143,8 +139,6 @@ class StepView(View):
 
 
 class EventView(View):
-    """One line of the append-only history."""
-
     seq: int
     kind: str
     at: datetime
@@ -154,8 +148,6 @@ class EventView(View):
 
 
 class OrderView(View):
-    """What an operator told the run."""
-
     kind: OrderKind
     actor: str
     at: datetime
@@ -163,21 +155,93 @@ class OrderView(View):
     step: str | None
 
 
+class EffectView(View):
+    """The alert's metric 10 minutes before the run acted, then, and 10 minutes after.
+
+    It is a measurement, not proof that the run was the cause.
+    """
+
+    verdict: EffectVerdict = Field(description="pending until it is measured.")
+    reason: str | None = Field(description="Reason for the verdict, or for its absence.")
+    acted_at: datetime
+    due_at: datetime | None = Field(description="Time of the measurement; null once it is over.")
+    before: float | None = Field(description="The metric 10 minutes before the act.")
+    at: float | None = Field(description="The metric at the act.")
+    after: float | None = Field(description="The metric 10 minutes after the act.")
+    better: Literal["lower", "higher"] | None = Field(description="Direction in which the metric improves.")
+    operator: str | None = Field(description="Operator of the alert's condition, if the query is from its rule.")
+    limit: float | None = Field(description="Limit in the alert's condition, if it is one number.")
+    query: str | None = Field(description="The Prometheus query.")
+    origin: Literal["playbook", "rule"] | None = Field(description="Origin of the query.")
+    series: list[tuple[float, float | None]] = Field(
+        description="Unix time in seconds and value, every 30 s; null if it was no number.",
+        examples=[[[1769860920.0, 88.0], [1769860950.0, 71.5]]],
+    )
+
+
+def effect_view(run: Run, effect: Effect | None, are_measured: bool) -> EffectView | None:
+    """Return the run's effect, or why it is missing; None if the run changed nothing. `are_measured`: this server
+    measures effects.
+    """
+    if run.acted_at is None:
+        return None
+    if effect is not None:
+        return EffectView.model_validate(effect)
+    why_none = "it acted before effects were measured" if are_measured else NO_PROMETHEUS
+    missing = Effect(run.id, run.playbook, run.acted_at, None).not_measured(why_none)
+    return EffectView.model_validate(missing).model_copy(update={"origin": None})
+
+
+class HeldByView(View):
+    """Run for which another one waits, because both work on the same thing."""
+
+    run_id: str
+    playbook: str
+    target: str
+    alert_name: str
+    since: datetime = Field(description="Start of that run.")
+    doing: str = Field(description="Its present activity, for people.")
+    until: datetime | None = Field(
+        description="Latest end of its present activity; null if it has no time limit. More steps may follow."
+    )
+    at_deadline: str | None = Field(description="What happens then, for people.")
+
+
+class NextView(View):
+    """Next activity of a run, as far as known."""
+
+    now: str | None = Field(description="The present step; null if it is at none.")
+    waits_for: str | None = Field(description="What it waits for, for people; null if it does not wait.")
+    holder: str | None = Field(description="The run that holds the target it waits for.")
+    held_by: HeldByView | None = Field(None, description="Details of that run.")
+    waiting_since: datetime | None = Field(None, description="Since when it waits for its target.")
+    not_before: datetime | None = Field(description="Earliest time at which it continues by itself.")
+    deadline: datetime | None = Field(description="End of its present activity; null if never.")
+    at_deadline: str | None = Field(description="What happens then, for people.")
+    step: str | None = Field(description="The next step; null if the run then ends.")
+    kind: str | None = Field(description="action, wait_for, approve or undo.")
+    action: str | None = Field(description="Action of that step, or of the undo.")
+    params: dict[str, Any] = Field(description="Its parameters, rendered as far as known.")
+    question: str | None = Field(description="Its question, if it is an approval.")
+    note: str | None = Field(description="Why its condition or parameters are not known yet.")
+    outcome: str | None = Field(description="The run's end without further steps: succeeded, failed, or cancelled.")
+
+
 class RunView(HistoryItem):
-    """Everything that is known of a run."""
+    """All data of a run."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [examples.RUN]})
 
-    version: str = Field(description="Hash of the playbook's text that the run works with.")
+    version: str = Field(description="Hash of the playbook's text that the run uses.")
     ended_at: datetime | None
-    acted_at: datetime | None = Field(description="When its first harmful act was recorded.")
+    acted_at: datetime | None = Field(description="Time of its first change.")
     alerts: list[AlertView]
-    findings: list[RunFinding] = Field(description="What was found in logs that raised the alerts; the first few.")
+    findings: list[RunFinding] = Field(description="The first log findings that raised the alerts.")
     steps: list[StepView]
     events: list[EventView]
     orders: list[OrderView]
-    effect: EffectView | None = Field(description="What became of the alert's metric; null where nothing was changed.")
-    next: NextView | None = Field(description="What it does next, as far as it can be told now; null where it is over.")
+    effect: EffectView | None = Field(description="Effect on the alert's metric; null if nothing was changed.")
+    next: NextView | None = Field(description="What it does next, as far as known; null if it is over.")
 
 
 def item(run: Run) -> HistoryItem:
@@ -205,13 +269,13 @@ def record(
         steps=[StepView.model_validate(step) for step in run.steps],
         events=[event(stored_event) for stored_event in stored.events],
         orders=[OrderView.model_validate(order) for order in stored.orders],
-        effect=effect_view.view(run, stored.effect, are_measured),
+        effect=effect_view(run, stored.effect, are_measured),
         next=upcoming,
     )
 
 
 def one_line(view: View) -> bytes:
-    """The view as JSON in ASCII, so that Unicode's line separators, at which some clients split lines, are escaped."""
+    """Return ASCII JSON, with Unicode's line separators escaped."""
     return json_bytes(view.model_dump(mode="json"))
 
 
@@ -226,7 +290,6 @@ def _alert(stored: AlertRecord) -> AlertView:
 
 
 def _line(run: Run) -> dict[str, Any]:
-    """The members of a history item."""
     target, undone_at = run.target, run.undone_at
     return {
         "run_id": run.id,
@@ -261,7 +324,6 @@ def _line(run: Run) -> dict[str, Any]:
 
 
 def _deadline_of(run: Run) -> datetime | None:
-    """When what an open run is at ends by itself."""
     if not run.is_open:
         return None
     at = next((step for step in run.steps if step.status in (StepStatus.RUNNING, StepStatus.WAITING)), None)
@@ -273,11 +335,9 @@ def _deadline_of(run: Run) -> datetime | None:
 
 
 def _decided_at(run: Run) -> datetime | None:
-    """When people last approved or rejected what it asked."""
     return max((step.ended_at for step in _decided(run) if step.ended_at is not None), default=None)
 
 
 def _decided(run: Run) -> list[StepState]:
-    """The questions that people have answered."""
     answers = (step for step in run.steps if step.kind == "approve" and step.status in _ANSWERED)
     return [step for step in answers if approval.approvers(step) or step.output.get("by")]

@@ -1,9 +1,6 @@
-"""``POST /webhook``: takes Alertmanager's deliveries, and replies with the decisions once they are durable.
+"""``POST /webhook``: accepts Alertmanager's deliveries, and replies once they are durable.
 
-The endpoint reads the request itself and writes its reply by hand, so that nothing is validated twice and
-no dependency is resolved. It is declared to FastAPI with models all the same, for OpenAPI. The
-factory sends deliveries to the `WebhookApp`, past FastAPI's middleware and routing, which cost more
-than the admission of an alert does.
+Deliveries bypass FastAPI's middleware, routing and validation, which cost more than the admission of an alert.
 """
 
 from __future__ import annotations
@@ -38,24 +35,24 @@ from trainmedic_server.http.body import BodyReader, parse_json
 from trainmedic_server.http.limits import KIB
 from trainmedic_server.ports.outside import Clock
 
-# Bodies from this size on are parsed in a thread: that takes tens of milliseconds, most of it in Python,
-# and the event loop goes on whenever the interpreter switches threads.
+# Bodies from this size on are parsed in a thread. That takes tens of milliseconds, mostly in Python, and the event loop
+# continues at each thread switch.
 _LARGE_BYTES = 256 * KIB
 
 PATH = "/webhook"
 
 
 class RefusalReason(StrEnum):
-    """Reason why a delivery was answered with a 4xx. Alertmanager does not send it again."""
+    """Why a delivery was answered with a 4xx. Alertmanager does not send it again."""
 
     UNAUTHORIZED = "unauthorized"
     """No token, or an unknown one (401)."""
     FORBIDDEN = "forbidden"
     """The token lacks the role `webhook` (403)."""
     TOO_LARGE = "too_large"
-    """The body is over a limit (413)."""
+    """The body exceeds a limit (413)."""
     UNREADABLE = "unreadable"
-    """The body did not arrive whole, is not JSON, or is no payload of version "4"."""
+    """The body is incomplete, not JSON, or no payload of version "4"."""
 
 
 _REASONS: Mapping[int, RefusalReason] = {
@@ -68,7 +65,7 @@ _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class _PlainRoute(APIRoute):
-    """A route whose endpoint takes the request and returns the response, with nothing in between."""
+    """A route that calls its endpoint with the request directly."""
 
     def get_route_handler(self) -> _Handler:
         handler: _Handler = self.endpoint
@@ -83,15 +80,14 @@ def endpoint(
     clock: Clock,
     metrics: telemetry.Metrics,
 ) -> _Handler:
-    """Make the handler of deliveries."""
     outcomes = {name: metrics.deliveries.labels(name) for name in ("accepted", "refused", "unavailable", "failed")}
     refusals = {reason: metrics.refused_deliveries.labels(reason) for reason in RefusalReason}
 
     async def webhook(request: Request) -> Response:
-        """Take a delivery of alerts.
+        """Accept a delivery of alerts.
 
-        The reply comes once everything is committed. 503 says that the same delivery may succeed
-        later, which Alertmanager then tries; every other error is final.
+        The reply comes once everything is committed. After a 503, Alertmanager sends the delivery again. Other errors
+        are final.
         """
         began = time.perf_counter()
         outcome = "failed"
@@ -120,17 +116,15 @@ def endpoint(
 
 
 class WebhookApp:
-    """The endpoint as an ASGI application, for the requests that `takes` names."""
+    """The endpoint as an ASGI application, for deliveries only."""
 
     def __init__(self, handle: _Handler) -> None:
         self._handle = handle
 
     @staticmethod
     def takes(scope: Scope) -> bool:
-        """Return whether the request is a delivery.
-
-        Slashes around the path make no difference: Alertmanager never retries a 404, so that a URL such as
-        ``http://host:8080//webhook`` or ``…/webhook/`` would lose every alert.
+        """Return whether the request is a delivery. Slashes around the path are ignored: Alertmanager never retries a
+        404, so ``…//webhook`` would lose every alert.
         """
         return bool(scope["type"] == "http" and scope["method"] == "POST" and "/" + scope["path"].strip("/") == PATH)
 
@@ -144,13 +138,12 @@ class WebhookApp:
 
 
 def declare(routes: APIRouter, handle: _Handler) -> None:
-    """Add the route that documents the endpoint to `routes`."""
     routes.add_api_route(
         PATH,
         handle,
         methods=["POST"],
         tags=["webhook"],
-        summary="Take a delivery of alerts from Alertmanager",
+        summary="Receive alerts from Alertmanager",
         route_class_override=_PlainRoute,
         response_model=schemas.WebhookReply,
         responses={
@@ -172,7 +165,6 @@ def declare(routes: APIRouter, handle: _Handler) -> None:
 
 
 def reply(admission: Admission) -> bytes:
-    """The reply's body, as `schemas.WebhookReply` describes it."""
     written: bytes = to_json(
         {
             "delivery_id": admission.delivery_id,
@@ -195,7 +187,7 @@ def reply(admission: Admission) -> bytes:
         },
         ensure_ascii=True,
     )
-    return written.replace(b"\x7f", b"\\u007f")  # as `json_bytes`, at a fifth of the time
+    return written.replace(b"\x7f", b"\\u007f")  # same result as `json_bytes` in a fifth of the time
 
 
 def _rejected(alert: RejectedAlert) -> dict[str, Any]:

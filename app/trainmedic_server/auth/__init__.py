@@ -1,1 +1,1 @@
-"""Who sends a request, and what that principal may do."""
+"""Authentication and authorization of requests."""

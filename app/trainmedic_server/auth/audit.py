@@ -1,7 +1,5 @@
-"""``GET /audit``: what people did, as a page or as one file whose lines hold each other fast.
-
-In a file each line has the hash of the one before it, so that none can be changed, left out or put in between without
-all hashes after it being other ones. Who keeps the last hash of a file can tell by it that the file is the same.
+"""``GET /audit``: actions of people, as a page or as a hash-chained export. The last hash proves that the file is
+unchanged.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ _FIRST_HASH = "0" * 64
 
 
 class AuditLine(View):
-    """A line of the file: an event, the hash of the line before, and its own."""
-
     seq: int
     at: str
     actor: str
@@ -48,7 +44,7 @@ class AuditLine(View):
 
 
 class ActPage(View):
-    """What people did, newest first. ``next`` is the `before` of the page after this one; null on the last."""
+    """A page of actions, newest first. ``next`` is the `before` of the next page; null on the last."""
 
     items: list[views.EventView]
     next: int | None
@@ -57,7 +53,6 @@ class ActPage(View):
 def routers(
     history: History, feed: EventFeed, auth: Authenticator, clock: Clock, limits: ServerLimits, reads: ReadTurns
 ) -> tuple[ApiRoutes, ...]:
-    """Events as they happen, and what people did."""
     return events.router(feed, auth, limits), router(history, auth, clock, limits, reads)
 
 
@@ -79,10 +74,10 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
         limit: PageLimit = 100,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Any:
-        """Approvals, orders, pauses, sign-ins: every event whose actor is not the server.
+        """Approvals, operator commands, pauses, sign-ins: every event whose actor is not the server.
 
-        With `Accept: application/x-ndjson` or `text/csv` all that match, the newest first, each line with the SHA-256
-        of itself and of the hash of the line before.
+        With `Accept: application/x-ndjson` or `text/csv`, all matches, newest first. Each line has a SHA-256 over
+        itself and the hash of the line before.
         """
         wanted = ActFilter(by, *span_of(since, until, clock.now()))
         kind = preferred(accept, ("application/json", NDJSON, CSV))
@@ -97,13 +92,12 @@ def router(history: History, auth: Authenticator, clock: Clock, limits: ServerLi
 
 
 def line_hash(previous: str, entry: dict[str, Any]) -> str:
-    """The hash of a line: of the hash before it, and of its members as JSON with sorted names."""
+    """Return SHA-256 of the previous hash and of `entry` as JSON with sorted names."""
     ordered = {name: entry[name] for name in sorted(entry)}
     return hashlib.sha256(previous.encode() + json_bytes(ordered)).hexdigest()
 
 
 async def _chained(history: History, wanted: ActFilter, before: int | None) -> AsyncGenerator[AuditLine, None]:
-    """Every line, the newest first."""
     previous = _FIRST_HASH
     while True:
         batch = await history.acts_of_people(wanted, before, _BATCH)

@@ -1,8 +1,5 @@
-"""The sessions of browsers: begun with a token, ended by a person, by time, or with their token.
-
-A session's secret is 256 random bits, which only the browser keeps; the store has its hash. All sessions are held in
-memory as well, because every request of a browser asks for one; only the server that leads begins and ends them.
-Not here: ``GET /sessions`` (``sessions``), and the page that signs in, which is the console's.
+"""Browser sessions. Only the browser has the secret; the store has its hash. All are in memory, because every request
+needs one. Only the leader begins and ends them.
 """
 
 from __future__ import annotations
@@ -23,17 +20,17 @@ from trainmedic_server.ports.store import Transaction
 
 COOKIE = "trainmedic_session"
 SECURE_COOKIE = f"__Host-{COOKIE}"
-"""Its name where the browser speaks TLS: then browsers take it from this very host alone, over TLS, for all paths, so
-that no other host of the domain can put one of its own in its place."""
+"""Name of the cookie over TLS. Browsers accept it from this very host only, so no other host of the domain can replace
+it.
+"""
 BASE_COOKIE = f"__Secure-{COOKIE}"
 """Name of the cookie over TLS below a base path. Browsers send it to no other program of the host."""
 LASTS = timedelta(hours=12)
 _SKEW = timedelta(minutes=5)
-"""Difference between the clocks of servers that share a database. A session from further in the future has ended: the
-clock was set back, and the session would last longer than `LASTS`."""
+"""Largest clock difference between servers. A session from further in the future has ended: the clock was set back."""
 _SECRET_BYTES = 32
 _MOST_OF_NAME = 20
-"""Sessions of one token; for one more, the oldest ends."""
+"""Most sessions of one token. The oldest ends when another begins."""
 T = TypeVar("T")
 
 
@@ -44,26 +41,21 @@ class SessionStore(Protocol):
 
 
 class Sessions:
-    """Begins, finds and ends sessions."""
-
     def __init__(self, store: SessionStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._by_digest: dict[str, Session] = {}
 
     async def load(self) -> None:
-        """Read those that the store has; once, before requests are answered. Raises StoreUnavailable."""
         stored = await self._store.transact(lambda unit: unit.sessions.all())
         self._by_digest = {session.digest: session for session in stored}
 
     def of(self, cookie_header: str | None) -> Session | None:
-        """The session whose secret is in a request's ``Cookie``; None where there is none, or it is over."""
         now = self._clock.now()
         found = (self._by_digest.get(_hash(secret)) for secret in _secrets_in(cookie_header or ""))
         return next((session for session in found if session is not None and _lasts(session, now)), None)
 
     async def begin(self, token: Token, address: str, browser: str) -> str:
-        """The secret of a new session. Raises StoreUnavailable."""
         secret, now = secrets.token_urlsafe(_SECRET_BYTES), self._clock.now()
         digest = token.digest.hex()
         session = Session(new_id(), _hash(secret), token.name, digest, now, now + LASTS, address, browser[:200])
@@ -84,7 +76,6 @@ class Sessions:
         return secret
 
     async def end(self, session: Session, actor: str) -> None:
-        """End a session, by whoever `actor` is. Raises StoreUnavailable."""
         ended = recorded(SignedOut(session.id, session.name), self._clock.now(), actor=actor)
 
         def forget(unit: Transaction) -> None:
@@ -95,7 +86,6 @@ class Sessions:
         self._by_digest.pop(session.digest, None)
 
     def all(self) -> Sequence[Session]:
-        """Those that last still, oldest first."""
         now = self._clock.now()
         return sorted((each for each in self._by_digest.values() if _lasts(each, now)), key=lambda each: each.id)
 
@@ -109,8 +99,7 @@ def _hash(secret: str) -> str:
 
 
 def _secrets_in(cookie_header: str) -> list[str]:
-    """What the cookie may hold. Others of the same site stand beside it, in whatever form their makers chose; beside
-    the one whose name only this host can set, the other name counts for nothing."""
+    """Return the possible secrets. A cookie under a name that only this host can set overrules the plain name."""
     pairs = [piece.strip().partition("=")[::2] for piece in cookie_header.split(";")]
     secure = [value for name, value in pairs if name in (SECURE_COOKIE, BASE_COOKIE)]
     return secure or [value for name, value in pairs if name == COOKIE]

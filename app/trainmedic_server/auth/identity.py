@@ -1,7 +1,5 @@
-"""Identities that a proxy vouches for: who signed in at it, told in headers, believed from its addresses alone.
-
-oauth2-proxy and its like set ``X-Forwarded-User`` and ``X-Forwarded-Groups``. Anybody can send these, so they count
-only on connections from the networks that are set (``--trusted-proxy``).
+"""Users authenticated by a proxy (oauth2-proxy and others), from ``X-Forwarded-User`` and ``X-Forwarded-Groups``. Any
+client can send these, so they count only from ``--trusted-proxy`` networks.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class TrustedProxies:
-    """Whoever they name may look; members of `operator_groups` may act too."""
+    """Users named by these proxies may view. Members of `operator_groups` may also act."""
 
     def __init__(self, networks: Sequence[Network], operator_groups: Collection[str] = ()) -> None:
         self._networks = tuple(networks)
@@ -33,7 +31,6 @@ class TrustedProxies:
         return bool(self._networks)
 
     def speak_for(self, request: HTTPConnection) -> bool:
-        """Whether the request came from one of them."""
         if not self._networks or request.client is None:
             return False
         try:
@@ -44,7 +41,7 @@ class TrustedProxies:
         return any((mapped or address) in network for network in self._networks)
 
     def user_of(self, request: HTTPConnection) -> tuple[str, frozenset[TokenRole], frozenset[str]] | None:
-        """The name, roles and groups of whom a proxy names; None where none does, or the name cannot be one."""
+        """Return name, roles and groups of the user. None if no trusted proxy names one, or the name is invalid."""
         users = request.headers.getlist(USER_HEADER)
         if len(users) != 1 or not self.speak_for(request):
             return None

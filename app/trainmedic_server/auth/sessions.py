@@ -1,4 +1,4 @@
-"""``GET /sessions`` and ``DELETE /sessions/{id}``: the browsers that are signed in."""
+"""``GET /sessions`` and ``DELETE /sessions/{id}``: signed-in browsers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from trainmedic_server.http.problems import responses
 
 
 class SessionView(View):
-    """A browser that is signed in."""
-
     id: str
     name: str
     created_at: datetime
@@ -33,7 +31,6 @@ class SessionList(View):
 
 
 def routers(auth: Authenticator) -> Sequence[ApiRoutes]:
-    """The routes, where browsers can sign in."""
     return [_router(auth.sessions, auth)] if auth.sessions is not None else []
 
 
@@ -48,7 +45,7 @@ def _router(sessions: Sessions, auth: Authenticator) -> ApiRoutes:
         responses=responses(401, 403, 503),
     )
     async def listed(principal: Principal = Depends(viewer)) -> SessionList:
-        """An operator sees all, others their own."""
+        """An operator sees all sessions, other users their own."""
         return SessionList(items=[SessionView.model_validate(each) for each in _seen_by(principal, sessions)])
 
     @routes.delete(
@@ -62,7 +59,7 @@ def _router(sessions: Sessions, auth: Authenticator) -> ApiRoutes:
         session_id: str = Path(pattern=r"^[0-9a-f-]{36}$"),
         principal: Principal = Depends(requires(auth, TokenRole.VIEWER, acts=True)),
     ) -> None:
-        """An operator may end any, others their own."""
+        """An operator may end any session, other users their own."""
         for session in _seen_by(principal, sessions):
             if session.id == session_id:
                 await sessions.end(session, principal.name)

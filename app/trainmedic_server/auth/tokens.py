@@ -1,9 +1,4 @@
-"""The tokens file, which lists the callers of the API and their roles.
-
-It is a YAML list of ``{name, sha256, roles}``, where a token may have ``groups`` and ``jobs`` as well. It holds only
-the hash of a token, so that reading the file gives no access. Who calls it: `auth.Authenticator`, at the start and
-again when the file has changed.
-"""
+"""Reader of the tokens file, a YAML list of ``{name, sha256, roles}``, optionally with ``groups`` and ``jobs``."""
 
 from __future__ import annotations
 
@@ -28,7 +23,7 @@ _LONGEST_PATTERN = 253
 
 
 class TokenRole(StrEnum):
-    """What a token allows. An operator may do all that a viewer may."""
+    """Rights of a token. An operator may do all that a viewer may."""
 
     WEBHOOK = "webhook"
     VIEWER = "viewer"
@@ -36,20 +31,18 @@ class TokenRole(StrEnum):
 
 
 class Token(Struct, frozen=True):
-    """One entry of the file; ``digest`` is the SHA-256 of the token's UTF-8 bytes."""
+    """One entry. ``digest`` is the SHA-256 of the token's UTF-8 bytes."""
 
     name: str
     digest: bytes
     roles: frozenset[TokenRole]
     jobs: tuple[str, ...] | None = None
-    """Shell patterns for the names of jobs; it may then ask for what is below ``/jobs/{job}`` of those, and for nothing
-    else. None for no such bound."""
+    """Shell patterns: valid only below ``/jobs/{job}`` of matching jobs. None: no such limit."""
     groups: frozenset[str] = frozenset()
-    """The groups of whoever has it, by which playbooks say who may approve."""
+    """Groups of the token's owner, which playbooks name as approvers."""
 
 
 def read(path: Path) -> tuple[Token, ...]:
-    """The tokens in the file at `path`. Raises ConfigurationError, naming file, line and field."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -59,10 +52,10 @@ def read(path: Path) -> tuple[Token, ...]:
 
 
 def parse(text: str, source: str) -> tuple[Token, ...]:
-    """The tokens that `text` lists. `source` is the file's name, for messages."""
+    """Return the tokens in `text`. `source` is the file's name for messages."""
     documents, problems = yaml_text.read(text, source)
     if problems:
-        # The reader names keys and places, and of values only what stands in braces, which may be a token as well.
+        # The reader's message contains keys and positions; text in braces is a value, possibly a token.
         message = re.split(r""": ["']\{\{""", problems[0].message)[0]
         raise ConfigurationError(f"{source}:{problems[0].line or 1}: not YAML: {message}")
     if len(documents) > 1:
@@ -79,14 +72,12 @@ def parse(text: str, source: str) -> tuple[Token, ...]:
 
 
 class _Location(Struct, frozen=True):
-    """The location of an entry in the file."""
-
     source: str
     document: YamlDocument
     index: int
 
     def error(self, member: str, problem: str) -> ConfigurationError:
-        """The error that names the file, the line, and the field, which is the whole entry where `member` is empty."""
+        """Return the error with file, line and field. An empty `member` means the whole entry."""
         line = self.document.problem((self.index, member), problem, at_key=True).line
         field = f"{self.index}.{member}" if member else str(self.index)
         return ConfigurationError(f"{self.source}:{line}: {field} {problem}")
@@ -106,13 +97,13 @@ def _token(entry: Any, location: _Location) -> Token:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise location.error("name", "must be 1 to 128 letters, digits, '.', '_', '-' or '@'")
     if name == "anonymous":
-        raise location.error("name", "must not be 'anonymous', which stands for nobody in the history")
+        raise location.error("name", "must not be 'anonymous', which the history uses for callers without a token")
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
-        raise location.error("sha256", "must be 64 hexadecimal digits (in quotes where it is all digits)")
+        raise location.error("sha256", "must be 64 hexadecimal digits (quoted if it has only digits)")
     roles = _roles(entry["roles"], location)
     jobs = _jobs(entry[_JOBS], location) if _JOBS in entry else None
     if jobs is not None and TokenRole.WEBHOOK in roles:
-        raise location.error(_JOBS, "cannot bound the role webhook: a delivery is about no single job")
+        raise location.error(_JOBS, "cannot limit the role webhook: a delivery is not about one job")
     groups = _groups(entry[_GROUPS], location) if _GROUPS in entry else frozenset()
     return Token(name, bytes.fromhex(digest), roles, jobs, groups)
 
@@ -123,7 +114,7 @@ def _roles(value: Any, location: _Location) -> frozenset[TokenRole]:
         raise location.error("roles", f"must be a list of one or more of {roles}")
     for role in value:
         if role not in list(TokenRole):
-            raise location.error("roles", f"must be of {roles}")
+            raise location.error("roles", f"must be one of {roles}")
     return frozenset(TokenRole(role) for role in value)
 
 

@@ -1,6 +1,3 @@
-"""The commands of ``trainmedic``, a module each. The group that they are in is ``command``.
-
-`main` is here for the console scripts that earlier versions installed.
-"""
+"""The server's commands of ``trainmedic``, one module each."""
 
 from trainmedic_core.command import main as main

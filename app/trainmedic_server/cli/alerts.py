@@ -1,4 +1,4 @@
-"""``trainmedic alerts``: every alert that was heard, and what became of it."""
+"""``trainmedic alerts``: received alerts and the reactions to them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainmedic_server.cli.params import TimeParam, pairs_of
 from trainmedic_server.domain.alert import AlertStatus
 from trainmedic_server.presentation import runs, times
 
-_HEADER = ("HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT CAME OF IT")
-# The members of an item, in the order of the server's own CSV (`api.heard_alerts.HeardAlertView`).
+_HEADER = ("RECEIVED", "ALERT", "STATUS", "TIMES", "LABELS", "REACTIONS")
+# The members of an item, in the order of the server's CSV (`api.received_alerts.HeardAlertView`).
 _COLUMNS = (
     "alert_name", "labels", "annotations", "status", "fingerprint", "starts_at", "first_heard", "last_heard", "count",
     "resolved_at", "reacted", "reason", "reactions", "suggestion", "original_alert_name", "original_labels",
@@ -32,14 +32,16 @@ _COLUMNS = (
     metavar="NAME=VALUE",
     multiple=True,
     callback=pairs_of,
-    help="A label that it has. Can be repeated.",
+    help="One of its labels. Repeatable.",
 )
-@click.option("--status", type=click.Choice([status.value for status in AlertStatus]), help="As far as is known.")
-@click.option("--nobody", is_flag=True, help="Those that no playbook reacted to.")
-@click.option("--since", type=TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d).")
-@click.option("--until", type=TimeParam(), metavar="TIME", help="Before then.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many alerts.")
-@click.option("--all", "everything", is_flag=True, help="All that match, however many.")
+@click.option(
+    "--status", type=click.Choice([status.value for status in AlertStatus]), help="Present status, as far as known."
+)
+@click.option("--nobody", is_flag=True, help="Only alerts without a reaction.")
+@click.option("--since", type=TimeParam(), metavar="TIME", help="Start: a time, or a duration before now (90m, 7d).")
+@click.option("--until", type=TimeParam(), metavar="TIME", help="End: a time, or a duration before now.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of alerts.")
+@click.option("--all", "everything", is_flag=True, help="Show all matches.")
 @click.option("--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @server_options
 def alerts(
@@ -54,7 +56,7 @@ def alerts(
     everything: bool,
     output: str,
 ) -> None:
-    """List the alerts that were heard, newest first, with what each playbook made of them.
+    """List received alerts, newest first, with each playbook's reaction.
 
     \b
     trainmedic alerts --nobody --since 1d
@@ -86,7 +88,6 @@ def _cells(item: listing.Item) -> tuple[object, ...]:
 
 
 def _outcome(item: listing.Item) -> str:
-    """What the playbooks that reacted made of it, or why none did."""
     if not item["reacted"]:
         return str(item["reason"])
     told = []

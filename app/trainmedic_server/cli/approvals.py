@@ -1,4 +1,4 @@
-"""``trainmedic approvals``: what waits for people, with what would be done and until when."""
+"""``trainmedic approvals``: questions that wait for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainmedic_server.presentation import questions, times
 @output_option()
 @server_options
 def approvals(client: Client, output: str) -> None:
-    """Show what waits for people: the question, what would be done, by whom, until when.
+    """Show questions that wait for people: what would be done, who may answer, and until when.
 
     Answer with 'trainmedic runs approve RUN' or 'trainmedic runs reject RUN'.
     """
@@ -51,9 +51,9 @@ def _until(item: Mapping[str, Any]) -> str:
     asked = f"asked {times.stamp(item.get('asked_at'))}"
     often = f", {item['asked']} times so far" if (item.get("asked") or 1) > 1 else ""
     if item.get("asked_again_at"):
-        return f"nobody answered in time; asked again {times.stamp(item['asked_again_at'])}"
+        return f"no answer in time; asked again {times.stamp(item['asked_again_at'])}"
     if not item.get("until"):
-        return f"somebody answers; {asked}{often}"
+        return f"answered; {asked}{often}"
     return f"{times.stamp(item['until'])}, then {words.plain(item.get('on_timeout'))}; {asked}{often}"
 
 

@@ -1,4 +1,4 @@
-"""``trainmedic backup``: a copy of the run store while the server works."""
+"""``trainmedic backup``: a copy of the run store while the server runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from trainmedic_server.settings import server_defaults
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags of ``serve`` that say where the run store is."""
     for name in ("database", "state_dir"):
         description = settings.ServerSettings.model_fields[name].description or ""
         default, choices = server_defaults.default_of(name), server_defaults.choices_of(name)
@@ -32,9 +31,8 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 def backup(file: Path, **flags: Any) -> None:
     """Copy the run store to FILE, as it is at one moment.
 
-    It can be done while the server works, on the same machine and as a user who may read the run store; no alert
-    waits for it. The copy is read back before it has its name. A run store in PostgreSQL is backed up by PostgreSQL's
-    own tools.
+    Works while the server runs, on the same machine and as a user who may read the run store. It delays no alert. The
+    copy is verified before it gets its name. For PostgreSQL, use PostgreSQL's own tools.
 
     \b
     trainmedic backup --state-dir /var/lib/trainmedic backup.db

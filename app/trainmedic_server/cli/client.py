@@ -1,7 +1,6 @@
-"""The HTTP client of the commands that speak to a running server.
+"""HTTP client of commands that use a running server.
 
-Every failure becomes one of the exceptions in `exits`, so that a command sees only JSON. The server's
-address and the token come from flags or the environment (`server_options`).
+Every failure becomes an exception of `exits`, so commands see only JSON.
 """
 
 from __future__ import annotations
@@ -20,26 +19,24 @@ from msgspec import Struct
 
 from trainmedic_core.cli import exits
 from trainmedic_core.http_url import check_http_url, without_user
+from trainmedic_core.plain_text import visible
+from trainmedic_core.problems import did_you_mean
 from trainmedic_server import __version__
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
-_HINTS = {401: "Give a token with --token or TRAINMEDIC_TOKEN.", 403: "The token's role does not allow it."}
+_HINTS = {401: "Pass a token with --token or TRAINMEDIC_TOKEN.", 403: "The token's role does not allow it."}
 
 
 class ServerSentEvent(Struct, frozen=True):
-    """One message of an event stream."""
-
     id: str
     event: str
     data: str
 
 
 class Client:
-    """Sends requests to one server."""
-
     def __init__(self, url: str, token: str | None) -> None:
         self.url = without_user(url.rstrip("/"))
         """URL for display, without user and password."""
@@ -56,7 +53,6 @@ class Client:
         self._http.close()
 
     def get(self, path: str, params: Mapping[str, Any] | None = None, accept: tuple[int, ...] = ()) -> Any:
-        """The JSON that the server answers. A status in `accept` is not a failure."""
         return self._ask("GET", path, params=params, accept=accept)
 
     def post(self, path: str, body: Any = None, params: Mapping[str, Any] | None = None) -> Any:
@@ -65,18 +61,17 @@ class Client:
     def events(
         self, last_id: str | None, path: str = "events", params: Mapping[str, Any] | None = None
     ) -> Iterator[ServerSentEvent]:
-        """Events as they happen, from after `last_id`, until the server ends the stream."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         yield from _parse(self._streamed(path, params, headers))
 
     def lines(self, path: str, params: Mapping[str, Any]) -> Generator[str, None, None]:
-        """The lines of a long answer, as they come; to be closed where not all of them are taken."""
+        """Yield the lines of a long answer. Close the generator if you do not use all of them."""
         return self._streamed(path, params, {})
 
     def _streamed(
         self, path: str, params: Mapping[str, Any] | None, headers: Mapping[str, str]
     ) -> Generator[str, None, None]:
-        # The server sends a comment when nothing else happens; a minute of silence is a lost connection.
+        # The server sends comments in quiet times, so a silent minute means a lost connection.
         timeout = httpx.Timeout(60.0, connect=5.0)
         with (
             self._errors_translated(),
@@ -95,7 +90,9 @@ class Client:
             try:
                 return response.json()
             except ValueError as error:
-                raise exits.Unreachable(f"{response.url} did not answer with JSON; is it Trainmedic's?") from error
+                raise exits.Unreachable(
+                    f"{response.url} did not answer with JSON; check that it is a Trainmedic server"
+                ) from error
 
     @contextmanager
     def _errors_translated(self) -> Iterator[None]:
@@ -104,7 +101,7 @@ class Client:
         except httpx.ConnectError as error:
             raise exits.Unreachable(
                 f"Nothing answers at {self.url} ({error}).\n"
-                "Start a server with 'trainmedic serve', or name one with --server or TRAINMEDIC_URL."
+                "Start a server with 'trainmedic serve', or set --server or TRAINMEDIC_URL."
             ) from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise exits.InvalidInput(f"{self.url!r} is not a URL such as http://127.0.0.1:8080: {error}") from error
@@ -115,7 +112,7 @@ class Client:
 
 
 def server_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command ``--server`` and ``--token``, and hand it a `Client` as its first argument."""
+    """Add ``--server`` and ``--token`` to a command, and pass it a `Client` first."""
 
     @click.option(
         "--server",
@@ -131,7 +128,7 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
         metavar="TOKEN",
         envvar="TRAINMEDIC_TOKEN",
         show_envvar=True,
-        help="Token to present. Other users can see a command line: prefer the variable, or TRAINMEDIC_TOKEN_FILE.",
+        help="Token. Other users can see a command line: prefer the variable, or TRAINMEDIC_TOKEN_FILE.",
     )
     @functools.wraps(command)
     def wrapped(server: str, token: str | None, **arguments: Any) -> R:
@@ -145,7 +142,6 @@ def server_options(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def _flag_of_group(option: str) -> str | None:
-    """The group's flag where the subcommand has none, as in ``history --server URL show RUN``."""
     ctx = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     if ctx.get_parameter_source(option) is typed or ctx.parent is None:
@@ -154,7 +150,6 @@ def _flag_of_group(option: str) -> str | None:
 
 
 def token_from_file() -> str | None:
-    """The token in the file that TRAINMEDIC_TOKEN_FILE names. Raises InvalidInput."""
     file = os.environ.get("TRAINMEDIC_TOKEN_FILE")
     if not file:
         return None
@@ -174,7 +169,6 @@ def _failure(response: httpx.Response) -> click.ClickException:
 
 
 def _detail(response: httpx.Response) -> str:
-    """The text of a problem document (RFC 9457), or the status where the response holds none."""
     fallback = f"{response.request.url} answered {response.status_code} {response.reason_phrase}".rstrip()
     try:
         problem = json.loads(response.text)
@@ -190,8 +184,7 @@ def _detail(response: httpx.Response) -> str:
 
 
 def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
-    """The messages of an event stream (WHATWG HTML, section 9.2.6); an id alone, which says where a stream begins, is
-    one without data."""
+    """Yield the messages of an event stream (WHATWG HTML, section 9.2.6). An ID alone is a message without data."""
     last_id, told_id, event, data = "", "", "message", list[str]()
     for line in lines:
         if not line:
@@ -208,3 +201,13 @@ def _parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
             event = value
         elif name == "data":
             data.append(value)
+
+
+def unknown_job(client: Client, job: str) -> str:
+    """Return a note that the job is unknown, with the most similar connected one. Empty if it is known."""
+    connected = [str(item["name"]) for item in client.get("jobs")["items"]]
+    if job in connected or any(client.get(path, {"job": job, "limit": 1})["items"] for path in ("history", "findings")):
+        return ""
+    return visible(
+        f"job {job!r} is unknown: it is not connected and has no runs or findings{did_you_mean(job, connected)}"
+    )

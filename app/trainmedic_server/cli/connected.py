@@ -1,4 +1,4 @@
-"""``trainmedic agents`` and ``jobs``: who is connected, who is lost, and what an operator says of a job."""
+"""``trainmedic agents`` and ``jobs``: connected and lost agents and jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Document = Mapping[str, Any]
 @output_option("table")
 @server_options
 def agents(client: Client, output: str) -> None:
-    """List the node agents that are connected, and those that were lost within a day."""
+    """List connected node agents, and those lost within a day."""
     show(client, output, "agents", "agent", ("NODE", "SEEN", "GPUS", "VERSION", "DOUBTS"), _agent)
 
 
@@ -30,7 +30,7 @@ def agents(client: Client, output: str) -> None:
 @output_option("table")
 @server_options
 def jobs(client: Client, output: str) -> None:
-    """List the training jobs that are connected, or say that one which is gone was meant to end."""
+    """List connected training jobs, or mark a gone one as ended intentionally."""
     if click.get_current_context().invoked_subcommand is None:
         show(client, output, "jobs", "job", ("JOB", "SEEN", "STEP", "GPUS", "NODES", "CAN", "DOUBTS"), _job)
         if output != "json":
@@ -40,10 +40,10 @@ def jobs(client: Client, output: str) -> None:
 
 @jobs.command()
 @click.argument("job", metavar="JOB")
-@click.option("--note", required=True, metavar="TEXT", help="Who has ended it, and why; kept in the history.")
+@click.option("--note", required=True, metavar="TEXT", help="Who ended it, and why; recorded in the history.")
 @server_options
 def end(client: Client, job: str, note: str) -> None:
-    """Say that a job which is gone was meant to end, so that TrainingGone ends. Who did it is recorded."""
+    """Mark a gone job as ended intentionally, which ends TrainingGone. Your name is recorded."""
     life = client.post(f"jobs/{quote(job)}/end", {"note": note})
     click.echo(f"{words.plain(life.get('name'))}: {words.plain(life.get('state'))}")
 
@@ -56,7 +56,6 @@ def show(
     header: Sequence[str],
     cells: Callable[[Document, str], Sequence[object]],
 ) -> None:
-    """Print what `path` lists, and under it who of this kind is lost."""
     items = list(_every(client, path))
     if output == "json":
         print_document(items, output, list)
@@ -74,7 +73,6 @@ def show(
 
 
 def _every(client: Client, path: str) -> Iterator[Document]:
-    """What `path` lists, page after page."""
     page = client.get(path)
     yield from page["items"]
     while page.get("next"):
@@ -83,7 +81,6 @@ def _every(client: Client, path: str) -> Iterator[Document]:
 
 
 def _log_problems(items: Sequence[Document]) -> Iterator[str]:
-    """Yield why an agent does not read the logs of its node now."""
     for item in items:
         logs = item.get("details", {}).get("logs")
         problem = logs.get("problem") if isinstance(logs, Mapping) else None
@@ -95,7 +92,7 @@ def _lost(standing: Document, kind: str) -> Iterator[str]:
     for each in standing["lost"]:
         if each["kind"] == kind:
             heard = times.ago(each["since"], standing["at"])
-            yield f"LOST {words.plain(each['name'])}, last heard of {heard}: {words.plain(each['reason'])}"
+            yield f"LOST {words.plain(each['name'])}, last connected {heard}: {words.plain(each['reason'])}"
 
 
 def _agent(item: Document, at: str) -> Sequence[object]:

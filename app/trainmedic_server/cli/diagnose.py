@@ -1,4 +1,4 @@
-"""``trainmedic diagnose``: who began a failure, and why; from a folder (``folder_diagnosis``), or as a server says."""
+"""``trainmedic diagnose``: the cause of a job's failure, from a folder (``folder_diagnosis``) or a server."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def diagnose(
     limit_seconds: int,
     limit_memory: int,
 ) -> None:
-    """Say who began a failure of a job, and why.
+    """Show the cause of a job's failure, with the evidence.
 
-    With --dir from a folder of logs and dumps, without a server; JOB is then needed only where it has the logs of
-    several jobs. Without it, JOB's verdict is that which the server made when the job failed. It says how far it can be
-    relied on, what it rests on, what speaks against it, and what was missing. A node is named only with high
-    confidence, and only by what no job can have printed.
+    With --dir, diagnose a folder of logs and dumps without a server. JOB is then needed only if the folder has several
+    jobs. Otherwise, show the verdict that the server made when JOB failed. A verdict states its confidence, the
+    evidence for and against it, and missing evidence. It names a node only with high confidence, and only from evidence
+    that no job can forge.
 
     \b
     trainmedic diagnose llm-1
@@ -50,7 +50,7 @@ def diagnose(
 
 def _of_server(client: Client, job: str | None, attempt: int | None, output: str) -> None:
     if job is None:
-        raise exits.InvalidInput("name a job, or a folder by --dir")
+        raise exits.InvalidInput("pass a job, or a folder with --dir")
     query = {} if attempt is None else {"attempt": str(attempt)}
     found = client.get(f"jobs/{quote(job)}/diagnosis", query)
     attempts = f", attempt {found['attempt']}" if found["attempt"] else ""

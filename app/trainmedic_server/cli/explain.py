@@ -1,4 +1,4 @@
-"""``trainmedic playbook explain``: what an alert would lead to, by files of playbooks or by a running server."""
+"""``trainmedic playbook explain``: forecast for an alert, from playbook files or a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainmedic_core.plain_text import visible
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.system_clock import SystemClock
-from trainmedic_server.api import explanations, given_alerts, heard_alerts, test_text
+from trainmedic_server.api import explanations, given_alerts, received_alerts, test_text
 from trainmedic_server.api.times import time_of
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.cli import explained
@@ -34,7 +34,12 @@ from trainmedic_server.simulation.explain import explain as explain_alerts
 @click.command()
 @click.argument("alert", metavar="ALERT.json", type=click.File("rb"))
 @click.option(
-    "--playbooks", "paths", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Can be repeated."
+    "--playbooks",
+    "paths",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Playbook file or directory. Repeatable.",
 )
 @click.option(
     "--mode",
@@ -48,15 +53,15 @@ from trainmedic_server.simulation.explain import explain as explain_alerts
     metavar="FILE",
     type=click.Path(path_type=Path),
     envvar="TRAINMEDIC_INVENTORY",
-    help="Mapping from address to node name.",
+    help="File that maps addresses to node names.",
 )
 @click.option(
-    "--at", type=TimeParam(), metavar="TIME", help="Judge the alert's age as of then: a time, or how long ago."
+    "--at", type=TimeParam(), metavar="TIME", help="Judge the alert's age as of this time, or a duration before now."
 )
 @alert_map_option
-@click.option("--server", metavar="URL", help="Ask this server, with all that it knows, instead of files.")
-@click.option("--token", metavar="TOKEN", envvar="TRAINMEDIC_TOKEN", help="Token to present to the server.")
-@click.option("--test", "as_test", is_flag=True, help="Print a file of tests of it, for 'playbook test'.")
+@click.option("--server", metavar="URL", help="Ask this server instead of reading files.")
+@click.option("--token", metavar="TOKEN", envvar="TRAINMEDIC_TOKEN", help="Token for the server.")
+@click.option("--test", "as_test", is_flag=True, help="Print a test file for 'playbook test'.")
 @output_option()
 def explain(
     alert: BinaryIO,
@@ -70,11 +75,11 @@ def explain(
     as_test: bool,
     output: str,
 ) -> None:
-    """Say what an alert would lead to, and why.
+    """Show what an alert would start, and why.
 
-    ALERT.json is what people have: what Alertmanager posts, the list of its API or of 'amtool alert query -o json', an
-    alert alone, or a run of 'trainmedic history show RUN --output json'; - reads standard input. Without --server, what
-    only a server knows (earlier runs, pause, the breaker) is left out.
+    ALERT.json is a webhook's body, Alertmanager's list (API or 'amtool alert query -o json'), a single alert, or a run
+    of 'trainmedic history show RUN --output json'; - reads standard input. Without --server, state that only a server
+    has (earlier runs, pauses, the breaker) is ignored.
 
     \b
     amtool alert query -o json | trainmedic playbook explain -
@@ -84,9 +89,9 @@ def explain(
     document = _document(alert)
     if server is not None:
         if paths:
-            raise click.UsageError("--server explains by its own playbooks; leave out --playbooks")
+            raise click.UsageError("--server uses its own playbooks; omit --playbooks")
         if alert_map and _is_given("alert_map"):
-            raise click.UsageError("--server explains by its own alert map; leave out --alert-map")
+            raise click.UsageError("--server uses its own alert map; omit --alert-map")
         answer = _of_server(server, token, document, at, as_test)
     else:
         answer = _of_files(document, alert.name, paths, Mode(mode), inventory, at, alert_map, as_test)
@@ -138,13 +143,12 @@ def _of_files(
     if as_test:
         mapped = [mapping.apply(each).alert for each in alerts]
         test = test_text.write(explanation.for_a_test(library.for_alert, mapped, actions, limits))
-    names = heard_alerts.alertnames(library)
+    names = received_alerts.alertnames(library)
     view = explanations.view(answers, names, moment, test=test, kept_back=kept_back)
     return view.model_dump(mode="json")
 
 
 def _is_given(name: str) -> bool:
-    """Return whether the option was written on the command line. An environment variable does not count."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 

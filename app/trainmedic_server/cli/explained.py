@@ -1,7 +1,4 @@
-"""Describes what would be done about alerts: the document of ``POST /explain`` as text.
-
-Pure. Who prints it: ``explain`` and ``why``.
-"""
+"""Text of ``POST /explain`` documents. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ Document = Mapping[str, Any]
 
 
 def lines(explained: Document) -> Iterator[str]:
-    """Each alert with the playbooks that react to it, then those that do not and why."""
     if (server := explained.get("server")) is not None:
         yield f"server: mode {plain(server.get('mode'))}{_switches(server)}"
     for number, alert in enumerate(explained.get("items", ())):
@@ -26,7 +22,6 @@ def lines(explained: Document) -> Iterator[str]:
 
 
 def alert_lines(alert: Document) -> Iterator[str]:
-    """One alert."""
     labels = {name: value for name, value in alert.get("labels", {}).items() if name != "alertname"}
     name = plain(alert.get("alert_name") or "(without a name)")
     yield f"alert {name}, {plain(alert.get('status'))}: {words.data(labels)}"
@@ -34,7 +29,7 @@ def alert_lines(alert: Document) -> Iterator[str]:
     if alert.get("kept_back"):
         yield f"  Alertmanager does not send it: {plain(alert['kept_back'])}. If it did:"
     if alert.get("told"):
-        yield f"  resolved: told to {', '.join(map(plain, alert['told']))}"
+        yield f"  resolved: notifies {', '.join(map(plain, alert['told']))}"
     playbooks = alert.get("playbooks", ())
     if not playbooks:
         yield f"  {plain(alert.get('reason'))}"
@@ -46,7 +41,6 @@ def alert_lines(alert: Document) -> Iterator[str]:
 
 
 def original(alert: Document, before: str) -> Iterator[str]:
-    """Return the labels that Alertmanager sent, if an alert map changed them."""
     if (sent := alert.get("original_labels")) is not None:
         labels = {name: value for name, value in sent.items() if name != "alertname"}
         name = plain(alert.get("original_alert_name") or sent.get("alertname") or "(without a name)")
@@ -54,7 +48,6 @@ def original(alert: Document, before: str) -> Iterator[str]:
 
 
 def suggestion(alert: Document, before: str) -> Iterator[str]:
-    """Return the suggested rename for an alert map, and the playbooks that would then react."""
     suggested = alert.get("suggestion")
     if not suggested:
         return
@@ -81,7 +74,7 @@ def _playbook(playbook: Document) -> Iterator[str]:
     why = f" ({plain(playbook['why'])})" if playbook.get("why") else ""
     yield f"    decision: {plain(playbook.get('decision') or 'none')}{why}"
     if playbook.get("waits_for"):
-        yield f"    waits:    for run {plain(playbook['waits_for'])}, which has the target"
+        yield f"    waits:    for run {plain(playbook['waits_for'])}, which holds the target"
     for guard in playbook.get("guards", ()):
         yield f"    guard:    {plain(guard)}"
     for number, step in enumerate(playbook.get("steps", ()), start=1):

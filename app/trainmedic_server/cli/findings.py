@@ -1,4 +1,4 @@
-"""``trainmedic findings`` and ``trainmedic keep``: what log rules have found, and what of it is never deleted."""
+"""``trainmedic findings`` and ``trainmedic keep``: findings of log rules, and jobs kept past retention."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trainmedic_core import words
 from trainmedic_core.cli import table
 from trainmedic_core.cli.output import output_option, print_document
 from trainmedic_logs.domain.finding import Role
-from trainmedic_server.cli import job_names, listing, log_cuts, story
-from trainmedic_server.cli.client import Client, server_options
+from trainmedic_server.cli import listing, log_cuts, story
+from trainmedic_server.cli.client import Client, server_options, unknown_job
 from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.presentation import times
 
@@ -24,15 +24,15 @@ Document = Mapping[str, Any]
 
 _FILTERS: tuple[Callable[..., Any], ...] = (
     click.option("--job", metavar="NAME", help="About the job, or in its logs."),
-    click.option("--claimed-job", metavar="NAME", help="In a log file that names this job, without proof."),
+    click.option("--claimed-job", metavar="NAME", help="In a log file that names this job, unproven."),
     click.option("--node", metavar="NAME", help="About the node, or read there."),
     click.option("--rule", metavar="NAME"),
     click.option("--role", type=click.Choice([role.value for role in Role]), metavar="ROLE",
                  help=f"One of {', '.join(Role)}."),
     click.option("--since", type=TimeParam(), metavar="TIME",
-                 help="With a line from then on: a time, or how long ago (90m, 7d)."),
-    click.option("--suspected", flag_value="true", default=None, help="Those that nothing has confirmed."),
-    click.option("--open", "open_", flag_value="true", default=None, help="Those that are not over."),
+                 help="With a line since then: a time, or a duration before now (90m, 7d)."),
+    click.option("--suspected", flag_value="true", default=None, help="Only unconfirmed findings."),
+    click.option("--open", "open_", flag_value="true", default=None, help="Show only open findings."),
 )  # fmt: skip
 
 
@@ -44,11 +44,11 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(invoke_without_command=True)
 @_filters
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many findings.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of findings.")
 @output_option("table")
 @server_options
 def findings(client: Client, limit: int, output: str, open_: str | None, **filters: str | None) -> None:
-    """Show what log rules have found, newest first.
+    """Show findings of log rules, newest first.
 
     \b
     trainmedic findings --job llm-1 --since 1h
@@ -72,11 +72,11 @@ def findings(client: Client, limit: int, output: str, open_: str | None, **filte
 
 @findings.command()
 @click.argument("finding_id", metavar="FINDING")
-@click.option("--job", metavar="NAME", help="The finding's job. A token that is bounded to jobs needs it.")
+@click.option("--job", metavar="NAME", help="The finding's job. Required with a token limited to jobs.")
 @output_option()
 @server_options
 def show(client: Client, finding_id: str, output: str, job: str | None) -> None:
-    """Show one finding, and the lines around it in each stream."""
+    """Show one finding with its context lines in each stream."""
     if not finding_id.isascii() or not all(letter.isalnum() or letter in "-_" for letter in finding_id):
         raise click.UsageError(f"{finding_id!r} is not the id of a finding")
     path = f"findings/{finding_id}"
@@ -87,13 +87,13 @@ def show(client: Client, finding_id: str, output: str, job: str | None) -> None:
 @click.command()
 @click.argument("job", metavar="JOB[/ATTEMPT]", required=False)
 @click.option(
-    "--attempt", type=click.IntRange(min=1), help="The attempt, for a job with a number behind its last slash."
+    "--attempt", type=click.IntRange(min=1), help="The attempt, for a job name that ends in a slash and a number."
 )
-@click.option("--note", default="", metavar="TEXT", help="Why; kept in the history.")
-@click.option("--release", is_flag=True, help="Take the lock back.")
+@click.option("--note", default="", metavar="TEXT", help="Reason, recorded in the history.")
+@click.option("--release", is_flag=True, help="Remove the lock.")
 @server_options
 def keep(client: Client, job: str | None, attempt: int | None, note: str, release: bool) -> None:
-    """Keep the findings, excerpts and verdicts of a job however old they get. Without a JOB, list what is kept.
+    """Keep a job's findings, excerpts and verdicts past retention. Without JOB, list what is kept.
 
     \b
     trainmedic keep llm-1 --note "for the vendor"
@@ -111,8 +111,8 @@ def keep(client: Client, job: str | None, attempt: int | None, note: str, releas
         click.echo("Released." + "".join(f"\n{_kept_line(each)}" for each in left))
     else:
         click.echo(_kept_line(client.post(f"{path}/keep", {**body, "note": note})))
-        if doubt := job_names.doubt(client, name):
-            click.echo(f"{doubt}; it is kept from its first line on", err=True)
+        if doubt := unknown_job(client, name):
+            click.echo(f"{doubt}; its data will be kept from its first line", err=True)
 
 
 def _job_and_attempt(text: str) -> tuple[str, int | None]:

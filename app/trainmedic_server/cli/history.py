@@ -1,7 +1,6 @@
-"""``trainmedic history``: lists runs as a table, JSON or CSV, tells one run's story, and follows new events.
+"""``trainmedic history``: runs as a table, JSON or CSV, one run in full, and new events.
 
-How a run, a time or an event reads is in ``story``; how a table is laid out is in ``table``. The domain's
-enums are imported because ``domain.run`` loads neither pydantic nor any other library of the server.
+The domain's enums are imported because ``domain.run`` loads neither pydantic nor other server libraries.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.domain.run import Decision, Status
 from trainmedic_server.presentation import rows, runs, times
 
-# The members of an item, in the order of the server's own CSV. The model that names them is the server's
-# (`api.views.HistoryItem`), and importing it would load pydantic.
+# The members of an item, in the order of the server's CSV. Importing their model (`api.views.HistoryItem`) would load
+# pydantic.
 _COLUMNS = (
     "run_id", "timestamp", "alert_name", "alert_labels", "playbook", "target", "node", "gpu", "job", "mode", "status",
     "decision", "action_taken", "success", "message", "duration_ms", "touched", "owes_undo", "undo_error", "undone_at",
@@ -35,8 +34,8 @@ _COLUMNS = (
 )  # fmt: skip
 _HEADER = ("WHEN", "RUN", "ALERT", "PLAYBOOK", "TARGET", "RESULT", "TOOK", "WHAT")
 _MOST_FOLDED = 20
-"""So many times as many items as rows are read for a table, where many of them fold into one."""
-# Fixed while following, where the rows to come are not known; the last column takes what is left.
+"""Items read for each table row, at most, if many fold into one."""
+# Fixed while following, because later rows are unknown. The last column takes the rest.
 _WIDTHS = (6, 8, 20, 20, 22, 15, 11, 0)
 _LONGEST_PAUSE_SECONDS = 30.0
 
@@ -44,19 +43,16 @@ Item = listing.Item
 
 
 def _once(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str | None:
-    """The one value of an option that has no meaning twice, so that no value is dropped without a word."""
     if len(values) > 1:
         raise click.BadParameter("is given more than once", ctx=ctx, param=param)
     return values[0] if values else None
 
 
 def _any_of(*names: str, help: str = "") -> Callable[[Any], Any]:
-    """An option that can be repeated: any of its values will do."""
     return click.option(*names, multiple=True, metavar="NAME", help=help)
 
 
 def _choice(option: str, metavar: str, values: Sequence[str]) -> Callable[[Any], Any]:
-    """An option that takes some of `values`, which its help lists."""
     help = f"One of {', '.join(values)}."
     return click.option(option, type=click.Choice(values), metavar=metavar, multiple=True, help=help)
 
@@ -67,19 +63,19 @@ def _time(option: str, help: str) -> Callable[[Any], Any]:
 
 _DECISIONS = [decision.value for decision in Decision if decision not in (Decision.JOINED, Decision.DUPLICATE)]
 _FILTERS = (
-    _any_of("--alert", "alertname", help="The alert's name. This and each option with NAME can be repeated."),
+    _any_of("--alert", "alertname", help="The alert's name. Repeatable, like every option with NAME."),
     _any_of("--playbook"),
     _choice("--status", "STATUS", [status.value for status in Status]),
     _choice("--decision", "REASON", _DECISIONS),
-    _any_of("--node", help="The target's node, or one that a run on a job has touched."),
+    _any_of("--node", help="The target's node, or one that a run on a job touched."),
     _any_of("--gpu", help="Alone, or with its node: node-1/0."),
     _any_of("--job"),
-    _any_of("--target", help="As the table has it, such as job:llm-1."),
+    _any_of("--target", help="Show only runs on this target (job:llm-1)."),
     _any_of("--by", help="Who approved, rejected, cancelled or undid it."),
-    _time("--since", "From then on: a time, or how long ago (90m, 7d)."),
-    _time("--until", "Before then."),
-    click.option("--open", flag_value="true", default=None, help="Runs that are not closed."),
-    click.option("--owes-undo", flag_value="true", default=None, help="Closed runs that still owe an undo."),
+    _time("--since", "Start: a time, or a duration before now (90m, 7d)."),
+    _time("--until", "End: a time, or a duration before now."),
+    click.option("--open", flag_value="true", default=None, help="Show only open runs."),
+    click.option("--owes-undo", flag_value="true", default=None, help="Show only closed runs with a pending undo."),
 )
 
 
@@ -91,11 +87,11 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(invoke_without_command=True)
 @_filters
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many rows.")
-@click.option("--each", is_flag=True, help="A row for each decision, also where many say the same.")
-@click.option("--all", "everything", is_flag=True, help="All that match, however many.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of rows.")
+@click.option("--each", is_flag=True, help="One row per decision, without folding equal ones.")
+@click.option("--all", "everything", is_flag=True, help="Show all matches.")
 @click.option("--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
-@click.option("--follow", "-f", is_flag=True, help="Then show what happens, until interrupted.")
+@click.option("--follow", "-f", is_flag=True, help="Then show new events until interrupted.")
 @server_options
 def history(
     client: Client,
@@ -106,7 +102,7 @@ def history(
     follow: bool,
     **filters: Any,
 ) -> None:
-    """Show what was done, and why: runs and decisions not to start one, newest first.
+    """Show runs and decisions not to start one, newest first.
 
     \b
     trainmedic history --status failed --status rejected --since 1d
@@ -118,7 +114,7 @@ def history(
     conditions = {name: value for name, value in filters.items() if value}
     if follow:
         if output == "csv":
-            raise click.UsageError("--follow goes with --output table or json")
+            raise click.UsageError("--follow needs --output table or json")
         _follow(client, conditions, limit, as_json=output == "json")
         return
     most = None if everything else limit
@@ -132,26 +128,24 @@ def history(
 @history.command()
 @click.argument("run_id", metavar="RUN")
 @click.option(
-    "--job", metavar="NAME", help="The run's job; RUN must then be complete. A token that is bounded to jobs needs it."
+    "--job", metavar="NAME", help="The run's job; RUN must then be complete. Required with a token limited to jobs."
 )
 @output_option()
 @server_options
 def show(client: Client, run_id: str, output: str, job: str | None) -> None:
-    """Tell the whole story of one run: alerts, decision, steps, undo, and what happened when."""
+    """Show one run in full: alerts, decision, steps, undo and timeline."""
     path = f"history/{run_path(run_id)}"
     run = client.get(listing.job_path(job, path) if job else path)
     print_document(run, output, story.lines)
 
 
 def run_path(run_id: str) -> str:
-    """The id as a part of a path. Raises UsageError where it cannot be a run's id."""
     if not run_id or not run_id.isascii() or not all(letter.isalnum() or letter in "-_" for letter in run_id):
         raise click.UsageError(f"{run_id!r} is not the id of a run")
     return run_id
 
 
 def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | None, each: bool) -> None:
-    """The newest rows. What folds into one row counts once, so that decisions in their hundreds push nothing out."""
     at = datetime.now(UTC).isoformat()
     if each:
         shown = rows.folded(listing.items(client, "history", conditions, limit), None, "timestamp")
@@ -164,7 +158,6 @@ def _print_table(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 
 def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | None) -> list[rows.Row]:
-    """As many rows as are asked for, of as many pages as that takes."""
     most = None if limit is None else limit * _MOST_FOLDED
     page_size = listing.PAGE if limit is None else min(max(limit, 100), listing.PAGE)
     items: list[Item] = []
@@ -178,7 +171,6 @@ def _folded_rows(client: Client, conditions: Mapping[str, Any], limit: int | Non
 
 
 def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
-    """The cells of a row under `_HEADER`, with ages as of `at`."""
     item = row.item
     targets = {each["target"] for each in (item, *row.alike)}
     return (
@@ -194,7 +186,6 @@ def _cells(row: rows.Row, at: str) -> tuple[object, ...]:
 
 
 def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: bool) -> None:
-    """Print the newest runs, oldest first, and then every event of runs that match."""
     items = {item["run_id"]: item for item in reversed(list(listing.items(client, "history", conditions, limit)))}
     at = datetime.now(UTC).isoformat()
     if not as_json:
@@ -210,7 +201,6 @@ def _follow(client: Client, conditions: Mapping[str, Any], limit: int, as_json: 
 
 
 def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
-    """Events for ever: a lost connection is resumed at the event where it broke."""
     last_id: str | None = None
     for reconnections in itertools.count():
         try:
@@ -227,7 +217,6 @@ def _endless_events(client: Client) -> Iterator[dict[str, Any]]:
 
 
 def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -> Item | None:
-    """The item of the run that an event is about, from `items` or else from the server; None where there is none."""
     run_id = event.get("run_id")
     if not run_id:
         return None
@@ -240,7 +229,7 @@ def _item_of(client: Client, event: Mapping[str, Any], items: dict[str, Item]) -
 
 
 def _matches(item: Item, conditions: Mapping[str, Any]) -> bool:
-    """Whether a run meets the conditions; those on what changes while it runs (its status) are not looked at."""
+    """Return whether a run matches. Conditions on variable members (its status) are ignored."""
     steady = ("playbook", "decision", "job", "target")
     same = all(item.get(name) in conditions[name] for name in steady if name in conditions)
     alertnames = {item.get("alert_name"), item.get("original_alert_name")}

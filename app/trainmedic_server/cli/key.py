@@ -1,4 +1,4 @@
-"""``trainmedic key``: the signing key of one job or node, which follows from the shared one."""
+"""``trainmedic key``: the derived signing key of one job or node."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SHARED = SettingSource("TRAINMEDIC_SIGNING_KEY", secret=True)
 def key(identity: str) -> None:
     """Print the signing key of one job or node.
 
-    Who has it can read the commands to this job or node, and answer for it, and for nobody else: give a tenant this
-    key, and not the shared one. It follows from TRAINMEDIC_SIGNING_KEY (or _FILE), so the server knows it already.
+    Its owner can read commands for this job or node and answer for it, but for no other. Give a tenant this key instead
+    of the shared one. It is derived from TRAINMEDIC_SIGNING_KEY (or _FILE), so the server accepts it already.
 
     \b
     TRAINMEDIC_SIGNING_KEY_FILE=/etc/trainmedic/signing-key trainmedic key job:llm-1 > llm-1.key
@@ -34,5 +34,5 @@ def key(identity: str) -> None:
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     if shared is None or not shared[0].strip():
-        raise exits.InvalidInput("TRAINMEDIC_SIGNING_KEY or TRAINMEDIC_SIGNING_KEY_FILE must hold the shared key")
+        raise exits.InvalidInput("set TRAINMEDIC_SIGNING_KEY or TRAINMEDIC_SIGNING_KEY_FILE to the shared key")
     click.echo(identity_key(shared[0].encode().strip(), identity).decode())

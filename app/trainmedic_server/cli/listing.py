@@ -1,7 +1,4 @@
-"""Long lists of the server: read page by page, and written as JSON or CSV as they arrive.
-
-Who uses it: ``history``, ``alerts``, ``findings``. How a table is laid out is in ``table``.
-"""
+"""Long lists from the server, read by pages and streamed as JSON or CSV."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from trainmedic_core.plain_text import csv_cell, json_text
 from trainmedic_server.cli.client import Client
 
 PAGE = 1000
-"""Items; the most that the server gives at once."""
+"""Largest page of the server."""
 
 Item = Mapping[str, Any]
 
@@ -26,15 +23,14 @@ _TAKES: Mapping[str, Collection[str]] = {
     "findings": ("node", "rule", "role", "since", "suspected", "open"),
     "history": ("alertname", "playbook", "status", "decision", "node", "by", "since", "until", "open", "owes_undo"),
 }
-"""Conditions that the lists below a job's path take."""
+"""Conditions that the lists below a job's path accept."""
 
 
 def items(
     client: Client, path: str, conditions: Mapping[str, Any], limit: int | None, page_size: int = PAGE
 ) -> Iterator[Item]:
-    """Yield the newest items that meet the conditions, page by page. All of them if `limit` is None.
-
-    If the token may not read the items of all jobs, those of the one job in the conditions are read below its path.
+    """Yield the newest matching items, page by page. All if `limit` is None. A token limited to jobs reads those of its
+    one job.
     """
     cursor, left = None, limit
     while left is None or left > 0:
@@ -56,8 +52,7 @@ def items(
 
 
 def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the path of one job's items, and the conditions without the job. None if there is no such path, or if it
-    does not take the conditions."""
+    """Return the path of one job's items, and the other conditions. None if impossible."""
     if path not in _TAKES or not conditions.keys() <= {"job", *_TAKES[path]}:
         return None
     job = conditions.get("job")
@@ -68,12 +63,10 @@ def _of_job(path: str, conditions: Mapping[str, Any]) -> tuple[str, Mapping[str,
 
 
 def job_path(job: str, path: str) -> str:
-    """Return the path of a list below a job, or of one of its items."""
     return f"jobs/{quote(job)}/{path}"
 
 
 def write_json(listed: Iterator[Item]) -> None:
-    """One JSON array, written as it arrives."""
     between = "[\n"
     for item in listed:
         click.echo(between + json_text(item), nl=False)
@@ -82,7 +75,6 @@ def write_json(listed: Iterator[Item]) -> None:
 
 
 def write_csv(listed: Iterator[Item], columns: Sequence[str]) -> None:
-    """These members of each item, under their names."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(columns)
     for item in listed:

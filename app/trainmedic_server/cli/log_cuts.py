@@ -1,4 +1,4 @@
-"""Lines about logs that agents read only in part, for the lists of jobs and findings."""
+"""Lines about logs that agents read only in part."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _MEANS: Mapping[CutKind, str] = {
 
 
 def lines(client: Client, job: str | None = None, node: str | None = None) -> Iterator[str]:
-    """Yield a line for each cut, the newest first. Servers without this list, and tokens that may not
-    read it, yield none."""
+    """Yield a line for each cut, newest first. Nothing for servers without this list, or if the token may not read
+    it."""
     query = {name: value for name, value in (("job", job), ("node", node)) if value is not None}
     try:
         page = client.get("agents/log-cuts", {**query, "limit": str(_MOST_SHOWN)})
     except (UnknownName, NotAllowed):
         return
     except CommandError as error:
-        yield f"It is not known which logs agents read only in part: {error.format_message()}"
+        yield f"Unknown which logs agents read only in part: {error.format_message()}"
         return
     for item in page["items"]:
         yield _line(item)
@@ -45,7 +45,7 @@ def _line(item: Mapping[str, Any]) -> str:
     owner = f" of user {item['uid']}" if item["uid"] is not None else ""
     try:
         what = _MEANS[CutKind(item["what"])].format(f"{item['count']:,}")
-    except ValueError:  # of a newer server
+    except ValueError:  # from a newer server
         what = f"{item['count']:,} {words.plain(item['what'])}"
     since = times.stamp(item["since"])
     return f"CUT {whose}{owner} on {words.plain(item['node'])}: {what} since {since}, its budget is used up"

@@ -1,6 +1,5 @@
-"""``trainmedic logs --job J``: the lines of a job, from whoever keeps them, as text, JSON or bare.
-
-The options are those of the group ``logs`` (``cli.logs``), whose commands are about rules for lines.
+"""``trainmedic logs --job J``: lines of a job as text, JSON or raw. The options belong to the group ``logs``
+(``cli.logs``).
 """
 
 from __future__ import annotations
@@ -16,15 +15,19 @@ import click
 from trainmedic_core.cli import exits
 from trainmedic_core.plain_text import json_text, visible
 from trainmedic_logs.domain.log_search import LogLevel
-from trainmedic_server.cli import job_names
-from trainmedic_server.cli.client import Client
+from trainmedic_server.cli.client import Client, unknown_job
 from trainmedic_server.cli.params import TimeParam
 
 _OPTIONS = (
     click.option("--job", "--job-id", "--job_id", "job", metavar="NAME", help="Show the lines of this job."),
-    click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only of this rank."),
+    click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only lines of this rank."),
     click.option(
-        "--node-rank", "--node_rank", "node_rank", type=click.IntRange(min=0), metavar="N", help="Only of that node."
+        "--node-rank",
+        "--node_rank",
+        "node_rank",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Only lines of this node rank.",
     ),
     click.option(
         "--local-rank",
@@ -34,26 +37,31 @@ _OPTIONS = (
         metavar="N",
         help="Only lines of this local rank.",
     ),
-    click.option("--node", metavar="NAME", help="Only of the node of this name."),
-    click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only of this attempt of the job."),
+    click.option("--node", metavar="NAME", help="Only lines of this node."),
+    click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only lines of this attempt."),
     click.option(
-        "--since", type=TimeParam(), metavar="TIME", help="From then on: a time, or how long ago (90m, 7d). Usual: 10m."
+        "--since",
+        type=TimeParam(),
+        metavar="TIME",
+        help="Start: a time, or a duration before now (90m, 7d). Default: 10m.",
     ),
-    click.option("--until", type=TimeParam(), metavar="TIME", help="Before then."),
-    click.option("--grep", metavar="REGEX", help="Only lines in which this regular expression (RE2) is found."),
+    click.option("--until", type=TimeParam(), metavar="TIME", help="End: a time, or a duration before now."),
+    click.option("--grep", metavar="REGEX", help="Only lines that match this regular expression (RE2)."),
     click.option(
         "--level",
         type=click.Choice([level.value for level in LogLevel]),
         metavar="LEVEL",
-        help=f"Only lines of this level and of worse ones: {', '.join(LogLevel)}.",
+        help=f"Only lines of at least this level: {', '.join(LogLevel)}.",
     ),
-    click.option("--kernel", is_flag=True, help="Also what the kernels of the job's nodes have said."),
-    click.option("--limit", type=click.IntRange(1, 100_000), default=10_000, show_default=True, help="Lines at most."),
-    click.option("--follow", "-f", is_flag=True, help="Then show what is new, until interrupted."),
+    click.option("--kernel", is_flag=True, help="Also kernel lines of the job's nodes."),
+    click.option(
+        "--limit", type=click.IntRange(1, 100_000), default=10_000, show_default=True, help="Maximum number of lines."
+    ),
+    click.option("--follow", "-f", is_flag=True, help="Then show new lines until interrupted."),
     click.option("--output", type=click.Choice(["text", "json", "raw"]), default="text", show_default=True),
 )
 
-_ASK_FOR_LESS = "Have less searched: by a later --since, an --attempt, a --node or a --rank."
+_ASK_FOR_LESS = "Narrow the search with a later --since, or with --attempt, --node or --rank."
 
 
 def line_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -63,7 +71,6 @@ def line_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool, **conditions: Any) -> None:
-    """Print what the server answers; notes go to the standard error."""
     params = {name: value for name, value in conditions.items() if value is not None}
     if kernel:
         params["kernel"] = "true"
@@ -78,13 +85,13 @@ def show_lines(client: Client, job: str, output: str, follow: bool, kernel: bool
             count += 1
             click.echo(_WRITERS[output](answer))
     except exits.UnknownName as error:
-        doubt = job_names.doubt(client, job)
+        doubt = unknown_job(client, job)
         raise exits.UnknownName(f"{doubt}\n{error.message}" if doubt else error.message) from error
     except exits.NoAnswerYet as error:
         raise exits.NoAnswerYet(f"{error.message} {_ASK_FOR_LESS}") from error
     if not count:
-        usual = "no lines answer; --since says from when on, and the lines of a node are kept by its agent"
-        doubt = job_names.doubt(client, job)
+        usual = "no lines found; check --since, and whether the node's agent still has them"
+        doubt = unknown_job(client, job)
         click.echo(f"{usual}; {doubt}" if doubt else usual, err=True)
 
 
@@ -94,7 +101,7 @@ def _followed(client: Client, path: str, params: Mapping[str, Any]) -> Iterator[
             yield json.loads(event.data)
     if "until" in params:
         return  # it ends some seconds after that
-    raise exits.Unreachable("the server has ended the stream")
+    raise exits.Unreachable("the server ended the stream")
 
 
 def _text(line: Mapping[str, Any]) -> str:

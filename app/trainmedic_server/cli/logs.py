@@ -1,5 +1,6 @@
-"""``trainmedic logs``: shows the lines of a job (``log_lines``), and checks, explains and tests log rules without a
-server (``log_rules``). Tests are played by the server's engine here."""
+"""``trainmedic logs``: lines of a job (``log_lines``), and checks and tests of log rules without a server
+(``log_rules``). The server's engine runs the tests.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +32,14 @@ def logs(client: Client, job: str | None, **conditions: Any) -> None:
     trainmedic logs --job llm-1 --level error --since 1h
     trainmedic logs --job llm-1 --rank 7 --grep 'loss|grad' --follow
 
-    For the commands without a PATH the rules are those of TRAINMEDIC_LOG_RULES, else those that come with Trainmedic.
+    Commands without a PATH use the rules of TRAINMEDIC_LOG_RULES, or else the shipped ones.
     """
     if click.get_current_context().invoked_subcommand is None:
         if job is None:
-            raise click.UsageError("name a job with --job, or a command: check, explain, schema, test")
+            raise click.UsageError("pass a job with --job, or a command: check, explain, schema, test")
         show_lines(client, job, **conditions)
         return
-    # The command's output says better what the catalog would log.
+    # The command's output covers what the catalog would log.
     telemetry.configure_logging("CRITICAL")
 
 
@@ -51,7 +52,7 @@ logs.add_command(log_rules.explain)
 def check(paths: Sequence[Path]) -> None:
     """Check log rules and the form of their tests.
 
-    Each mistake is told with file, line and column. Ends with 1 where there is one, and with 2 where no rule is there.
+    Each error is reported with file, line and column. Exit code: 1 after an error, 2 if there is no rule.
     """
     roots = log_rules.rule_roots(paths)
     log_rules.tell_checked(roots, *check_log_rules(roots))
@@ -59,16 +60,16 @@ def check(paths: Sequence[Path]) -> None:
 
 @logs.command()
 @log_rules.paths_argument
-@click.option("--verbose", "-v", is_flag=True, help="Name the tests that passed too.")
+@click.option("--verbose", "-v", is_flag=True, help="List passed tests, too.")
 def test(paths: Sequence[Path], verbose: bool) -> None:
-    """Run the tests beside the log rules, in virtual time.
+    """Run the tests next to the log rules, in virtual time.
 
-    The tests of gpu.yaml are in gpu_test.yaml: lines, and what is found in them, which alerts that raises and what the
-    playbooks do then. Ends with 1 where one fails.
+    The tests of gpu.yaml are in gpu_test.yaml: lines, the expected findings, their alerts, and what playbooks then do.
+    Exit code 1 if one fails.
     """
     files = test_files(log_rules.rule_roots(paths))
     if not files:
-        raise exits.InvalidInput("There is no file of tests there; their names end in _test.yaml.")
+        raise exits.InvalidInput("No test files found; their names end in _test.yaml.")
     results: list[suite.FileResult] = []
     for line in report.results(_tested(files, results), verbose=verbose):
         click.echo(line)
@@ -77,7 +78,7 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
 
 
 def _tested(files: Sequence[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:
-    """Each file's result as soon as it is there, so that its line shows how far the tests are."""
+    """Yield each file's result at once, so that its line shows the progress."""
     actions = registry.specs_only()
     for file in files:
         results.append(suite.run_file(file, actions))

@@ -1,10 +1,4 @@
-"""The tools of ``trainmedic mcp``: the questions that are asked at night, each answered by calls that change nothing.
-
-`Reader` is all that a tool can reach: every call is a GET, but for ``POST /explain``, which changes nothing either. So
-an assistant can look at everything and do nothing, whatever it is told, and whatever its token may do.
-
-Who calls it: ``mcp``. Not here: the protocol, and how much of an answer is handed on (``mcp_results``).
-"""
+"""Tools of ``trainmedic mcp``. They reach only `Reader`, which can change nothing, even if the token could."""
 
 from __future__ import annotations
 
@@ -29,8 +23,6 @@ _MOST_LABELS = 64
 
 
 class Reader:
-    """The calls that a tool may make."""
-
     def __init__(self, client: Client) -> None:
         self._client = client
 
@@ -38,23 +30,20 @@ class Reader:
         return self._client.get(path, params)
 
     def lines(self, path: str, params: Arguments, most: int) -> list[Any]:
-        """The first lines of an answer of one JSON document a line."""
         with closing(self._client.lines(path, params)) as lines:
             return [json.loads(line) for line in islice(filter(None, lines), most)]
 
     def post(self, path: str, body: Any = None) -> Any:
-        """Raises Failure for all but the one call that asks and changes nothing."""
+        """POST to ``explain``. Raises Failure for all other paths."""
         if path != "explain":
-            raise exits.Failure(f"POST /{path} is not for tools: they change nothing")
+            raise exits.Failure(f"POST /{path} is not available to tools: they change nothing")
         return self._client.post(path, body)
 
 
 class Parameter(Struct, frozen=True):
-    """One argument of a tool."""
-
     description: str
     type: str = "string"
-    """``string``, ``integer``, ``boolean``, or ``labels``: an object whose values are texts."""
+    """``string``, ``integer``, ``boolean``, or ``labels``: an object with text values."""
     is_required: bool = False
     choices: tuple[str, ...] = ()
     least: int = 0
@@ -74,7 +63,6 @@ class Parameter(Struct, frozen=True):
         return {**form, **({"enum": list(self.choices)} if self.choices else {}), "description": self.description}
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with `value`; None where nothing is."""
         match self.type:
             case "integer":
                 is_fine = type(value) is int and self.least <= value <= self.most
@@ -98,17 +86,14 @@ def _is_text(value: Any) -> bool:
 
 
 class Tool(Struct, frozen=True):
-    """A question, and how it is answered."""
-
     name: str
     description: str
     answer: Callable[[Reader, Arguments], Any]
     source: str
-    """The call by which it is answered, for whoever reads the result."""
+    """The API call, for readers of the result."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def listed(self) -> dict[str, Any]:
-        """The tool as the protocol lists it."""
         required = [name for name, parameter in self.parameters.items() if parameter.is_required]
         return {
             "name": self.name,
@@ -124,13 +109,12 @@ class Tool(Struct, frozen=True):
         }
 
     def checked(self, arguments: Any) -> Arguments:
-        """The arguments, checked. Raises InvalidInput, which says what would be right."""
         if not isinstance(arguments, dict):
             raise exits.InvalidInput("the arguments must be an object")
         for name, value in arguments.items():
             if name not in self.parameters:
                 names = ", ".join(self.parameters) or "none"
-                raise exits.InvalidInput(f"{self.name} has no argument {name[:100]!r}; there are: {names}")
+                raise exits.InvalidInput(f"{self.name} has no argument {name[:100]!r}; its arguments are: {names}")
             if right_form := self.parameters[name].problem(value):
                 raise exits.InvalidInput(f"{name} must be {right_form}")
         for name, parameter in self.parameters.items():
@@ -140,21 +124,19 @@ class Tool(Struct, frozen=True):
 
 
 def _part(name: str) -> str:
-    """A name as one part of a path, which leads nowhere else. Raises InvalidInput."""
     if name in (".", ".."):
-        raise exits.InvalidInput(f"{name!r} is no name")
+        raise exits.InvalidInput(f"{name!r} is not a name")
     return quote(name, safe="")
 
 
 def _given(arguments: Arguments, *names: str, **defaults: Any) -> dict[str, Any]:
-    """Those of the arguments that are query parameters of the same name."""
     chosen = {name: arguments[name] for name in names if name in arguments}
     written = {name: str(value).lower() if isinstance(value, bool) else value for name, value in chosen.items()}
     return {**defaults, **written}
 
 
 def _page(reader: Reader, path: str, arguments: Arguments, query: Arguments) -> Any:
-    """A page of a list, so short that nothing of it has to be left out: its ``next`` would pass that over."""
+    """Return a page short enough to need no cut, because ``next`` would skip the rest."""
     limit = arguments.get("limit", 20)
     while True:
         document = reader.get(path, {**query, **_given(arguments, "cursor"), "limit": limit})
@@ -204,15 +186,15 @@ def _playbook(reader: Reader, arguments: Arguments) -> Any:
     return reader.get(f"playbooks/{_part(arguments['name'])}" if "name" in arguments else "playbooks")
 
 
-_SINCE = Parameter("From then on: an RFC 3339 time, or how long ago, such as 90m or 7d.")
-_UNTIL = Parameter("Up to then: an RFC 3339 time, or how long ago.")
-_LIMIT = Parameter("At most so many.", "integer", least=1, most=100)
-_PAGE = {"limit": _LIMIT, "cursor": Parameter("`next` of the page before, with the other arguments as they were.")}
+_SINCE = Parameter("Start: an RFC 3339 time, or a duration before now, such as 90m or 7d.")
+_UNTIL = Parameter("End: an RFC 3339 time, or a duration before now.")
+_LIMIT = Parameter("Most items.", "integer", least=1, most=100)
+_PAGE = {"limit": _LIMIT, "cursor": Parameter("`next` of the page before, with all other arguments unchanged.")}
 _ALERT = Parameter("The alert's name, such as GPUTemperatureHigh.")
 _NAMED_ALERT = Parameter(_ALERT.description, is_required=True)
-_LABELS = Parameter('Labels that it has, such as {"job_name": "llm-1"}.', "labels")
+_LABELS = Parameter('Some of its labels, such as {"job_name": "llm-1"}.', "labels")
 _FILTERED_LABELS = Parameter(_LABELS.description, "labels", most=20)
-"""As many as ``GET /alerts`` takes."""
+"""The limit of ``GET /alerts``."""
 _JOB = Parameter("The training job's name.")
 _NAMED_JOB = Parameter(_JOB.description, is_required=True)
 _LEVELS = tuple(map(str, LogLevel))
@@ -222,15 +204,15 @@ TOOLS = {
     for tool in (
         Tool(
             "now",
-            "How things stand: mode, pauses and breaker; what waits for a person; what is changed right now, from what "
-            "to what, and when it is given back; what runs and comes next; which agents and jobs are lost. Begin here.",
+            "Current state: mode, pauses and breaker; pending approvals; active changes (from, to, and when they are "
+            "reverted); open runs and their next step; lost agents and jobs. Begin here.",
             lambda reader, _: reader.get("now"),
             "GET /now",
         ),
         Tool(
             "why",
-            "Why something, or nothing, happened for an alert: each time it was heard, what each playbook made of it, "
-            "and what would happen if it fired now.",
+            "Why something, or nothing, happened for an alert: each time it was received, what each playbook did, and "
+            "what would happen if it fired now.",
             _why,
             "GET /alerts and POST /explain",
             {"alert": _NAMED_ALERT, "labels": _LABELS, "since": _SINCE, "limit": _LIMIT},
@@ -245,12 +227,11 @@ TOOLS = {
         ),
         Tool(
             "alerts",
-            "Alerts that were heard, newest first, with what each playbook made of them. reacted=false: those for "
-            "which there is no playbook.",
+            "Received alerts, newest first, with each playbook's reaction. reacted=false: those without a reaction.",
             _alerts,
             "GET /alerts",
             {"alert": _ALERT, "labels": _FILTERED_LABELS,
-             "status": Parameter("Only these.", choices=("firing", "resolved")),
+             "status": Parameter("Only this status.", choices=("firing", "resolved")),
              "reacted": Parameter("Whether a playbook reacted.", "boolean"), "since": _SINCE, "until": _UNTIL, **_PAGE},
         ),
         Tool(
@@ -261,72 +242,72 @@ TOOLS = {
             {"alert": _ALERT, "playbook": Parameter("The playbook's name."), "job": _JOB,
              "status": Parameter("Such as succeeded, failed, waiting, awaiting_approval, not_started."),
              "decision": Parameter("Such as started, cooldown, concurrency_limited, no_target."),
-             "node": Parameter("The node's name."), "target": Parameter("As items have it, such as job:llm-1."),
+             "node": Parameter("The node's name."), "target": Parameter("As in items, such as job:llm-1."),
              "by": Parameter("Who approved, rejected, cancelled or undid it."),
-             "open": Parameter("Whether it is not closed.", "boolean"),
-             "owes_undo": Parameter("Closed, and still owes an undo.", "boolean"),
+             "open": Parameter("Whether it is open.", "boolean"),
+             "owes_undo": Parameter("Closed, with a pending undo.", "boolean"),
              "since": _SINCE, "until": _UNTIL, **_PAGE},
         ),
         Tool(
             "run",
-            "The whole story of one run: alerts, decision, each step with parameters, attempts and output, undo, what "
-            "comes next, its measured effect.",
+            "One run in full: alerts, decision, each step with parameters, attempts and output, undo, what comes next, "
+            "measured effect.",
             lambda reader, arguments: reader.get(f"history/{_part(arguments['run'])}"),
             "GET /history/{run_id}",
-            {"run": Parameter("Its id, or a beginning or end of it of at least 4 characters.", is_required=True)},
+            {"run": Parameter("Its ID, or a beginning or end of it of at least 4 characters.", is_required=True)},
         ),
         Tool(
             "approvals",
-            "What waits for people: question, steps that an approval would let happen, who may answer, until when. "
-            "You cannot answer; a person does by the link, the command line or a chat.",
+            "Pending approvals: question, steps that follow, who may answer, until when. You cannot answer; a person "
+            "does by the link, the command line or a chat.",
             lambda reader, _: reader.get("approvals"),
             "GET /approvals",
         ),
         Tool(
             "jobs",
-            "The training jobs that are connected, by name, a page at a time: step, nodes, GPUs, what they can do.",
+            "Connected training jobs by name, in pages: step, nodes, GPUs, capabilities.",
             lambda reader, arguments: _page(reader, "jobs", arguments, _given(arguments, "name", "cluster")),
             "GET /jobs",
             {"name": Parameter("Only the job of this name."),
-             "cluster": Parameter("Also those that only Kubernetes knows, on the last page.", "boolean"), **_PAGE},
+             "cluster": Parameter("Also jobs that only Kubernetes knows, on the last page.", "boolean"), **_PAGE},
         ),
         Tool(
             "agents",
-            "The node agents that are connected, and their GPUs, by the names of the nodes, a page at a time.",
+            "Connected node agents and their GPUs by node name, in pages.",
             lambda reader, arguments: _page(reader, "agents", arguments, _given(arguments, "name")),
             "GET /agents",
             {"name": Parameter("Only the agent of this node."), **_PAGE},
         ),
-        Tool("playbooks", "The playbooks that are loaded and what they came to in 30 days; with a name, its text.",
+        Tool("playbooks", "Loaded playbooks and their outcomes in 30 days; with a name, its text.",
              _playbook, "GET /playbooks", {"name": Parameter("One playbook's name.")}),
         Tool(
             "report",
-            "With a job, what its time came to: efficiency, goodput, bottleneck, failures. Without, over all jobs: "
-            "causes of failures, GPU-hours, what repairs were worth, nodes that come back.",
+            "With a job, the use of its time: efficiency, goodput, bottleneck, failures. Without, for all jobs: causes "
+            "of failures, GPU-hours, benefit of repairs, nodes that fail repeatedly.",
             _report,
             "GET /report",
             {"job": _JOB, "since": _SINCE, "until": _UNTIL},
         ),
         Tool(
             "diagnose",
-            "Who began the failure of a job, and why: cause, ranks, node, evidence, advice.",
+            "Cause of a job's failure: ranks, node, evidence, advice.",
             lambda reader, arguments: reader.get(
                 f"jobs/{_part(arguments['job'])}/diagnosis", _given(arguments, "attempt")
             ),
             "GET /jobs/{job}/diagnosis",
             {"job": _NAMED_JOB,
-             "attempt": Parameter("Which attempt; without it the newest.", "integer", least=1, most=1_000_000)},
+             "attempt": Parameter("Attempt; by default the newest.", "integer", least=1, most=1_000_000)},
         ),
         Tool(
             "logs",
-            "Lines of a job's logs, oldest first; without since, of the last ten minutes.",
+            "Lines of a job's logs, oldest first; by default of the last ten minutes.",
             _logs,
             "GET /jobs/{job}/logs",
-            {"job": _NAMED_JOB, "grep": Parameter("A regular expression of RE2 that a line has."),
-             "level": Parameter("Lines of this level, and worse ones.", choices=_LEVELS),
+            {"job": _NAMED_JOB, "grep": Parameter("RE2 regular expression."),
+             "level": Parameter("Lines of at least this level.", choices=_LEVELS),
              "rank": Parameter("Only this rank.", "integer"), "node": Parameter("Only this node."),
              "attempt": Parameter("Only this attempt.", "integer", least=1),
-             "kernel": Parameter("Also the kernels' lines of the job's nodes.", "boolean"),
+             "kernel": Parameter("Also kernel lines of the job's nodes.", "boolean"),
              "since": _SINCE, "until": _UNTIL, "limit": Parameter("Lines.", "integer", least=1, most=500)},
         ),
     )

@@ -1,4 +1,4 @@
-"""``trainmedic now``: what waits for a person, what is changed and when it goes back, what runs, what is lost."""
+"""``trainmedic now``: the current state."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from trainmedic_server.presentation import runs, times
 Document = Mapping[str, Any]
 _SHOWN = 20
 _OBSERVE = ", observe only"
-"""What the scope of an order ends with by which runs are not held back, only recorded."""
+"""End of a pause's scope if its runs are only recorded."""
 
 
 @click.command()
 @output_option()
 @server_options
 def now(client: Client, output: str) -> None:
-    """Show how things stand: what waits for you, what is changed and when it is given back, what comes next."""
+    """Show the current state: pending approvals, active changes and their end, open runs, lost agents and jobs."""
     width = table.width()
     print_document(client.get("now"), output, lambda standing: (words.cut(line, width) for line in lines(standing)))
 
 
 def lines(standing: Document) -> Iterator[str]:
-    """How things stand, line by line; the parts that are empty say so in one line."""
     at = standing["at"]
     yield _head(standing, at)
     parts = (
         ("Waits for you", "approvals", _approval),
-        ("Changed right now, and when it goes back", "changed", _change),
+        ("Active changes", "changed", _change),
         ("Running and next", "running", _running),
         ("Lost within a day", "lost", _lost),
     )
@@ -46,17 +45,16 @@ def lines(standing: Document) -> Iterator[str]:
         for entry in entries[:_SHOWN]:
             yield from describe(entry, at)
         if len(entries) > _SHOWN:
-            yield f"  and {len(entries) - _SHOWN} more: --output json has them all"
-        if name == "changed" and standing.get("changed_since"):  # An earlier server does not send it.
+            yield f"  and {len(entries) - _SHOWN} more: see --output json"
+        if name == "changed" and standing.get("changed_since"):  # earlier servers do not send it
             yield f"  Changes without an undo are listed since {times.near(standing['changed_since'], at)}."
     yield ""
     yield f"Last hour   {_counts(standing['last_hour']['decisions'])}"
     if left_out := standing["counts"]["left_out"]:
-        yield f"            {left_out} more are not shown here"
+        yield f"            {left_out} more are not shown"
 
 
 def switches(standing: Document, at: str) -> str:
-    """Mode, pauses and breaker in one line."""
     paused = [_pause(pause, at) for pause in standing["paused"]]
     breaker = standing["breaker"]
     state = f"OPEN: {words.plain(breaker['reason'])}; 'trainmedic resume --breaker' closes it"
@@ -66,8 +64,7 @@ def switches(standing: Document, at: str) -> str:
 
 def _head(standing: Document, at: str) -> str:
     counts = standing["counts"]
-    closed = "1 closed one owes" if counts["owing"] == 1 else f"{counts['owing']} closed ones owe"
-    runs = f"{words.count(sum(counts['open'].values()), 'run')} open, {closed} an undo"
+    runs = f"{words.count(sum(counts['open'].values()), 'run')} open, {counts['owing']} closed with a pending undo"
     return f"{switches(standing, at)}; {runs}"
 
 
@@ -97,15 +94,15 @@ def _approval(approval: Document, at: str) -> Iterator[str]:
 
 def _change(change: Document, at: str) -> Iterator[str]:
     difference = f"{words.plain(change['before'])} → {words.plain(change['after'])}" if change["after"] else ""
-    made = difference if change["is_certain"] else "perhaps: it is not known whether it was applied"
+    made = difference if change["is_certain"] else "perhaps: unknown whether it was applied"
     made = made or words.data(change["params"])
     ends = [change["given_back"]]
     if change["lease_seconds"]:
-        ends.append(f"or {times.span(change['lease_seconds'])} after nobody renews it")
+        ends.append(f"or {times.span(change['lease_seconds'])} after the last renewal")
     if change["latest"]:
         ends.append(f"the run waits until {times.near(change['latest'], at)}")
     if change["undo_error"]:
-        ends.append(f"NOT DONE when tried: {words.plain(change['undo_error'])}")
+        ends.append(f"LAST UNDO FAILED: {words.plain(change['undo_error'])}")
     made = f"{change['action']} {made}".rstrip()
     yield f"  {_name(change)}  {made}  made {times.ago(change['since'], at)}; back {', '.join(ends)}"
 
@@ -117,7 +114,7 @@ def _running(run: Document, at: str) -> Iterator[str]:
 
 def _lost(lost: Document, at: str) -> Iterator[str]:
     heard, reason = times.ago(lost["since"], at), words.plain(lost["reason"])
-    yield f"  {lost['kind']} {words.plain(lost['name'])}  last heard of {heard}: {reason}"
+    yield f"  {lost['kind']} {words.plain(lost['name'])}  last connected {heard}: {reason}"
 
 
 def _name(entry: Document) -> str:

@@ -1,4 +1,4 @@
-"""Types and forms of options that several commands have."""
+"""Option types that several commands share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _DURATION = re.compile(r"(\d+(ms|[ywdhms]))+")
 
 
 class TimeParam(click.ParamType[str]):
-    """A time. A time without a zone is in the zone of this machine. With `ago`, it can also be a Prometheus duration,
-    which the server subtracts from its own clock."""
+    """A time, by default in this machine's zone. With `ago`, also a Prometheus duration, which the server subtracts
+    from its clock.
+    """
 
     name = "time"
 
@@ -28,19 +29,17 @@ class TimeParam(click.ParamType[str]):
             return datetime.fromisoformat(value).astimezone(UTC).isoformat()
         except ValueError:
             if self._ago:
-                self.fail(f"{value!r} is neither a time (2026-01-31T12:00:00Z) nor how long ago it was (90m, 7d)")
+                self.fail(f"{value!r} is neither a time (2026-01-31T12:00:00Z) nor a duration (90m, 7d)")
             self.fail(f"{value!r} is not a time, such as 2026-01-31T12:00:00Z")
 
 
 def pairs_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> Sequence[tuple[str, str]]:
-    """Return the labels of options ``--label name=value``. A callback."""
     pairs = [value.partition("=") for value in values]
     for value, (name, sign, _) in zip(values, pairs, strict=True):
         if not sign or not name:
-            raise click.UsageError(f"--label {value!r} is not a label and its value, such as job_name=llm-1", ctx=ctx)
+            raise click.UsageError(f"--label {value!r} must be NAME=VALUE, such as job_name=llm-1", ctx=ctx)
     return [(name, value) for name, _, value in pairs]
 
 
 def labels_of(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    """Return the labels by name. A callback."""
     return dict(pairs_of(ctx, param, values))

@@ -1,4 +1,4 @@
-"""``trainmedic pause``, ``pauses`` and ``resume``: what is to be left alone, and until when."""
+"""``trainmedic pause``, ``pauses`` and ``resume``."""
 
 from __future__ import annotations
 
@@ -19,20 +19,29 @@ _HEADER = ("ID", "SCOPE", "STATE", "UNTIL", "BY", "WHY")
 
 
 @click.command()
-@click.option("--playbook", metavar="NAME", help="Only runs of this playbook; a pattern such as gpu-* will do.")
-@click.option("--node", metavar="NAME", help="Only runs that touch this node, those on a job there included.")
+@click.option("--playbook", metavar="NAME", help="Only runs of this playbook, or a pattern such as gpu-*.")
+@click.option("--node", metavar="NAME", help="Only runs that touch this node, including those on its jobs.")
 @click.option("--job", metavar="NAME", help="Only runs that touch this job.")
 @click.option(
-    "--label", "labels", multiple=True, metavar="NAME=VALUE", callback=labels_of, help="Only for alerts with it."
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=labels_of,
+    help="Only runs for alerts with this label. Repeatable.",
 )
-@click.option("--for", "length", metavar="DURATION", help="For so long (2h); without it until 'trainmedic resume'.")
-@click.option("--starts", type=TimeParam(ago=False), metavar="TIME", help="From then on: a maintenance window.")
-@click.option("--every", metavar="DURATION", help="Again and again, such as 7d; needs --for.")
-@click.option("--note", default="", metavar="TEXT", help="Why; shown wherever the pause is.")
-@click.option("--observe-only", is_flag=True, help="Of a playbook: start its runs, and only record what they would do.")
+@click.option("--for", "length", metavar="DURATION", help="Duration (2h). Default: until 'trainmedic resume'.")
+@click.option(
+    "--starts", type=TimeParam(ago=False), metavar="TIME", help="Start, for a maintenance window. Default: now."
+)
+@click.option("--every", metavar="DURATION", help="Repeat at this interval, such as 7d; needs --for.")
+@click.option("--note", default="", metavar="TEXT", help="Reason, shown with the pause.")
+@click.option(
+    "--observe-only", is_flag=True, help="With --playbook: start its runs, but only record what they would do."
+)
 @server_options
 def pause(client: Client, length: str | None, observe_only: bool, **wanted: Any) -> None:
-    """Stop new repairs until 'trainmedic resume', or some, or for a while. Undo still runs.
+    """Stop new repairs until 'trainmedic resume', or some, or for a while. Undos still run.
 
     \b
     trainmedic pause --node node-7 --for 2h --note "new fans"
@@ -51,16 +60,16 @@ def pause(client: Client, length: str | None, observe_only: bool, **wanted: Any)
         return
     playbook = given.pop("playbook", None)
     if playbook is None or given.keys() - {"for", "note"}:
-        raise click.UsageError("--observe-only goes with --playbook, --for and --note")
+        raise click.UsageError("--observe-only needs --playbook, and allows only --for and --note")
     client.post(f"playbooks/{quote(playbook, safe='')}/mode", {"mode": "observe", **given})
-    click.echo(f"{words.plain(playbook)} only observes; 'trainmedic pauses' shows until when.")
+    click.echo(f"{words.plain(playbook)} only observes. 'trainmedic pauses' shows until when.")
 
 
 @click.command()
 @output_option("table")
 @server_options
 def pauses(client: Client, output: str) -> None:
-    """Show what is paused, or will be: by whom, until when, and why."""
+    """Show present and future pauses."""
     items = client.get("pauses")["items"]
     print_document(items, output, _list)
 
@@ -78,12 +87,12 @@ def _list(items: Sequence[Mapping[str, Any]]) -> Sequence[str]:
 @click.option("--node", metavar="NAME")
 @click.option("--job", metavar="NAME")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", callback=labels_of)
-@click.option("--breaker", is_flag=True, help="Close the breaker too, and begin its count again.")
+@click.option("--breaker", is_flag=True, help="Also close the breaker, and restart its count.")
 @server_options
 def resume(client: Client, pause_id: str | None, breaker: bool, **scope: Any) -> None:
-    """Allow new repairs again. What came in between is not made up for.
+    """Allow new repairs again. Alerts in the pause are not made up for.
 
-    Without ID or scope every pause that holds now ends; windows to come stay.
+    Without ID or scope, every active pause ends; future windows stay.
     """
     given = {name: value for name, value in scope.items() if value}
     if pause_id:
@@ -92,12 +101,11 @@ def resume(client: Client, pause_id: str | None, breaker: bool, **scope: Any) ->
 
 
 def controls(switches: Mapping[str, Any]) -> str:
-    """The pauses and the breaker in one line."""
     paused = "paused" if switches.get("paused") else "not paused"
     if switches.get("paused_by"):
         paused += f" by {words.plain(switches['paused_by'])} since {times.stamp(switches.get('paused_at'))}"
     parts = [text for item in switches.get("pauses") or () if (text := _partly(item))]
-    # That the server as a whole is not paused is no news beside what is.
+    # If parts are paused, omit that the whole server is not.
     paused = "; ".join(parts if parts and not switches.get("paused") else [paused, *parts])
     if not switches.get("breaker_open"):
         return f"{paused}, breaker closed"
@@ -106,7 +114,6 @@ def controls(switches: Mapping[str, Any]) -> str:
 
 
 def _partly(item: Mapping[str, Any]) -> str:
-    """A pause in a few words, where the switches do not say it all."""
     end, note = item.get("until"), item.get("note")
     is_plain = item.get("scope") == "everything" and item.get("in_force") and not end and not note
     if is_plain:

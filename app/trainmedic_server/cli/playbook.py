@@ -1,4 +1,4 @@
-"""``trainmedic playbook``: checks, explains and tests playbooks without a server, by the ``simulation``."""
+"""``trainmedic playbook``: checks, forecasts and tests of playbooks without a server, by the ``simulation``."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from trainmedic_core import words, yaml_files
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.output import output_option
 from trainmedic_core.plain_text import visible
+from trainmedic_core.words import plain
 from trainmedic_logs.simulation.log_check import test_files
 from trainmedic_server import telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.catalog import alert_map_roots
 from trainmedic_server.catalog.library import Library
 from trainmedic_server.catalog.schema import json_schema
-from trainmedic_server.cli import rule_report
 from trainmedic_server.cli.explain import explain
 from trainmedic_server.cli.playbook_list import list_playbooks, list_versions
 from trainmedic_server.cli.playbook_paths import alert_map_option, loaded_alert_map, playbook_roots
+from trainmedic_server.domain.alert_suggestions import snippet
 from trainmedic_server.simulation import report, rule_outcomes, suite
 from trainmedic_server.simulation.check import CheckResult, check_alert_maps
 from trainmedic_server.simulation.check import check as check_paths
+from trainmedic_server.simulation.rule_outcomes import RuleOutcome
 
 _paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 
@@ -33,9 +35,9 @@ _paths = click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(
 def playbook() -> None:
     """Check, explain and test playbooks, without a server.
 
-    PATH is a file or a directory; without one it is TRAINMEDIC_PLAYBOOKS, else playbooks.
+    PATH is a file or a directory. Default: TRAINMEDIC_PLAYBOOKS, or else playbooks.
     """
-    # The command's output says better what the catalog and the engine would log.
+    # The command's output covers what the catalog and the engine would log.
     telemetry.configure_logging("CRITICAL")
 
 
@@ -45,9 +47,9 @@ def playbook() -> None:
 def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
     """Check playbooks, the form of their tests, and the alert map.
 
-    Each error is reported with file, line and column. Ends with 1 if there is one, and with 2 if PATH has no
-    playbook. A warning, such as that two playbooks act on the same alert, or that none reacts to a name which the
-    alert map gives, does not change the exit code. With --alert-map and without any playbook only the map is checked.
+    Each error is reported with file, line and column. Exit code: 1 after an error, 2 if PATH has no playbook. Warnings
+    (two playbooks act on the same alert, none reacts to a name of the alert map) do not change it. With --alert-map and
+    without playbooks, only the map is checked.
     """
     actions, roots = registry.specs_only(), playbook_roots(paths)
     has_playbooks = bool(paths) or not alert_map or any(yaml_files.exists(root) for root in roots)
@@ -61,7 +63,7 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
     if problems:
         raise exits.Failure(words.count(len(problems), "mistake"))
     if checked.empty:
-        raise exits.InvalidInput(f"There is no playbook in {', '.join(map(str, checked.empty))}.")
+        raise exits.InvalidInput(f"No playbook found in {', '.join(map(str, checked.empty))}.")
     counted = [words.count(len(checked.playbooks), "playbook")] if has_playbooks else []
     if alert_map:
         renames = sum(len(content.renames) for content in library.contents)
@@ -72,16 +74,21 @@ def check(paths: Sequence[Path], alert_map: Sequence[Path]) -> None:
 @playbook.command()
 @click.argument("files", metavar="RULES...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--playbooks", "paths", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Can be repeated."
+    "--playbooks",
+    "paths",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Playbook file or directory. Repeatable.",
 )
 @alert_map_option
 @output_option()
 def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path], output: str) -> None:
     """Print which playbook each alert of your rules starts, or why it starts none.
 
-    RULES is a file of Prometheus' rules, or a PrometheusRule of Kubernetes. If a name means an alert that a playbook
-    reacts to, the entry for your alert map is printed. Ends with 1 if RULES is a list of alerts with the outcome of
-    each, as alert-maps/public-rules_test.yaml is, and one outcome differs.
+    RULES is a file of Prometheus rules, or a Kubernetes PrometheusRule. If a name means an alert that a playbook reacts
+    to, the entry for your alert map is printed. RULES can also be a list of alerts with expected outcomes, like
+    alert-maps/public-rules_test.yaml; the exit code is 1 if one differs.
 
     \b
     trainmedic playbook rules prometheus/rules/gpu.yaml
@@ -92,7 +99,7 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
         click.echo(visible(str(problem), keep="\n"), err=True)
     alerts = [alert for each, _ in read for alert in each]
     if not alerts:
-        raise exits.InvalidInput("There is no alert in these files.")
+        raise exits.InvalidInput("These files contain no alert.")
     library = Library(playbook_roots(paths), registry.specs_only())
     library.reload()
     if not library.all():
@@ -101,7 +108,7 @@ def rules(files: Sequence[Path], paths: Sequence[Path], alert_map: Sequence[Path
     if output == "json":
         click.echo(json.dumps([outcome.as_data() for outcome in comes_to], indent=2))
     else:
-        for line in rule_report.lines(comes_to):
+        for line in _outcome_lines(comes_to):
             click.echo(line)
     if any(problems for _, problems in read):
         raise exits.Failure("a rule file could not be read completely")
@@ -128,16 +135,16 @@ playbook.add_command(explain)
 
 @playbook.command()
 @_paths
-@click.option("--verbose", "-v", is_flag=True, help="Name the tests that passed too.")
-@click.option("as_json", "--json", is_flag=True, help="Print one JSON document with every test, for programs.")
+@click.option("--verbose", "-v", is_flag=True, help="List passed tests, too.")
+@click.option("as_json", "--json", is_flag=True, help="Print one JSON document with every test.")
 def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
-    """Run the tests beside the playbooks, in virtual time.
+    """Run the tests next to the playbooks, in virtual time.
 
-    The tests of gpu.yaml are in gpu_test.yaml. Ends with 1 where one fails.
+    The tests of gpu.yaml are in gpu_test.yaml. Exit code 1 if one fails.
     """
     files = test_files(playbook_roots(paths))
     if not files:
-        raise exits.InvalidInput("There is no file of tests there; their names end in _test.yaml.")
+        raise exits.InvalidInput("No test files found; their names end in _test.yaml.")
     results: list[suite.FileResult] = []
     if as_json:
         click.echo(json.dumps(report.document(_tested(files, results))))
@@ -149,7 +156,7 @@ def test(paths: Sequence[Path], verbose: bool, as_json: bool) -> None:
 
 
 def _tested(files: Iterable[Path], results: list[suite.FileResult]) -> Iterator[suite.FileResult]:
-    """Each file's result as soon as it is there, so that its line shows how far the tests are."""
+    """Yield each file's result at once, so that its line shows the progress."""
     actions = registry.specs_only()
     for file in files:
         results.append(suite.run_file(file, actions))
@@ -158,3 +165,29 @@ def _tested(files: Iterable[Path], results: list[suite.FileResult]) -> Iterator[
 
 playbook.add_command(list_playbooks)
 playbook.add_command(list_versions)
+
+
+def _outcome_lines(outcomes: Sequence[RuleOutcome]) -> Iterator[str]:
+    width = max(len(plain(outcome.alert.name)) for outcome in outcomes)
+    for outcome in outcomes:
+        yield f"{plain(outcome.alert.name):<{width}}  {_outcome_text(outcome)}"
+    suggested = {outcome.alert.name: outcome.suggestion for outcome in outcomes if outcome.suggestion is not None}
+    if suggested:
+        yield ""
+        yield "Possible entries of an alert map; playbook explain shows what would happen then:"
+        yield "rename:"
+        for name, suggestion in suggested.items():
+            yield from (plain(line) for line in snippet(name, suggestion).splitlines()[1:])
+    starting = sum(bool(outcome.playbooks) for outcome in outcomes)
+    yield ""
+    yield f"{len(outcomes)} alerts: {starting} with a playbook, {len(outcomes) - starting} without."
+
+
+def _outcome_text(outcome: RuleOutcome) -> str:
+    renamed = f"as {plain(outcome.renamed_to)}: " if outcome.renamed_to is not None else ""
+    expected = "" if outcome.is_as_expected else f"  NOT AS EXPECTED: {outcome.alert.expected or 'none'}"
+    if outcome.playbooks:
+        conditions = f", if {' and '.join(map(plain, outcome.conditions))}" if outcome.conditions else ""
+        return f"{renamed}{', '.join(outcome.playbooks)}{conditions}{expected}"
+    suggested = f"; it means {outcome.suggestion.name}, see below" if outcome.suggestion is not None else ""
+    return f"{renamed}none: {plain(outcome.reason)}{suggested}{expected}"

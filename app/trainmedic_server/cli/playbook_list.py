@@ -1,4 +1,4 @@
-"""``trainmedic playbook list`` and ``versions``: what the server has loaded, how its runs ended, what was changed."""
+"""``trainmedic playbook list`` and ``versions``: loaded playbooks and their past texts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trainmedic_server.domain.modes import Mode
 from trainmedic_server.presentation import times
 
 _VERSION_HEADER = ("VERSION", "LOADED", "RUNS", "FIRST USED", "LAST USED")
-_HEADER = ("PLAYBOOK", "MODE", "ALERTS", "RUNS", "OPEN", "FAILED", "HELD BACK", "SUMMARY")
+_HEADER = ("PLAYBOOK", "MODE", "ALERTS", "RUNS", "OPEN", "FAILED", "BLOCKED", "SUMMARY")
 
 
 @click.command(name="list")
 @output_option("table")
 @server_options
 def list_playbooks(client: Client, output: str) -> None:
-    """List the playbooks that the server has loaded, with how their runs ended, and files that it could not load."""
+    """List the server's loaded playbooks with the outcomes of their runs, and files that it could not load."""
     reply = client.get("playbooks")
     if output == "json":
         print_document(reply, output, list)
@@ -43,11 +43,11 @@ def list_playbooks(client: Client, output: str) -> None:
 
 @click.command(name="versions")
 @click.argument("name", metavar="PLAYBOOK")
-@click.option("--since", "before", metavar="VERSION", help="Show what changed since this one, or a beginning of it.")
+@click.option("--since", "before", metavar="VERSION", help="Show changes since this version, or a beginning of it.")
 @output_option("table")
 @server_options
 def list_versions(client: Client, name: str, before: str | None, output: str) -> None:
-    """List the texts that a playbook had, the loaded one first, and show what was changed last."""
+    """List the past texts of a playbook, the loaded one first, and show the last change."""
     path = f"playbooks/{quote(name, safe='')}/versions"
     reply = client.get(path, {"before": before} if before else None)
     items = reply["items"]
@@ -72,13 +72,11 @@ def _used(item: Mapping[str, Any], at: str) -> tuple[str, str]:
 
 
 def _mode(own: str, allowed: Mode) -> str:
-    """The mode that counts: the stricter of the playbook's and the server's."""
     counts = Mode.stricter(Mode(own), allowed)
     return own if counts == own else f"{counts} (server)"
 
 
 def _ended(runs: Mapping[str, int]) -> tuple[int, int, int, int]:
-    """How many runs were started, are open, failed, and were decided against."""
     held_back = runs.get("not_started", 0)
     is_open = sum(runs.get(status, 0) for status in ("running", "waiting", "awaiting_approval"))
     return sum(runs.values()) - held_back, is_open, runs.get("failed", 0), held_back

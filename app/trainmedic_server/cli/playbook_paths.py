@@ -1,4 +1,4 @@
-"""Paths of the playbooks and the alert map of a command. Callers: ``playbook`` and ``explain``."""
+"""Paths of playbooks and alert maps for commands."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ alert_map_option = click.option(
     multiple=True,
     type=click.Path(path_type=Path),
     envvar=alert_map_roots.SETTING,
-    help="Alert map, or the name of a shipped one. Can be repeated.",
+    help="Alert map, or the name of a shipped one. Repeatable.",
 )
 
 
 def playbook_roots(paths: Sequence[Path]) -> list[Path]:
-    """The paths on the command line, else those of the setting."""
     if paths:
         return list(paths)
     setting = os.environ.get("TRAINMEDIC_PLAYBOOKS") or "playbooks"
@@ -33,7 +32,7 @@ def playbook_roots(paths: Sequence[Path]) -> list[Path]:
 
 
 def loaded_alert_map(paths: Sequence[Path]) -> CompiledAlertMap:
-    """Return the alert map of these files. Files that cannot be loaded are reported on standard error."""
+    """Return the alert map of these files. Unloadable files are reported on standard error."""
     library = AlertMapLibrary(alert_map_roots.roots(paths, {}))
     library.reload()
     for problem in library.problems:

@@ -1,7 +1,5 @@
-"""``trainmedic report``: what the time of a job came to, and what failures cost over all jobs.
-
-It prints the documents of ``GET /jobs/{job}/report`` and ``GET /report``. Not here: what is in them (``reports``).
-"""
+"""``trainmedic report``: text of ``GET /jobs/{job}/report`` and ``GET /report``. The package ``reports`` compiles
+them."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from trainmedic_server.cli.params import TimeParam
 from trainmedic_server.presentation import times
 
 _SHOWN = 10
-_PLAYBOOK = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "HELD BACK", "AGAIN")
+_PLAYBOOK = ("PLAYBOOK", "STARTED", "HELPED", "FAILED", "TIMED OUT", "UNDONE", "REJECTED", "BLOCKED", "AGAIN")
 _COUNTS = ("started", "helped", "failed", "timed_out", "undone_by_hand", "rejected", "held_back", "repeated")
 _LOST = ("failures", "restarts", "redone", "checkpoints", "evaluations", "repairs", "stalls", "other")
 
 
 @click.command()
 @click.argument("job", metavar="[JOB]", required=False)
-@click.option("--fleet", is_flag=True, help="Over all jobs; so it is without JOB.")
-@click.option("--since", type=TimeParam(), metavar="TIME", help="From then on.  [default: 24h of a job, 7d of all]")
-@click.option("--until", type=TimeParam(), metavar="TIME", help="Until then.  [default: now]")
-@click.option("--person-after", metavar="DURATION", help="When a person would have repaired it.  [default: 30m]")
+@click.option("--fleet", is_flag=True, help="For all jobs. Default without JOB.")
+@click.option("--since", type=TimeParam(), metavar="TIME", help="Start. [default: 24h for a job, 7d for all]")
+@click.option("--until", type=TimeParam(), metavar="TIME", help="End. [default: now]")
+@click.option("--person-after", metavar="DURATION", help="Assumed delay of a repair by a person. [default: 30m]")
 @output_option()
 @server_options
 def report(
@@ -41,14 +39,14 @@ def report(
     person_after: str | None,
     output: str,
 ) -> None:
-    """Show what the time of a job came to: how well its GPUs were used, how much of its time went into training, what
-    held it up, and how it failed. Without JOB, over all jobs: why they failed and what that cost, which nodes keep
-    failing, and what repairs were worth.
+    """Show the use of a job's time: GPU utilisation, share of training, delays and failures. Without JOB, for all jobs:
+    causes and cost of failures, nodes that fail repeatedly, and the benefit of repairs.
 
-    A time is a time (2026-01-31T12:00:00Z) or how long ago (90m, 7d). What is not known is '-', with the reason.
+    A time is a time (2026-01-31T12:00:00Z) or a duration before now (90m, 7d). Unknown figures are '-', with the
+    reason.
     """
     if job is not None and (fleet or person_after):
-        raise exits.InvalidInput("--fleet and --person-after are of the report over all jobs; leave out the job.")
+        raise exits.InvalidInput("--fleet and --person-after need the report for all jobs; omit JOB.")
     given = (("since", since), ("until", until), ("person_after", person_after))
     query = {name: time for name, time in given if time is not None}
     document = client.get("report" if job is None else f"jobs/{quote(job)}/report", query)
@@ -145,7 +143,6 @@ def _efficiency(score: Mapping[str, Any] | None) -> str | None:
 
 
 def _down(seconds: float | None, not_back: int) -> str:
-    """How long jobs were down, and of how many failures nobody has told that the job is back."""
     parts = ([] if seconds is None else [times.span(seconds)]) + ([f"{not_back} not back"] if not_back else [])
     return ", ".join(parts)
 
@@ -183,7 +180,6 @@ def _bottleneck_lines(bottleneck: Mapping[str, Any] | None, reason: str | None) 
 
 
 def _cpu_lines(cpu: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    """Yield the CPU use of the ranks. Single ranks are listed if they are far from the median."""
     if cpu is None:
         yield _figure("CPU of a rank", None, reason)
         return
@@ -212,7 +208,6 @@ def _evaluation_lines(evaluations: Sequence[Mapping[str, Any]] | None, reason: s
 
 
 def _error_lines(name: str, errors: Mapping[str, Any] | None, reason: str | None) -> Iterator[str]:
-    """Yield the events of one kind that the logs show."""
     if errors is None:
         yield _figure(name, None, reason)
         return
@@ -253,7 +248,6 @@ def _failure_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _slow_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """What the job lost its time with when it was slow; nothing where it never was."""
     verdicts = report.get("slow", ())
     if verdicts:
         yield _figure("slow", f"{len(verdicts)} verdicts", None)

@@ -1,4 +1,4 @@
-"""``trainmedic runs``: the orders that an operator can give to one run."""
+"""``trainmedic runs``: operator commands for one run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPEN = ("running", "waiting", "awaiting_approval")
 
 @click.group()
 def runs() -> None:
-    """Approve, reject, cancel, undo, start or try again a run. Who did it is recorded, by the token's name.
+    """Approve, reject, cancel, undo, start or retry a run. The token's name is recorded.
 
     'trainmedic history' lists runs, 'trainmedic approvals' those that ask.
     """
@@ -32,15 +32,15 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
 
     @click.command(kind.replace("_", "-"), help=summary)
     @click.argument("run_id", metavar="RUN")
-    @click.option("--note", default="", required=needs_note, metavar="TEXT", help="Why; kept in the history.")
+    @click.option("--note", default="", required=needs_note, metavar="TEXT", help="Reason, recorded in the history.")
     @server_options
     def order(client: Client, run_id: str, note: str, undo: bool = False) -> None:
         run = client.post(f"runs/{run_path(run_id)}/{kind}", {"note": note, "undo": True} if undo else {"note": note})
-        owed = ", owes an undo" if run.get("owes_undo") else ""
+        owed = ", has a pending undo" if run.get("owes_undo") else ""
         if owed and ends_run and not undo:
-            owed += f" ('trainmedic runs undo {short_id(run['run_id'])}' gives it back now)"
+            owed += f" ('trainmedic runs undo {short_id(run['run_id'])}' reverts it now)"
         is_ending = kind in ("cancel", "undo") and run.get("status") in _OPEN
-        later = ", and ends as soon as what is in work has ended ('trainmedic now' says when)" if is_ending else ""
+        later = ", and ends after its present step ('trainmedic now' shows when)" if is_ending else ""
         what = f"{words.plain(run.get('playbook'))} {words.plain(run.get('target'))}"
         click.echo(f"{what}: {story.status(run)}{owed}{later}")
 
@@ -51,10 +51,10 @@ def _order(kind: str, summary: str, needs_note: bool = False) -> click.Command:
 
 @runs.command()
 @click.argument("run_id", metavar="RUN")
-@click.option("--note", default="", metavar="TEXT", help="Why; kept in the history.")
+@click.option("--note", default="", metavar="TEXT", help="Reason, recorded in the history.")
 @server_options
 def retry(client: Client, run_id: str, note: str) -> None:
-    """Try again what ended without success, while its alert still fires."""
+    """Retry an unsuccessful run while its alert still fires."""
     _show(client.post(f"runs/{run_path(run_id)}/retry", {"note": note, "key": str(uuid.uuid4())}))
 
 
@@ -62,16 +62,21 @@ def retry(client: Client, run_id: str, note: str) -> None:
 @click.argument("playbook")
 @click.option("--target", required=True, metavar="KIND:NAME", help="Such as job:llm-1, node:node-1, gpu:node-1/0.")
 @click.option(
-    "--label", "labels", multiple=True, metavar="NAME=VALUE", callback=labels_of, help="The alert must have it."
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=labels_of,
+    help="A label that the alert must have. Repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="Do nothing: show what would be done, or what bars it.")
-@click.option("--key", metavar="TEXT", help="A name for this request: given again, it starts nothing again.")
-@click.option("--note", default="", metavar="TEXT", help="Why; kept in the history.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done, or what prevents it.")
+@click.option("--key", metavar="TEXT", help="Idempotency key. Repeating a request with it starts no second run.")
+@click.option("--note", default="", metavar="TEXT", help="Reason, recorded in the history.")
 @server_options
 def start(client: Client, key: str | None, **wanted: Any) -> None:
-    """Have a playbook run on a target, by the same guards as for an alert.
+    """Start a playbook on a target, with the same guards as for an alert.
 
-    It is tied to the alert that fires for it, if one does; else what it changes stays until 'trainmedic runs undo'.
+    The run is tied to a firing alert for it, if there is one. Otherwise its changes stay until 'trainmedic runs undo'.
 
     \b
     trainmedic runs start training-loss-spike --target job:llm-1 --dry-run
@@ -80,7 +85,6 @@ def start(client: Client, key: str | None, **wanted: Any) -> None:
 
 
 def _show(started: Mapping[str, Any]) -> None:
-    """What became of a start. Ends with 1 where something bars it."""
     is_dry, decision = started["run"] is None, started["decision"]
     for step in started["steps"]:
         note = f"  ({words.plain(step['note'])})" if step.get("note") else ""
@@ -97,7 +101,7 @@ def _show(started: Mapping[str, Any]) -> None:
         click.echo(f"{what}: {story.status(started['run'])}, run {words.plain(started['run']['run_id'])}{again}{waits}")
 
 
-runs.add_command(_order("approve", "Let a run that waits for approval go on."))
+runs.add_command(_order("approve", "Let a run that waits for approval continue."))
 _GIVES_BACK = (
     "Changes with 'undo: on_failure' are reverted at once, those with 'undo: on_resolve' when the alert resolves. "
     "With --undo all its changes are reverted at once."
@@ -105,4 +109,4 @@ _GIVES_BACK = (
 runs.add_command(_order("reject", f"End a run that waits for approval.\n\n{_GIVES_BACK}"))
 runs.add_command(_order("cancel", f"End a run before its next step.\n\n{_GIVES_BACK}"))
 runs.add_command(_order("undo", "End a run if it is open, and revert all its changes now."))
-runs.add_command(_order("close_undo", "End the duty to take back what a run did; say why.", needs_note=True))
+runs.add_command(_order("close_undo", "End the obligation to undo a run; state why.", needs_note=True))

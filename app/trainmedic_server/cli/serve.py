@@ -1,4 +1,4 @@
-"""``trainmedic serve``: runs the server as a process. ``wiring.server`` builds what it consists of."""
+"""``trainmedic serve``: the server process. ``wiring.server`` builds its parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ log = telemetry.logger(__name__)
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
     for name, source in reversed(list(settings.SOURCES.items())):
         description = settings.ServerSettings.model_fields[name].description or ""
         default, choices = server_defaults.default_of(name), server_defaults.choices_of(name)
@@ -41,17 +40,16 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 def serve(**flags: Any) -> None:
     """Start the server.
 
-    Every flag is an environment variable too, which the flag wins over. Log lines go to standard
-    error, as JSON where that is no terminal. SIGTERM and SIGINT stop it cleanly: requests in work are
-    finished, and what is open goes on at the next start. A second signal ends it at once, which loses
-    nothing either.
+    Every flag is also an environment variable, which the flag overrides. Logs go to standard error, as JSON unless it
+    is a terminal. SIGTERM and SIGINT stop cleanly: active requests finish, and open runs continue at the next start. A
+    second signal ends the process at once and loses nothing either.
     """
     try:
         loaded = settings.load(flags, os.environ)
         readable = loaded.log_format == "text" or (loaded.log_format == "auto" and sys.stderr.isatty())
         telemetry.configure_logging(loaded.log_level.upper(), readable=readable)
         for wrong, right in settings.misspelt(os.environ):
-            log.warning("unknown variable; is it meant to be another?", variable=wrong, nearest=right)
+            log.warning("unknown environment variable", variable=wrong, nearest=right)
         interpreter.tune()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(loaded))
@@ -80,15 +78,13 @@ async def _run(loaded: settings.ServerSettings) -> None:
 
 
 _MEANS = {
-    Mode.OBSERVE: "nothing will be changed; what would be done is recorded",
+    Mode.OBSERVE: "nothing is changed; actions are only recorded",
     Mode.APPROVE: "each run asks before it acts: trainmedic approvals",
     Mode.ENFORCE: "runs act by themselves",
 }
 
 
 def _announce(mode: Mode, host: str, port: int, *, has_channels: bool) -> None:
-    """Print the address, the mode, and whether people are notified, if a person watches the terminal. Otherwise the log
-    has these lines."""
     if sys.stderr.isatty():
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Trainmedic listens on http://{shown}:{port} (API: /docs). Stop it with Ctrl-C.", err=True)

@@ -1,4 +1,4 @@
-"""``trainmedic status``: whether the server is well, may act, and what it is doing, in numbers."""
+"""``trainmedic status``: health of the server, permission to act, and activity in numbers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from trainmedic_server.domain.reaction import NoReaction
 _SHOWN = 10
 _WITHIN = "1d"
 _MOST_ALERTS = 100
-"""Most alerts that are read for one alertname, the newest ones. They come from one rule or a few."""
+"""Most alerts read for one alertname, newest first. They come from one rule or a few."""
 
 
 @click.command()
 @output_option()
 @server_options
 def status(client: Client, output: str) -> None:
-    """Show whether the server is well and may act, and what it is doing.
+    """Show whether the server is ready and may act, and what it is doing.
 
-    Ends with 3 where the server answers that it is not ready.
+    Exit code 3 if the server is not ready.
     """
     ready = client.get("ready", {"any": "true"}, accept=(503,))
     if not isinstance(ready, dict) or "ready" not in ready:
-        raise exits.Unreachable(f"{client.url} does not answer as Trainmedic does.")
+        raise exits.Unreachable(f"{client.url} is not a Trainmedic server.")
     now = _or_reason(functools.partial(client.get, "now"))
     report = {
         "server": client.url,
@@ -52,12 +52,10 @@ def status(client: Client, output: str) -> None:
 
 
 def _switches(now: Any) -> dict[str, Any]:
-    """Whether the server may act, for programs."""
     return {} if isinstance(now, str) else {name: now[name] for name in ("mode", "paused", "breaker", "lost")}
 
 
 def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
-    """How many closed runs still owe an undo, and those changes that could not be given back when that was tried."""
     delayed = [
         {name: change[name] for name in ("run_id", "undo_error")} for change in now["changed"] if change["undo_error"]
     ]
@@ -65,7 +63,7 @@ def _undos_of(now: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _or_reason(ask: Callable[[], Any]) -> Any:
-    """Return the server's answer, or why there is none: one failing part does not hide the others."""
+    """Return the server's answer, or the error: one failing part does not hide the others."""
     try:
         return ask()
     except (exits.Unreachable, exits.NotAllowed) as error:
@@ -111,14 +109,14 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 def _undos(undos: Mapping[str, Any]) -> str:
     owed, delayed = undos["owed"], undos["delayed"]
-    text = f"{owed} owed by closed runs"
+    text = f"{owed} pending in closed runs"
     if not delayed:
         return text
     shown = "".join(
         f"\n{'':<13}{words.plain(undo['run_id'])}: {words.plain(undo['undo_error'])}" for undo in delayed[:_SHOWN]
     )
     more = f"\n{'':<13}and {len(delayed) - _SHOWN} more" if len(delayed) > _SHOWN else ""
-    return f"{text}, {len(delayed)} of them NOT DONE when tried:{shown}{more}"
+    return f"{text}, FAILED when last tried: {len(delayed)}{shown}{more}"
 
 
 def _playbooks(reply: Mapping[str, Any]) -> str:
@@ -128,7 +126,6 @@ def _playbooks(reply: Mapping[str, Any]) -> str:
 
 
 def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> str:
-    """How many there are; the names of the few that are lost."""
     count = len(reply["items"])
     text = f"{count} connected: 'trainmedic {command}'" if count else "none connected"
     lost = [] if isinstance(now, str) else [each["name"] for each in now["lost"] if each["kind"] == kind]
@@ -139,10 +136,8 @@ def _connected(command: str, kind: str, now: Any, reply: Mapping[str, Any]) -> s
 
 
 def _refused(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what playbooks refused within a day for lack of proof: one entry for each playbook and alertname, with
-    ``playbook``, ``alert``, ``alerts`` (how many of the newest hundred) and the ``reason`` of the newest.
-
-    After an upgrade these are alerts of rules that an earlier release shipped, without the label that playbooks need.
+    """Return alerts that playbooks refused within a day for lack of proof, one entry per playbook and alertname. After
+    an upgrade, these are from rules of an earlier release.
     """
     entries: dict[tuple[str, str], dict[str, Any]] = {}
     asking = [playbook for playbook in playbooks if playbook.get("proof")]
@@ -157,7 +152,6 @@ def _refused(client: Client, playbooks: Iterable[Mapping[str, Any]]) -> list[dic
 
 
 def _proof_lines(entries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the text lines for them. No lines if there are none."""
     listed = list(entries)
     for entry in listed[:_SHOWN]:
         text = f"{entry['playbook']} refused {entry['alerts']} of {entry['alert']} within a day: {entry['reason']}"

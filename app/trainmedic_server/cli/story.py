@@ -1,8 +1,4 @@
-"""Describes one run to a person: why it began, what each step did, what was taken back, in order.
-
-The functions are pure and return text, which ``history`` and ``runs`` print. They read the document of
-``GET /history/{run_id}``, and do not mind members that a newer or older server has added or lacks.
-"""
+"""Text of one run. Members that other server versions lack or add are tolerated. Pure."""
 
 from __future__ import annotations
 
@@ -21,20 +17,17 @@ _PHASES = {"on_success": "on success: ", "on_failure": "on failure: "}
 
 
 def status(run: Document) -> str:
-    """The run's status, and what it waits for."""
     waiting = f", waiting for {plain(run['waiting_on'])}" if run.get("waiting_on") else ""
     return plain(run.get("status")) + waiting
 
 
 def describe(event: Document) -> str:
-    """What happened, by whom where it was a person, and the particulars."""
     actor = event.get("actor")
     by = "" if actor in (None, "trainmedic") else f" by {plain(actor)}"
     return f"{plain(event.get('kind'))}{by}  {data(event.get('data', {}))}".rstrip()
 
 
 def lines(run: Document) -> Iterator[str]:
-    """The whole story of a run, line by line."""
     yield f"Run {plain(run.get('run_id'))}"
     yield from (f"  {name:<10}{value}" for name, value in _head(run))
     parts = (("Alerts", _alerts(run)), ("Logs", _findings(run)), ("Steps", _steps(run)), ("Timeline", _timeline(run)))
@@ -44,8 +37,6 @@ def lines(run: Document) -> Iterator[str]:
 
 
 def next_line(upcoming: Document | None, at: str) -> str:
-    """What a run is at, waits for, and does next, in one line; empty where nothing is next."""
-
     def write(piece: Piece) -> str:
         match piece:
             case At(time):
@@ -61,7 +52,6 @@ def next_line(upcoming: Document | None, at: str) -> str:
 
 
 def finding_lines(finding: Document) -> Iterator[str]:
-    """All that is known of a finding, line by line, with the lines around it."""
     yield f"Finding {plain(finding.get('id'))}"
     alert = finding.get("alert") or {}
     over = (
@@ -92,7 +82,6 @@ def finding_lines(finding: Document) -> Iterator[str]:
 
 
 def finding_target(finding: Document) -> str:
-    """Return the target of a finding, with the job that only its file names."""
     claim = _claim(finding)
     return f"{finding.get('target')} ({claim})" if claim else str(finding.get("target"))
 
@@ -113,7 +102,6 @@ def _findings(run: Document) -> Iterator[str]:
 
 
 def _excerpt(excerpt: Document, indent: str) -> Iterator[str]:
-    """The lines, with a mark before that of the finding, under where they were read."""
     rank = f", rank {excerpt['rank']}" if excerpt.get("rank") is not None else ""
     yield f"{indent}{plain(excerpt.get('node'))}{rank}  {plain(excerpt.get('stream'))}"
     number = excerpt.get("number") or 0
@@ -137,7 +125,10 @@ def _head(run: Document) -> Iterator[tuple[str, str]]:
     if run.get("touched"):
         yield "touched", few(run["touched"], noun="node")
     if run.get("owes_undo"):
-        yield "owes", "an undo" + (f", not done yet: {plain(run['undo_error'])}" if run.get("undo_error") else "")
+        yield (
+            "undo",
+            "pending" + (f", last attempt failed: {plain(run['undo_error'])}" if run.get("undo_error") else ""),
+        )
     if run.get("message"):
         yield "message", plain(run["message"])
     if run.get("effect"):
@@ -157,7 +148,7 @@ def _alerts(run: Document) -> Iterator[str]:
         else:
             state = plain(alert.get("status"))
         heard = how_often(alert.get("count", 1))
-        yield f"  {plain(name)}  since {times.stamp(alert.get('starts_at'))}, {state}, heard {heard}"
+        yield f"  {plain(name)}  since {times.stamp(alert.get('starts_at'))}, {state}, received {heard}"
         if labels:
             yield f"    labels       {data(labels)}"
         if (sent := alert.get("original_labels")) is not None:
@@ -190,7 +181,6 @@ def _steps(run: Document) -> Iterator[str]:
 
 
 def _terms(terms: Document) -> Iterator[str]:
-    """What an approval is asked for, and of whom."""
     for ahead in terms.get("steps", ()):
         yield f"    would    {call(ahead.get('action'), ahead.get('params'), ahead.get('note'))}"
     who = questions.who(terms.get("by"), terms.get("count"))
@@ -198,7 +188,7 @@ def _terms(terms: Document) -> Iterator[str]:
 
 
 def _results(performed: Document, indent: str) -> Iterator[str]:
-    """What came of a step or an undo; its attempts only where more happened than one success."""
+    """Yield the results of a step or undo. Attempts are listed unless one succeeded at once."""
     attempts = performed.get("attempts", ())
     if len(attempts) > 1 or any(attempt.get("error") for attempt in attempts):
         for attempt in attempts:

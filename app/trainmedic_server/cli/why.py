@@ -1,4 +1,4 @@
-"""``trainmedic why``: what happened to an alert, and what would happen now."""
+"""``trainmedic why``: past reactions to an alert, and a forecast."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Document = Mapping[str, Any]
     metavar="NAME=VALUE",
     multiple=True,
     callback=labels_of,
-    help="A label that it has. Can be repeated.",
+    help="One of its labels. Repeatable.",
 )
 @click.option(
-    "--since", type=TimeParam(), metavar="TIME", help="Heard of since then: a time, or how long ago (90m, 7d)."
+    "--since", type=TimeParam(), metavar="TIME", help="Received since then: a time, or a duration before now (90m, 7d)."
 )
-@click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="At most so many alerts.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="Maximum number of alerts.")
 @output_option()
 @server_options
 def why(client: Client, alertname: str, labels: Mapping[str, str], since: str | None, limit: int, output: str) -> None:
-    """Say what happened to an alert, or why nothing did, and what would happen if it fired now.
+    """Show what happened for an alert, or why nothing did, and what would happen if it fired now.
 
     \b
     trainmedic why --alert GPUTemperatureHigh
@@ -46,14 +46,14 @@ def why(client: Client, alertname: str, labels: Mapping[str, str], since: str | 
 
 
 class Asking(Protocol):
-    """What is asked: a `Client`, or what an assistant may reach of one."""
+    """Interface for queries: a `Client`, or the calls of an assistant."""
 
     def get(self, path: str, params: Mapping[str, Any] | None = None) -> Any: ...
     def post(self, path: str, body: Any = None) -> Any: ...
 
 
 def told(asked: Asking, alertname: str, labels: Mapping[str, str], since: str | None, limit: int) -> dict[str, Any]:
-    """The alerts of this name and labels that were `heard`, whether there are `more`, and what would be done `now`."""
+    """Return matching alerts (`heard`), whether there are `more`, and the forecast (`now`)."""
     pairs = [f"{name}={value}" for name, value in labels.items()]
     conditions = {"alertname": alertname, "label": pairs, "limit": limit} | ({"since": since} if since else {})
     page = asked.get("alerts", conditions)
@@ -67,7 +67,9 @@ def told(asked: Asking, alertname: str, labels: Mapping[str, str], since: str | 
 
 def _lines(alertname: str, heard: Sequence[Document], has_more: bool, now: Document) -> Iterator[str]:
     if not heard:
-        yield f"No alert {plain(alertname)} with these labels was heard of; if it was sent, it did not arrive here."
+        yield (
+            f"No alert {plain(alertname)} with these labels was received. If it was sent, check Alertmanager's routes."
+        )
     for alert in heard:
         yield from _heard(alert)
     if has_more:
@@ -80,7 +82,7 @@ def _lines(alertname: str, heard: Sequence[Document], has_more: bool, now: Docum
 
 def _heard(alert: Document) -> Iterator[str]:
     labels = {name: value for name, value in alert["labels"].items() if name != "alertname"}
-    often = f"heard {alert['count']} times, first" if alert["count"] > 1 else "heard once,"
+    often = f"received {alert['count']} times, first" if alert["count"] > 1 else "received once,"
     last = f", last {times.stamp(alert['last_heard'])}" if alert["count"] > 1 else ""
     yield f"{plain(alert['alert_name'])} {words.data(labels)}".rstrip()
     yield from explained.original(alert, "  ")

@@ -1,4 +1,4 @@
-"""The pages about alerts: what waits for an answer, what was heard, and why something did or did not happen."""
+"""Pages about alerts: pending approvals, received alerts, and explanations."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ _FILTERS = ("alertname", "label", "status", "reacted", "since", "until")
 
 
 async def approvals(page: PageRequest) -> Response:
-    """Each question with what exactly would be done."""
     listed = await page.get("/approvals")
     return await page.page("approvals.html", title="Approvals", live="now", items=listed["items"])
 
 
 async def alerts(page: PageRequest) -> Response:
-    """Every alert that was heard, and what was made of it."""
     chosen = {name: value for name in _FILTERS if (value := page.query.get(name, "").strip())}
     each = page.query.get("each", "")
 
@@ -57,7 +55,6 @@ async def alerts(page: PageRequest) -> Response:
 
 
 async def explain(page: PageRequest) -> Response:
-    """A form for an alert, in any form; and with one, sent by it or in the address, what would be done about it now."""
     pasted, wrong, answer = page.query.get("alert", "").strip(), "", None
     if name := page.query.get("alertname", "").strip():
         labels = dict(piece.partition("=")[::2] for piece in page.query.get("labels", "").split())
@@ -78,7 +75,7 @@ async def explain(page: PageRequest) -> Response:
 
 
 def _says(item: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Alerts of one name that everything kept from a run for the same reasons say the same."""
+    """Return the same value for alerts of one name that started nothing for the same reasons."""
     decisions = [(each["playbook"], each["decision"]) for each in item["reactions"]]
     if any(decision in _BEGAN for _, decision in decisions):
         return None
@@ -86,7 +83,6 @@ def _says(item: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 
 def _alike(chosen: Mapping[str, str], row: Row) -> str:
-    """The query of the list that has each alert of a row, and others of its name."""
     reacted = "true" if row.item["reacted"] else "false"
     same = {"alertname": row.item["alert_name"], "status": row.item["status"], "reacted": reacted}
     return urlencode({**chosen, **same, "each": "true"})

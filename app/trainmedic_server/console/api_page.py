@@ -1,4 +1,4 @@
-"""``/docs``: the reference of the HTTP API, made from ``/openapi.json`` with nothing from anywhere else."""
+"""``/docs``: reference of the HTTP API, rendered from ``/openapi.json``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _METHODS = ("get", "post", "put", "delete")
 
 
 async def reference(page: PageRequest) -> Response:
-    """Every call with its parameters, its body, its answers, and a line of curl."""
     base = page.renderer.base
     document = await page.api.get(ANONYMOUS, "/openapi.json")
     text = page.renderer.text(

@@ -1,8 +1,7 @@
-"""The console as one ASGI application in front of the API: it takes what a browser asks for, and leaves the rest.
+"""The console as an ASGI application in front of the API.
 
-Pages and API share paths. A GET whose ``Accept`` prefers ``text/html`` gets the page; everything else gets the API's
-answer, as it always did. ``/runs.json`` and the like are the API's answers too, for links. Nothing acts on GET: what
-changes something is a POST below ``/console/``, which asks the API's own calls.
+Pages and API share paths. A GET whose ``Accept`` prefers ``text/html`` gets the page. Changes are POSTs below
+``/console/``, which call the API.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Handler = Callable[[PageRequest], Awaitable[Response]]
 Poster = Callable[[PageRequest, Mapping[str, str]], Awaitable[Response]]
 _EVERY_PATH = re.compile(rb"; Path=/(?=;|$)")
 _FORMS = {".json": JSON, ".csv": CSV, ".ndjson": NDJSON}
-# Pages that are called otherwise than what the API has for them.
+# Pages whose API path has another name.
 _API_PATHS = (
     (re.compile(r"/"), "/now"),
     (re.compile(r"/runs"), "/history"),
@@ -51,23 +50,19 @@ _API_PATHS = (
 
 
 class Route(Struct, frozen=True):
-    """A page at the paths that `pattern` takes."""
-
     pattern: re.Pattern[str]
     handler: Handler
     always: bool = False
-    """The API has nothing there: whoever asks gets the page."""
+    """True if the API has nothing there: every client gets the page."""
     role: TokenRole | None = TokenRole.VIEWER
     gives_way: bool = False
-    """What the API has at some of the paths comes first, for browsers too."""
+    """True if API paths among them take precedence, for browsers too."""
 
 
 class Parts(Struct, frozen=True):
-    """What the console is put together from."""
-
     api: InnerApi
     api_answers: Callable[[Scope], bool]
-    """Whether the API has anything at the path of a request."""
+    """Returns whether the API has anything at a request's path."""
     auth: Authenticator
     base: BasePath
     renderer: Renderer
@@ -76,7 +71,7 @@ class Parts(Struct, frozen=True):
 
 
 class ConsoleApp:
-    """`routes` are the pages, `takes_post` answers what is posted, `raw` what is neither page nor form."""
+    """`routes` are the pages, `takes_post` answers POSTs, `raw` everything else."""
 
     def __init__(
         self,
@@ -91,7 +86,7 @@ class ConsoleApp:
         self._takes_post = takes_post
 
     def takes(self, scope: Scope) -> bool:
-        """Whether the request is for the console. One that is for the API under a page's name is renamed in `scope`."""
+        """Return whether the request is for the console. An API request under a page's name is renamed in `scope`."""
         method, path = scope["method"], scope["path"]
         if (method, path) in self._raw or path.startswith(("/console/", STATIC)):
             return True
@@ -137,7 +132,6 @@ class ConsoleApp:
     def page_request(
         self, request: Request, parameters: Mapping[str, str], role: TokenRole | None = TokenRole.VIEWER
     ) -> PageRequest:
-        """The request, by whoever it is from. Raises HttpProblem where they may not act as `role`."""
         parts = self._parts
         principal = parts.auth.require(request, role) if role is not None else Principal("", frozenset())
         signed_in = (
@@ -147,12 +141,11 @@ class ConsoleApp:
         return PageRequest(request, principal, parameters, parts.api, parts.renderer, parts.standing, signed_in, query)
 
     async def _problem(self, request: Request, problem: HttpProblem) -> Response:
-        """The page that says what is wrong; who is not known is sent to sign in."""
         is_page = request.method in ("GET", "HEAD") and not request.url.path.startswith("/console/")
         if problem.status == HTTPStatus.UNAUTHORIZED and is_page:
             path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             sign_in = f"/login?next={quote(path, safe='')}"
-            if request.headers.get("hx-request"):  # a part of a page: the whole of it has to be asked for
+            if request.headers.get("hx-request"):  # a part of a page: the whole page has to be requested
                 return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": sign_in})
             return RedirectResponse(sign_in, HTTPStatus.SEE_OTHER)
         acted = request.method == "POST"
@@ -163,7 +156,7 @@ class ConsoleApp:
         headers = {name: value for name, value in problem.headers.items() if name.lower() != "www-authenticate"}
         try:
             response = await self.page_request(request, {}).page("problem.html", status=problem.status, **named)
-        except errors.TrainmedicError:  # by somebody who may see no page: it has nothing of the server in it
+        except errors.TrainmedicError:  # the user may see no page, so this one has no data of the server
             text = self._parts.renderer.text("problem_alone.html", **named)
             return page(text, problem.status, accepts_gzip=accepts_gzip(request), headers=headers)
         response.headers.update(headers)
@@ -171,7 +164,6 @@ class ConsoleApp:
 
 
 def _lead_below(base: BasePath, response: Response) -> None:
-    """Put redirects below `base`, and limit cookies to it."""
     if not base.link:
         return
     for name in ("location", "hx-redirect"):
@@ -189,7 +181,6 @@ def _header(scope: Scope, wanted: bytes) -> str:
 
 
 def _came_from(request: Request) -> str:
-    """The path of the page that a form was on."""
     parts = urlsplit(request.headers.get("referer", ""))
     is_ours = parts.netloc == request.headers.get("host")
     return local_path(f"{parts.path}?{parts.query}" if parts.query else parts.path) if is_ours else "/"
@@ -200,7 +191,6 @@ def _prefers_html(scope: Scope) -> bool:
 
 
 def _rename(scope: Scope) -> None:
-    """Have a page's name mean the API's answer that the page is made from."""
     path: str = scope["path"]
     for ending, media_type in _FORMS.items():
         if path.endswith(ending) and path != "/openapi.json":

@@ -1,4 +1,4 @@
-"""The console's static files, under names that change with their content, so that browsers keep them for ever."""
+"""Static files under names with a content hash, so that browsers cache them permanently."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 
 
 class Asset(Struct, frozen=True):
-    """One file, as it is and compressed."""
-
     url: str
     media_type: str
     content: bytes
@@ -25,14 +23,11 @@ class Asset(Struct, frozen=True):
 
 
 class Assets:
-    """All files, read once."""
-
     def __init__(self, directory: Path = _DIRECTORY) -> None:
         self._by_name = {path.name: _asset(path) for path in sorted(directory.iterdir()) if path.suffix in _TYPES}
         self._by_url: Mapping[str, Asset] = {asset.url: asset for asset in self._by_name.values()}
 
     def url(self, name: str) -> str:
-        """The address of the file that is called `name` in the directory."""
         return self._by_name[name].url
 
     @property
@@ -40,7 +35,6 @@ class Assets:
         return self._by_name
 
     def response(self, path: str, accepts_gzip: bool) -> Response | None:
-        """The file at `path`; None where there is none."""
         asset = self._by_url.get(path)
         if asset is None:
             return None

@@ -1,4 +1,4 @@
-"""Puts the console together in front of an API. Who calls it: the factory."""
+"""Assembly of the console."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ def console(
     limits: ServerLimits,
     metrics: telemetry.Metrics,
 ) -> ConsoleApp:
-    """Return the console of `api`. `api_answers` returns whether the API has an answer at a path. Browsers reach the
-    console below `base`."""
+    """Return the console of `api`, below `base`. `api_answers` returns whether the API has an answer at a path."""
     inner, assets = InnerApi(api), Assets()
     renderer = Renderer(clock, assets, base)
 
@@ -97,11 +96,12 @@ async def _nobody_signs_in(_: Request) -> Response:
 
 
 def _asked(request: Request) -> tuple[frozenset[str], int]:
-    """The topics that a page listens to, and the last event that it has. Raises HttpProblem."""
     topics = frozenset(request.query_params.get("topics", "").split(",")) - {""} | {"head"}
     named = request.headers.get("last-event-id") or request.query_params.get("after", "0")
     if len(topics) > MOST_TOPICS or not all(_TOPIC.fullmatch(topic) for topic in topics):
-        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "topics: head, runs, now, run:<id>, with commas between.")
+        raise HttpProblem(
+            HTTPStatus.UNPROCESSABLE_ENTITY, "topics: must be head, runs, now or run:<id>, separated by commas."
+        )
     if (after := last_event(named)) is None:
         raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "after: must be the number of an event.")
     return topics, after

@@ -1,5 +1,4 @@
-"""Pages of lists in which rows that say the same are one row. Callers: the pages that
-list runs or alerts."""
+"""Pages of folded list rows."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.presentation.rows import Item, Row, Says, folded, refusal
 
 _SEVERAL = ("status", "playbook", "decision")
-"""Filters that take more than one value, with commas between them."""
+"""Filters with comma-separated values."""
 _PAGE = 60
 _FEW_ROWS = 30
 _MORE = 250
@@ -25,10 +24,8 @@ async def read(
     says: Says | None,
     at: str,
 ) -> tuple[list[Row], str]:
-    """The rows of a page from `cursor` on, and the cursor of the next page, empty at the end: as many items as fill it
-    once they are folded, at most about a thousand.
-
-    `page_of` asks the API with ``limit`` and ``cursor``; `says` and `at` are those of `rows.folded`.
+    """Return a page's folded rows from `cursor` on, and the next cursor, empty at the end. Reads at most about 1,000
+    items. `page_of` queries the API with ``limit`` and ``cursor``.
     """
     items: list[Item] = []
     limit = _PAGE
@@ -44,8 +41,7 @@ async def read(
 async def runs(
     page: PageRequest, chosen: Mapping[str, str], cursor: str = "", *, each: bool = False
 ) -> tuple[list[Row], str]:
-    """The rows of the runs that are `chosen` by the API's filters, from `cursor` on, and the cursor of the next page,
-    empty at the end; with `each`, every run has its own. Raises HttpProblem."""
+    """Return rows of the `chosen` runs and the next cursor. With `each`, rows are not folded. Raises HttpProblem."""
 
     async def asked(bounds: Mapping[str, str]) -> Any:
         return await page.get("/history", [*_pairs(chosen), *bounds.items()])
@@ -54,7 +50,6 @@ async def runs(
 
 
 def alike_runs(chosen: Mapping[str, str], row: Row) -> str:
-    """The query of the list that has each item of a row."""
     same = {name: row.item[name] for name in _SEVERAL}
     behind = datetime.fromisoformat(row.item["timestamp"]) + timedelta(microseconds=1)
     same |= {"alertname": row.item["alert_name"], "since": row.oldest["timestamp"], "until": behind.isoformat()}
@@ -62,7 +57,6 @@ def alike_runs(chosen: Mapping[str, str], row: Row) -> str:
 
 
 def _pairs(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The filters as the API takes them: several values of one name, one by one."""
     return [
         (name, part)
         for name, value in chosen.items()

@@ -1,4 +1,4 @@
-"""How values are written for people: the filters and tests of the console's templates. Pure functions."""
+"""Filters and tests of the console's templates. Pure functions."""
 
 from __future__ import annotations
 
@@ -42,12 +42,10 @@ _RUN_ID = re.compile(r"(?<![\w-])([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?
 
 
 def span(value: float | timedelta | None) -> str:
-    """A length of time, or so many seconds, in two units at the most: ``1 min 30 s``."""
     return "–" if value is None else times.span(value)
 
 
 def age(value: Any, now: datetime) -> str:
-    """How long ago, or until when: ``4 min``, ``in 3 min``."""
     at = times.read(value)
     if at is None:
         return "–"
@@ -56,7 +54,6 @@ def age(value: Any, now: datetime) -> str:
 
 
 def clock_time(value: Any, now: datetime | None = None) -> str:
-    """The time of day in UTC, with the day where it is another one than `now`'s."""
     at = times.read(value)
     if at is None:
         return "–"
@@ -66,7 +63,6 @@ def clock_time(value: Any, now: datetime | None = None) -> str:
 
 
 def precise(value: Any, now: datetime) -> Markup:
-    """Format the time of day in UTC with milliseconds. Add the date if it differs from the date of `now`."""
     at = times.read(value)
     if at is None:
         return Markup("–")
@@ -90,18 +86,15 @@ def local_field(value: Any, up: bool = False) -> str:
 
 
 def loss(value: Any) -> str:
-    """Format a loss with five digits. A loss that is not a number is shown as it is."""
     return f"{value:.5g}" if isinstance(value, int | float) and not isinstance(value, bool) else plain(value)
 
 
 def day(value: Any) -> str:
-    """The day and the minute in UTC."""
     at = times.read(value)
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if at else "–"
 
 
 def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
-    """An age as a ``<time>`` element, which the script keeps current."""
     at = times.read(value)
     if at is None:
         return Markup("–")
@@ -110,7 +103,6 @@ def when(value: Any, now: datetime, *, ahead: bool = False) -> Markup:
 
 
 def status_mark(value: Any) -> Markup:
-    """A status as a shape and a word, in the colour of its kind."""
     text = str(value)
     shape, kind = _MARKS.get(text, ("·", "calm"))
     return Markup('<span class="st {}"><span aria-hidden="true">{}</span> {}</span>').format(
@@ -119,7 +111,7 @@ def status_mark(value: Any) -> Markup:
 
 
 def safe_link(value: Any) -> str | None:
-    """`value` where it is an address that a browser may be sent to; None for any other text."""
+    """Return `value` if it is a safe http(s) address, otherwise None."""
     text = str(value or "")
     try:
         parts = urlsplit(text)
@@ -129,28 +121,23 @@ def safe_link(value: Any) -> str | None:
 
 
 def segment(value: Any) -> str:
-    """A text as one segment of a path."""
     return quote(str(value), safe="")
 
 
 def shell(value: Any) -> str:
-    """A text as one word of a command that a person pastes into a shell."""
     return shlex.quote(str(value))
 
 
 def as_json(address: str) -> str:
-    """The address at which a browser too is given the API's answer."""
     path, mark, query = address.partition("?")
     return f"{path}.json{mark}{query}"
 
 
 def plain(value: Any) -> str:
-    """A value of a step in one line: texts as they are, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def pairs(value: Any, limit: int = 200) -> Markup:
-    """A mapping as ``name=value`` pieces."""
     if not isinstance(value, Mapping) or not value:
         return Markup('<span class="dim">–</span>')
     pieces = [
@@ -163,12 +150,11 @@ def pairs(value: Any, limit: int = 200) -> Markup:
 
 
 def without(value: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A mapping but for one name."""
     return {key: held for key, held in value.items() if key != name}
 
 
 def finish(value: Any) -> Any:
-    """What stands in a page for a value: text from outside loses what cannot be seen."""
+    """Return a value for the page. External text loses invisible characters."""
     if value is None:
         return ""
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -177,25 +163,20 @@ def finish(value: Any) -> Any:
 
 
 def share(part: float, whole: float) -> int:
-    """Percent of `whole`, from 0 to 100."""
     return max(0, min(100, round(100 * part / whole))) if whole > 0 else 0
 
 
 def lines(value: Any) -> Markup:
-    """A text with a ``<br>`` at each line's end."""
     return Markup("<br>").join(escape(finish(line)) for line in str(value).splitlines())
 
 
 def linked_runs(value: Any, base: str = "") -> Markup:
-    """Return a text in which each run's id links to the run, below the path `base`."""
     pieces = _RUN_ID.split(str(finish(value)))
     link = Markup('<a href="{0}/runs/{1}">{1}</a>')
     return Markup("").join(link.format(base, piece) if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
-    """Return a sentence, in which times have their distance, and runs link to their pages below the path `base`."""
-
     def write(piece: Piece) -> str:
         match piece:
             case At(time):
@@ -210,7 +191,7 @@ def sentence(value: Sentence, now: datetime, base: str = "") -> Markup:
 
 
 def coded(value: Any) -> Markup:
-    """A text of the API's description, whose pieces within backticks are code."""
+    """Format text of the API's description, with code in backticks."""
     pieces = str(finish(value)).split("`")
     code = Markup("<code>{}</code>")
     return Markup("").join(code.format(piece) if place % 2 else piece for place, piece in enumerate(pieces))

@@ -1,4 +1,4 @@
-"""What people send from pages: each form asks the API's own call, and leads back to the page that it was on."""
+"""Forms that call the API and lead back to their page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from starlette.responses import RedirectResponse, Response
 from trainmedic_server.auth.auth import Authenticator, Principal
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.console import notices
-from trainmedic_server.console.book_pages import start_of
 from trainmedic_server.console.inner_api import InnerApi
+from trainmedic_server.console.playbook_pages import start_of
 from trainmedic_server.console.sign_in import local_path, read_form
 from trainmedic_server.domain.run import Status
 from trainmedic_server.http.body import BodyReader
@@ -23,22 +23,19 @@ from trainmedic_server.http.problems import HttpProblem
 Fields = Mapping[str, str]
 _RUN = re.compile(r"/console/runs/(?P<run>[0-9A-Za-z_-]{1,64})/(?P<kind>approve|reject|cancel|undo|close_undo|retry)")
 _ENDING = ("reject", "cancel")
-"""Orders that can also revert at once what the run has changed."""
+"""Commands that can also revert the run's changes at once."""
 _PLAYBOOK = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/mode")
 _START = re.compile(r"/console/playbooks/(?P<name>[^/]{1,200})/start")
 _SESSION = re.compile(r"/console/sessions/(?P<session>[0-9a-f-]{36})/end")
 
 
 class Forms:
-    """Every form acts in the name of who sends it, and none is taken from another site's page."""
-
     def __init__(self, auth: Authenticator, api: InnerApi, bodies: BodyReader) -> None:
         self._auth = auth
         self._api = api
         self._bodies = bodies
 
     async def take(self, request: Request) -> Response:
-        """Do what a form says. Raises HttpProblem."""
         principal = self._auth.require(request, TokenRole.VIEWER, acts=True)
         fields = await read_form(self._bodies, request)
         path = request.url.path
@@ -48,7 +45,6 @@ class Forms:
         return response
 
     async def _do(self, principal: Principal, path: str, fields: Fields) -> tuple[str, str]:
-        """Carry it out; what was done, and the page that it leads to where that is not the one that it was on."""
         if match := _RUN.fullmatch(path):
             body = _noted(fields) | ({"undo": True} if fields.get("undo") and match["kind"] in _ENDING else {})
             done = await self._api.ask(principal, "POST", f"/runs/{match['run']}/{match['kind']}", body=body)
@@ -93,7 +89,6 @@ _ORDERS: Mapping[str, Callable[[InnerApi, Principal, Fields], Awaitable[str]]] =
 
 
 def _started(done: Mapping[str, Any]) -> tuple[str, str]:
-    """What became of a start by hand, and its run's page: also of one that was not started, which says why."""
     is_barred = done["run"]["status"] == Status.NOT_STARTED.value
     return "not_started" if is_barred else "started", f"/runs/{done['run']['run_id']}"
 

@@ -1,4 +1,4 @@
-"""Renders the pieces of pages that change while they are open, the same for all who look."""
+"""Rendering of live page fragments, the same for all viewers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from trainmedic_server.console.rendering import Renderer
 from trainmedic_server.console.standing import ServerStanding
 
 _MOST_ROWS = 40
-"""Runs of one batch that are sent as rows; a page that is told of more looks for itself."""
+"""Most rows per batch. A page with more changes reloads its list."""
 
 
 class Fragments:
-    """`render` is what `live.LiveBoard` asks for a topic's pieces."""
-
     def __init__(self, api: InnerApi, renderer: Renderer, standing: ServerStanding) -> None:
         self._api = api
         self._renderer = renderer
         self._standing = standing
 
     async def render(self, topic: str, run_ids: Collection[str], seq: int) -> Mapping[str, str]:
-        """Pieces by the id of the element that each replaces, after the event `seq`."""
         match topic.partition(":"):
             case ("head", _, _):
                 standing = await self._standing.now(since=seq)

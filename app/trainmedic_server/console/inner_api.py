@@ -1,7 +1,4 @@
-"""Asks the API within this process, as a client would over a connection, in the name of a principal.
-
-So a page shows exactly what the API answers, by the same checks and bounds, and a form does what the same call does.
-"""
+"""In-process API client that acts as a principal, with the same checks and limits as for external clients."""
 
 from __future__ import annotations
 
@@ -18,23 +15,19 @@ from trainmedic_server.auth.auth import Principal, vouched
 from trainmedic_server.http.problems import HttpProblem
 
 _STREAMED_CHUNKS = 8
-"""Unread chunks of a streamed answer, at most."""
+"""Most unread chunks of a streamed answer."""
 _BROKEN_OFF = "The answer was cut off. The server's log has the cause. Try again."
 Query = Mapping[str, Any] | list[tuple[str, Any]]
 
 
 class InnerApi:
-    """`app` is the API."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def get(self, principal: Principal, path: str, query: Query | None = None) -> Any:
-        """The document at `path`. Raises HttpProblem where the answer is an error."""
         return await self.ask(principal, "GET", path, query)
 
     async def get_or(self, default: Any, principal: Principal, path: str, query: Query | None = None) -> Any:
-        """The same; `default` where there is nothing at `path`."""
         try:
             return await self.get(principal, path, query)
         except HttpProblem as problem:
@@ -45,11 +38,11 @@ class InnerApi:
     async def ask(
         self, principal: Principal, method: str, path: str, query: Query | None = None, body: Any = None
     ) -> Any:
-        """The answer's document; None where it has none. Raises HttpProblem where it is an error."""
+        """Return the answer's document, or None if it is empty. Raises HttpProblem for an error."""
         content = b"" if body is None else json.dumps(body).encode()
         status, answer = await self._exchange(_scope(principal, method, path, query, content), content)
         document = json.loads(answer) if answer else None
-        # That the server is not ready is what its status says, and no error of the call.
+        # `/ready` answers 503 if the server is not ready; this is not an error of the call.
         if status >= 400 and path != "/ready":
             raise _problem(status, document)
         return document
@@ -57,8 +50,9 @@ class InnerApi:
     async def documents(
         self, principal: Principal, path: str, query: Query | None = None
     ) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """Yield the documents of a streamed answer as they come, from NDJSON or server-sent events. A heartbeat yields
-        None. Raises HttpProblem for an error. A caller that stops reading closes the generator."""
+        """Yield the documents of a streamed answer (NDJSON or server-sent events); None for a heartbeat. Raises
+        HttpProblem for an error. Close the generator to stop.
+        """
         answer = _StreamedAnswer()
         serving = asyncio.create_task(answer.serve(self._app, _scope(principal, "GET", path, query, b"")))
         try:
@@ -112,7 +106,6 @@ class _StreamedAnswer:
         self._left = asyncio.Event()
 
     def leave(self) -> None:
-        """Report to the application that its client has disconnected."""
         self._left.set()
 
     async def serve(self, app: ASGIApp, scope: dict[str, Any]) -> None:

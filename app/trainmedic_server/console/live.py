@@ -1,9 +1,5 @@
-"""Tells open pages what has changed: pieces of HTML as server-sent events, each rendered once for all who look.
-
-One reader follows the feed of events. For every batch it renders what those who listen have asked for by topic
-(``head``, ``runs``, ``now``, ``run:<id>``), and keeps the newest pieces; a listener that was away for a moment names
-the last event it has and is sent what it missed, or told to load the page again where that is too long ago. So two
-hundred viewers cost one rendering, and none of them holds up a delivery.
+"""Live updates of open pages: HTML fragments as server-sent events, rendered once for all viewers. A reconnecting
+listener names its last event and gets what it missed, or reloads the page.
 """
 
 from __future__ import annotations
@@ -22,12 +18,11 @@ from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.live.event_feed import EventFeed
 
 Render = Callable[[str, Collection[str], int], Awaitable[Mapping[str, str]]]
-"""Of a topic, the ids of runs that events were about, and the newest event's number: pieces of HTML by the id of the
-element that each replaces, in which that event is seen."""
+"""Arguments: topic, IDs of runs with events, newest event. Returns fragments by the ID of the element to replace."""
 MOST_TOPICS = 8
 _KEPT_PIECES = 400
 _BETWEEN_SECONDS = 0.2
-"""The least time between two renderings, so that a storm costs five a second and not a hundred."""
+"""Least time between two renderings, to limit the cost of a storm."""
 _RETRY_SECONDS = 2.0
 _RETRY_MILLISECONDS = 2000
 
@@ -35,16 +30,12 @@ log = telemetry.logger(__name__)
 
 
 class Piece(Struct, frozen=True):
-    """What is sent for one topic after the events up to `seq`."""
-
     seq: int
     topic: str
     line: bytes
 
 
 class LiveBoard:
-    """Renders for up to `limits.viewers` listeners."""
-
     def __init__(self, feed: EventFeed, render: Render, limits: ServerLimits, metrics: telemetry.Metrics) -> None:
         self._feed = feed
         self._render = render
@@ -52,22 +43,21 @@ class LiveBoard:
         self._metrics = metrics
         self._wanted: Counter[str] = Counter()
         self._since: dict[str, int] = {}
-        """Of each topic that is wanted: every piece of it for events after this one is kept, or was sent."""
+        """For each wanted topic, the event after which all its fragments were kept or sent."""
         self._viewers = 0
         self._pieces: deque[Piece] = deque(maxlen=_KEPT_PIECES)
         self._begins_after = 0
-        """Every piece that was rendered for events after this one is kept."""
+        """All fragments for events after this one are kept."""
         self._seq = 0
-        """Of the newest event of which everything is sent."""
+        """Newest event that was sent completely."""
         self._taken = 0
-        """Of the newest event whose pieces are being rendered, or were; who joins now may get none of them."""
+        """Newest event in rendering or rendered. New listeners may get none of its fragments."""
         self._published = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 
     async def join(self, topics: Collection[str]) -> None:
-        """Add a listener. Raises Saturated, StoreUnavailable."""
         if self._viewers >= self._limits.viewers:
-            raise Saturated("as many pages as are allowed are live", retry_after=30)
+            raise Saturated("too many live pages are open", retry_after=30)
         self._viewers += 1
         self._wanted.update(topics)
         if self._reader is None:
@@ -83,7 +73,7 @@ class LiveBoard:
             self._since.setdefault(topic, self._taken)
 
     async def leave(self, topics: Collection[str]) -> None:
-        """Remove a listener; with the last one the reader ends."""
+        """Remove a listener. The reader ends with the last one."""
         self._drop(topics)
         if self._viewers == 0 and self._reader is not None:
             reader, self._reader = self._reader, None
@@ -93,13 +83,13 @@ class LiveBoard:
             await self._feed.leave()
 
     async def lines(self, after: int, topics: frozenset[str]) -> AsyncGenerator[bytes, None]:
-        """What one listener is sent: the pieces of its topics for events after `after`, as they come."""
+        """Yield one listener's stream: the fragments of its topics for events after `after`."""
         clock = asyncio.get_running_loop().time
         position, sent_at = after, clock()
         yield f"retry: {_RETRY_MILLISECONDS}\n\n".encode()
         begins_after = max(self._begins_after, *(self._since.get(topic, self._taken) for topic in topics))
         if after < begins_after:
-            # Some events came before anybody asked for pieces; one look at the page's own address brings all.
+            # Fragments of earlier events are missing; reloading the page shows everything.
             position = begins_after
             yield b"id: %d\nevent: reload\ndata: {}\n\n" % position
         while not self._feed.closed:
@@ -121,7 +111,7 @@ class LiveBoard:
     def _drop(self, topics: Collection[str]) -> None:
         self._viewers -= 1
         self._wanted.subtract(topics)
-        self._wanted += Counter()  # forgets those that nobody wants any more
+        self._wanted += Counter()  # drops topics without listeners
         self._since = {topic: seq for topic, seq in self._since.items() if topic in self._wanted}
 
     async def _read(self, begun: asyncio.Event) -> None:
@@ -137,11 +127,11 @@ class LiveBoard:
                     position = self._seq
                     await asyncio.sleep(_BETWEEN_SECONDS)
             except (StoreUnavailable, TrainmedicError) as error:
-                log.warning("open pages are not told what changes", error=type(error).__name__)
+                log.warning("cannot update open pages", error=type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
-            except Exception:  # the loop goes on: pages that are open outlive one rendering that failed
+            except Exception:  # keep running: open pages outlive a failed rendering
                 self._metrics.loop_errors.labels("console").inc()
-                log.exception("open pages are not told what changes")
+                log.exception("cannot update open pages")
                 await asyncio.sleep(_RETRY_SECONDS)
             finally:
                 begun.set()

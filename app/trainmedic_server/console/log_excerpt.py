@@ -1,7 +1,5 @@
-"""One page of lines of a job's log, from either end, read by searches that the API bounds.
-
-The API returns the oldest lines first. For the newest lines the page searches back from its end in windows. They grow
-until they hold enough lines, and shrink if they hold too many.
+"""One page of lines of a job's log, by bounded searches. The API returns the oldest first, so the newest are searched
+backwards, in windows of adaptive size.
 """
 
 from __future__ import annotations
@@ -22,23 +20,21 @@ from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.live.log_lines import MOST_LINES
 
 Ask = Callable[[dict[str, Any]], AsyncGenerator[dict[str, Any] | None, None]]
-"""Calls the API for the lines of the view's job with these parameters. Raises HttpProblem."""
+"""Calls the API for lines of the view's job with these parameters. Raises HttpProblem."""
 PAGE_LINES = 200
 _WINDOW_LINES = 2000
-"""Lines of one window. A window with more lines is searched in parts."""
+"""Lines of one window. A window with more is searched in parts."""
 _WINDOW_CHARACTERS = 8_000_000
 _FIRST_WINDOW = timedelta(seconds=30)
 _LEAST_WINDOW = timedelta(milliseconds=1)
 _GROWTH = 8
 _MOST_SECONDS = 20.0
-"""Time limit of the search for a page. After that the page shows the lines found, and where the search continues."""
+"""Time limit of a page's search."""
 _JUST_BEFORE = timedelta(microseconds=1)
 _MOST_NOTES = 20
 
 
 class LogExcerpt(Struct, frozen=True):
-    """The lines of one page, in the view's order."""
-
     lines: list[ShownLine]
     notes: list[str]
     older: LogPlace | None = None
@@ -50,8 +46,6 @@ class LogExcerpt(Struct, frozen=True):
 
 
 class _Window(Struct):
-    """Result of one search, oldest first."""
-
     lines: deque[ShownLine] = field(default_factory=deque)
     notes: list[str] = field(default_factory=list)
     is_full: bool = False
@@ -59,7 +53,6 @@ class _Window(Struct):
 
 
 async def read(view: LogView, ask: Ask, now: datetime, count: int = PAGE_LINES) -> LogExcerpt:
-    """Read the page of `view`. Raises HttpProblem."""
     return await (_newest(view, ask, now, count) if view.order == NEWEST else _oldest(view, ask, count))
 
 
@@ -89,7 +82,7 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
             span = max(min((top - lower) / _GROWTH, top - window.lines[-1].at), _LEAST_WINDOW)
             is_narrowed = True
             continue
-        if window.is_full:  # so many lines have the same time
+        if window.is_full:  # very many lines have the same time
             window = await _search(view, ask, lower, ceiling, MOST_LINES, kept=wanted)
         lines.extendleft(reversed(window.lines))
         notes += window.notes
@@ -97,7 +90,7 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
         took = time.monotonic() - began
         if len(lines) >= wanted or lower <= view.since or took > _MOST_SECONDS:
             break
-        # A slow node is asked once more, for all the rest, and not again for each part.
+        # Ask a slow node once more for all the rest, and not for each part.
         is_slow = took > _MOST_SECONDS / 4 and not is_narrowed
         top = ceiling = lower
         span = top - view.since if is_slow else span * (2 if is_narrowed else _GROWTH)
@@ -118,7 +111,6 @@ async def _newest(view: LogView, ask: Ask, now: datetime, count: int) -> LogExce
 async def _search(
     view: LogView, ask: Ask, since: datetime, until: datetime | None, most: int, kept: int | None = None
 ) -> _Window:
-    """Search the oldest `most` lines from `since` on, and keep at most the last `kept` of them. Raises HttpProblem."""
     window = _Window(deque(maxlen=kept))
     count = characters = 0
     limit = min(most, MOST_LINES)
@@ -138,14 +130,13 @@ async def _search(
             raise
         window.notes.append(problem.detail)  # the answer was cut off; its first lines are shown
     window.is_full = window.is_full or count >= limit
-    # The page has its own bound, and its own way to show more.
+    # The page has its own limit, and its own way to show more.
     is_ours = f"more than {limit} lines answer"
     window.notes = [note for note in window.notes if kept is not None or not note.startswith(is_ours)]
     return window
 
 
 def _taken(document: dict[str, Any] | None, notes: list[str]) -> ShownLine | None:
-    """Return the line of a document. None for a heartbeat, an unknown document, or a note, which goes to `notes`."""
     if document is None:
         return None
     if "note" in document:
@@ -174,5 +165,4 @@ def _behind(shown: list[ShownLine], place: LogPlace | None) -> LogPlace | None:
 
 
 def _once(notes: list[str]) -> list[str]:
-    """Remove repeated notes."""
     return list(dict.fromkeys(notes))[:_MOST_NOTES]

@@ -1,7 +1,5 @@
-"""Stream of new lines of a job's log to an open page, as server-sent events with table rows.
-
-Each page follows one streamed answer of the API, which asks the agents every few seconds. Lines beyond what a person
-can read are dropped, with a note of their number and time, so that a flood of lines does not slow the browser.
+"""Stream of new lines of a job's log to an open page. Lines beyond reading speed are dropped, with a note, to protect
+the browser.
 """
 
 from __future__ import annotations
@@ -33,22 +31,22 @@ from trainmedic_server.http.streaming import StreamedResponse, while_allowed
 from trainmedic_server.live.events import EVENT_STREAM
 
 _MOST_ROWS = 300
-"""Lines in one event, at most."""
+"""Most lines in one event."""
 _BETWEEN_SECONDS = 0.5
 _LONGEST_GAP = timedelta(minutes=10)
-"""A page that was disconnected gets the missed lines of this period."""
+"""A reconnecting page gets missed lines of this period."""
 _LONGEST_SECONDS = 2 * 3600.0
 _MOST_NOTES = 10
 _FULL = (
-    "{most} pages follow a log already, and no more are allowed. Close one of them and press Follow again."
-    " Until then, use Search for new lines."
+    "{most} pages follow logs already, the maximum. Close one of them and press Follow again. Until then, use Search "
+    "for new lines."
 )
 _OVER = "This page has followed the log for 2 hours. Press Follow to continue."
-_ENDED = "The server has ended the stream. Press Follow to continue."
+_ENDED = "The server ended the stream. Press Follow to continue."
 
 
 class _Arrived(Struct, frozen=True):
-    """Lines of one event. `count` and `first` are of all lines that arrived, including dropped ones."""
+    """Lines of one event. `count` and `first` include dropped lines."""
 
     lines: list[ShownLine]
     notes: list[str]
@@ -59,8 +57,7 @@ class _Arrived(Struct, frozen=True):
 
 
 class _Incoming:
-    """Buffer of the newest lines from the API until they are sent. It skips the lines up to `place`, which the page
-    has."""
+    """Buffer of the newest lines until they are sent. It skips lines up to `place`, which the page has."""
 
     def __init__(self, documents: AsyncGenerator[dict[str, Any] | None, None], place: LogPlace | None) -> None:
         self.woken = asyncio.Event()
@@ -74,7 +71,6 @@ class _Incoming:
         self.reading.add_done_callback(lambda _: self.woken.set())
 
     def take(self) -> _Arrived | None:
-        """Return what arrived since the last call. None if nothing did."""
         if not self._count and not self._notes:
             return None
         arrived = _Arrived(list(self._lines), self._notes[:_MOST_NOTES], self._count, self._first, self._place)
@@ -112,8 +108,6 @@ class _Incoming:
 
 
 class LogFollower:
-    """Streams for up to `limits.followed_logs` pages. `page_of` makes the page's context from a request."""
-
     def __init__(
         self, auth: Authenticator, limits: ServerLimits, page_of: Callable[[Request, Mapping[str, str]], PageRequest]
     ) -> None:
@@ -123,7 +117,7 @@ class LogFollower:
         self._pages = 0
 
     async def take(self, request: Request) -> Response:
-        """Return the stream of a page, whose job and view are in the query. Raises HttpProblem."""
+        """Return a page's stream. Its job and view are in the query. Raises HttpProblem."""
         page = self._page_of(request, {})
         view, wrong = LogView.read(page.query.get("job", ""), page.query, page.renderer.now())
         if wrong or not view.job:
@@ -176,7 +170,6 @@ class LogFollower:
 
 
 def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list[Mapping[str, Any]]) -> bytes:
-    """Return one event: the rows in their order of arrival, and the notes."""
     notes = list(arrived.notes)
     left_out = arrived.count - len(arrived.lines)
     if left_out and arrived.first is not None:
@@ -192,7 +185,6 @@ def _written(page: PageRequest, view: LogView, arrived: _Arrived, findings: list
 
 
 async def _refused(most: int) -> AsyncGenerator[bytes, None]:
-    """Yield the answer to a page beyond the limit."""
     yield _message("over", {"why": _FULL.format(most=most)})
 
 
@@ -219,5 +211,4 @@ def _place(text: str) -> LogPlace | None:
 
 
 def _why(error: BaseException) -> str:
-    """Return for the user why the log cannot be followed."""
     return from_error(error).detail if isinstance(error, errors.TrainmedicError) else _ENDED

@@ -1,7 +1,5 @@
-"""A line of a log as the console shows it: without terminal colours, long lines folded, matches marked.
-
-Lines are text from outside. Every character is escaped. Characters that are invisible or change the text direction are
-shown as their code. Pure functions.
+"""A log line as HTML. Lines are external text: everything is escaped, and invisible characters are shown as their code.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from trainmedic_logs.domain.log_search import LogLevel, read_time
 from trainmedic_logs.lines.raw_text import text_of
 
 LONGEST_SHOWN = 8000
-"""Characters of a line on a page. The API's answer has the whole line."""
+"""Most characters of a line on a page. The API returns the whole line."""
 FOLDED_FROM = 600
 _BEFORE_FOLD = 300
 _AROUND_MATCH = 100
 _MOST_MATCHES = 50
 _LONGEST_NAME = 253
 _LEAST_OF_FINDING = 6
-"""Shorter lines of a finding are not looked for, because they could match other lines."""
+"""Shorter lines of a finding are not searched, because they could match other lines."""
 _MARK = Markup("<mark>{}</mark>")
 _TIMES = {
     "guessed": "The line states no time. This is the time of the line before it, or of its file.",
@@ -40,12 +38,10 @@ _STATED = (None, "line", "node_zone", "arrival_zone")
 
 
 class ShownLine(Struct, frozen=True):
-    """A line of the API's answer. Absent members are empty."""
-
     at: datetime
     text: str
     left_out: int = 0
-    """Characters at its end that are not shown."""
+    """Omitted characters at its end."""
     node: str = ""
     source: str = ""
     file: str = ""
@@ -81,13 +77,13 @@ class ShownLine(Struct, frozen=True):
         return self.level == LogLevel.ERROR
 
     def body(self, pattern: SearchPattern | None = None) -> Markup:
-        """Return the text, with matches of `pattern` marked."""
         return line_body(self.text, self.left_out, pattern)
 
 
 def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None) -> Markup:
-    """Return a line's text as HTML. A long line is folded to its beginning, and to its first match if that is in the
-    rest. `left_out` is the number of characters beyond `text`."""
+    """Return a line's text as HTML. A long line is folded to its beginning and first match. `left_out`: characters
+    beyond `text`.
+    """
     spans = _spans(text, pattern)
     whole = _marked(text, spans, 0, len(text))
     if len(text) <= FOLDED_FROM and not left_out:
@@ -108,7 +104,7 @@ def line_body(text: str, left_out: int = 0, pattern: SearchPattern | None = None
 
 
 def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the finding that begins with this line, judged by text and node. None if there is none."""
+    """Return the finding that begins with this line, judged by text and node, or None."""
     for finding in findings:
         text = str(finding.get("line") or "").strip()
         if len(text) >= _LEAST_OF_FINDING and text in line.text and line.node in (finding.get("nodes") or ()):
@@ -117,7 +113,6 @@ def finding_of(line: ShownLine, findings: Iterable[Mapping[str, Any]]) -> Mappin
 
 
 def _spans(text: str, pattern: SearchPattern | None) -> list[tuple[int, int]]:
-    """Return the matches of the pattern, in characters."""
     if pattern is None:
         return []
     data = text.encode("utf-8", "replace")
@@ -131,7 +126,6 @@ def _spans(text: str, pattern: SearchPattern | None) -> list[tuple[int, int]]:
 
 
 def _marked(text: str, spans: Iterable[tuple[int, int]], begin: int, end: int) -> Markup:
-    """Return the characters from `begin` to `end`, with those in `spans` marked."""
     pieces, at = [], begin
     for start, stop in spans:
         start, stop = max(start, begin), min(stop, end)

@@ -1,5 +1,4 @@
-"""The page of a job's log: lines filtered by text, rank, node, level and time, from either end, with findings
-marked."""
+"""Page of a job's log: lines filtered by text, rank, node, level and time, from either end, with findings marked."""
 
 from __future__ import annotations
 
@@ -32,7 +31,6 @@ _WHAT_TO_DO = {
 
 
 async def log(page: PageRequest) -> Response:
-    """Show the requested lines, or why the API refuses them."""
     job, now = page.parameters["job"], page.renderer.now()
     view, wrong = LogView.read(job, page.query, now)
     excerpt, refusal, todo = LogExcerpt([], []), "", ""
@@ -71,15 +69,12 @@ async def log(page: PageRequest) -> Response:
 def rows(
     view: LogView, lines: list[log_line.ShownLine], findings: list[Mapping[str, Any]]
 ) -> list[tuple[log_line.ShownLine, Any, Mapping[str, Any] | None, bool]]:
-    """Return each line with its HTML, the finding that begins with it, and whether the view is about its moment."""
     pattern = pattern_of(view)
     near = _nearest(view, lines)
     return [(line, line.body(pattern), log_line.finding_of(line, findings), line is near) for line in lines]
 
 
 def pattern_of(view: LogView) -> SearchPattern | None:
-    """Return the pattern to mark in the lines. None without a search, or for an invalid pattern, which the API
-    reports."""
     try:
         return SearchPattern(view.grep) if view.grep else None
     except ValueError:
@@ -97,13 +92,11 @@ async def findings_of(page: PageRequest, job: str, most: int = MOST_FINDINGS) ->
 
 
 async def opened(page: PageRequest) -> Response:
-    """Redirect to the log of the job that a form names."""
     job = page.query.get("job", "").strip()
     return RedirectResponse(f"/jobs/{quote(job, safe='')}/logs" if job else "/jobs", HTTPStatus.SEE_OTHER)
 
 
 def _nearest(view: LogView, lines: list[log_line.ShownLine]) -> log_line.ShownLine | None:
-    """Return the line closest to the view's moment, at most a second away."""
     moment = view.moment
     if moment is None or not lines:
         return None
@@ -112,7 +105,6 @@ def _nearest(view: LogView, lines: list[log_line.ShownLine]) -> log_line.ShownLi
 
 
 async def _or_none(page: PageRequest, path: str, query: Mapping[str, Any] | None = None) -> Any:
-    """Return the API's answer. None if there is none or it is refused, because the lines are shown anyway."""
     try:
         return await page.get(path, query)
     except HttpProblem:

@@ -1,7 +1,5 @@
-"""The view of a job's log that a page's address describes, and the addresses of related views. Pure values.
-
-The filters have the names of ``GET /jobs/{job}/logs``, so that an address of the API, opened in a browser, is the page
-of the same lines. Times without a zone are UTC, as everywhere in the console.
+"""View of a job's log as described by a page's address. Filters have the API's names, so its addresses open as pages.
+Pure values.
 """
 
 from __future__ import annotations
@@ -37,18 +35,15 @@ _PLACE = re.compile(r"(?P<at>.{1,40})~(?P<passed>\d{1,6})")
 
 
 class LogPlace(Struct, frozen=True):
-    """A place between two lines of a log."""
-
     at: datetime
     passed: int = 0
-    """Lines of the same time before this place. Many lines can have the same time."""
+    """Lines of the same time before this place. Many lines can share a time."""
 
     def __str__(self) -> str:
         return f"{written(self.at)}~{self.passed}"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Parse a place. Raises ValueError."""
         match = _PLACE.fullmatch(text)
         if match is None or int(match["passed"]) > _MOST_PASSED:
             raise ValueError("is not a place in a log; omit it to start at the newest lines")
@@ -56,19 +51,17 @@ class LogPlace(Struct, frozen=True):
 
 
 class LogView(Struct, frozen=True):
-    """Which lines of which job, and in which order."""
-
     job: str
     since: datetime
     until: datetime | None = None
     filters: Mapping[str, str] = field(default_factory=dict)
     """Values in the API's form."""
     text: str = ""
-    """The text to search for."""
+    """The search text."""
     is_pattern: bool = False
     """True if the text is a regular expression."""
     last: str = USUAL_LAST
-    """The window as a time up to now. `OWN` if it has its own bounds."""
+    """Window length up to now, or `OWN` with explicit limits."""
     order: str = NEWEST
     before: LogPlace | None = None
     after: LogPlace | None = None
@@ -78,8 +71,7 @@ class LogView(Struct, frozen=True):
 
     @classmethod
     def read(cls, job: str, query: Mapping[str, str], now: datetime) -> tuple[Self, str]:
-        """Return the view that a page's parameters describe, and their errors, or an empty text. Invalid parameters
-        keep their defaults."""
+        """Return the view, and errors or an empty text. Invalid parameters keep their defaults."""
         wrong: list[str] = []
 
         def of(name: str, read: Any, default: Any = None) -> Any:
@@ -126,18 +118,16 @@ class LogView(Struct, frozen=True):
 
     @property
     def grep(self) -> str:
-        """The RE2 expression by which the API finds the text."""
+        """The RE2 expression for the API."""
         if not self.text or self.is_pattern:
             return self.text
         return f"(?i){re.escape(self.text)}"
 
     @property
     def is_open(self) -> bool:
-        """True if the view includes lines that are printed from now on."""
         return self.until is None and self.before is None
 
     def asked(self, since: datetime | None = None, until: datetime | None = None, **others: Any) -> dict[str, Any]:
-        """Return the API's parameters for the lines from `since` until `until`, by default those of the whole view."""
         names: dict[str, Any] = {**self.filters, "since": written(since or self.since)}
         end = until or self.until
         if end is not None:
@@ -148,15 +138,13 @@ class LogView(Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        """The command that shows these lines in a terminal."""
         words = ["trainmedic", "logs", "--job", self.job]
         for name, value in self.asked().items():
             words += ["--kernel"] if name == "kernel" else [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join(words)
 
     def query(self, **changes: Any) -> str:
-        """Return the page's query for this view with `changes`, where None removes a parameter. It starts at the view's
-        first line by default."""
+        """Return the page's query with `changes`, where None removes a parameter."""
         names: dict[str, Any] = {"text": self.text, "pattern": "1" if self.is_pattern else "", **self.filters}
         if self.last == OWN:
             names |= {"last": OWN, "since": written(self.since), "until": self.until and written(self.until)}
@@ -169,15 +157,12 @@ class LogView(Struct, frozen=True):
         return urlencode({name: str(value) for name, value in names.items() if value not in (None, "")})
 
     def older(self, place: LogPlace) -> str:
-        """Return the query of the lines before `place`. Its times are fixed, so it shows the same lines later."""
         return self.query(**self._fixed(), before=place)
 
     def newer(self, place: LogPlace) -> str:
-        """Return the query of the lines after `place`."""
         return self.query(**self._fixed(), after=place)
 
     def permanent(self, now: datetime) -> str:
-        """Return the query that always shows the same lines."""
         fixed = {**self._fixed(), "until": written(self.until or now)}
         return self.query(**fixed, before=self.before, after=self.after)
 
@@ -187,8 +172,7 @@ class LogView(Struct, frozen=True):
 
 
 def around(at: Any, rank: Any = None, node: Any = None, source: Any = None) -> str:
-    """Return the query of the lines around a moment, of a rank, or else of a node. Empty without a time. For a kernel's
-    line it includes the kernel's lines."""
+    """Return the query of the lines around a moment, of a rank or else a node. Empty without a time."""
     point = times.read(at)
     if point is None:
         return ""

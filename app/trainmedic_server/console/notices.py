@@ -1,8 +1,4 @@
-"""What a form did, said on the page that it leads to.
-
-The browser carries it there in a cookie, and not in the address: whoever sends a link does not choose what the page of
-another says was done.
-"""
+"""Notices about a form's result, shown on the next page. They travel in a cookie, so that no link can fake them."""
 
 from __future__ import annotations
 
@@ -15,33 +11,31 @@ COOKIE = "trainmedic_done"
 _SECONDS = 60
 SENTENCES: Mapping[str, str] = {
     "approve": "Approved.",
-    "reject": "Rejected. Given back lists the pending undos.",
-    "cancel": "Cancelled. Given back lists the pending undos.",
-    "undo": "The undo is ordered.",
-    "close_undo": "The duty is closed.",
-    "approve_many": "All that were chosen are approved.",
-    "reject_many": "All that were chosen are rejected.",
-    "started": "Started: this is its run.",
-    "not_started": "Not started; why is written here.",
-    "channel": "The test message is sent: look whether it has arrived.",
+    "reject": "Rejected. Check the column Undo for pending undos.",
+    "cancel": "Cancelled. Check the column Undo for pending undos.",
+    "undo": "The undo is requested.",
+    "close_undo": "The obligation to undo is closed.",
+    "approve_many": "All chosen questions are approved.",
+    "reject_many": "All chosen questions are rejected.",
+    "started": "Started. This is its run.",
+    "not_started": "Not started. The reason is below.",
+    "channel": "The test message is sent. Check that it has arrived.",
     "mode": "Its mode is set.",
     "pause": "Paused.",
     "resume": "Resumed.",
-    "breaker": "The breaker is closed. Its count begins again.",
+    "breaker": "The breaker is closed. Its count restarts.",
     "session": "The session is ended.",
 }
 
 
 def leave(response: Response, done: str) -> None:
-    """Have the next page say what was `done`, one of `SENTENCES`."""
+    """Set the notice `done`, one of `SENTENCES`, for the next page."""
     response.set_cookie(COOKIE, done, max_age=_SECONDS, httponly=True, samesite="strict")
 
 
 def left(request: Request) -> str:
-    """The sentence that was left for this page; empty where none was."""
     return SENTENCES.get(request.cookies.get(COOKIE, ""), "")
 
 
 def clear(response: Response) -> None:
-    """It is said once."""
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")

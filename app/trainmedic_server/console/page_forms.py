@@ -1,4 +1,4 @@
-"""Forms that are answered with a page: what was found out, or what became of each of several orders."""
+"""Forms answered with a page: a result, or the outcome of several commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_server.auth.auth import Authenticator
 from trainmedic_server.auth.tokens import TokenRole
-from trainmedic_server.console import alert_pages, book_pages, notices, server_pages
+from trainmedic_server.console import alert_pages, notices, playbook_pages, server_pages
 from trainmedic_server.console.page_request import PageRequest
 from trainmedic_server.console.sign_in import FORM_BYTES, read_fields
 from trainmedic_server.http.body import BodyReader
@@ -21,18 +21,16 @@ from trainmedic_server.http.limits import MIB
 from trainmedic_server.http.problems import HttpProblem
 
 Fields = list[tuple[str, str]]
-"""In the order of the form; a name may stand there several times."""
+"""In the order of the form. Names can repeat."""
 _PASTED_BYTES = MIB
-"""Of an alert that is pasted into the page Why; a webhook's body may be large."""
+"""Limit of an alert pasted into the page Why. A webhook's body may be large."""
 _LONGEST_LINK = 4000
-"""Up to here what was pasted goes into the address, which can be sent to others; what is longer is answered at once."""
+"""Shorter input goes into the address, which can be shared. Longer input is answered directly."""
 _MOST_ANSWERS = 50
 _ANSWERED = {"approve": "approve_many", "reject": "reject_many"}
 
 
 class PageForms:
-    """`page_of` makes of a request, and the named parts of its path, what a page is made from."""
-
     def __init__(
         self, auth: Authenticator, bodies: BodyReader, page_of: Callable[[Request, Mapping[str, str]], PageRequest]
     ) -> None:
@@ -44,7 +42,6 @@ class PageForms:
         return any(pattern.fullmatch(path) for pattern, _ in _FORMS)
 
     async def take(self, request: Request) -> Response:
-        """The page. Raises HttpProblem."""
         self._auth.require(request, TokenRole.VIEWER, acts=True)
         is_pasted = request.url.path == "/console/explain"
         fields = await read_fields(self._bodies, request, _PASTED_BYTES if is_pasted else FORM_BYTES)
@@ -55,7 +52,6 @@ class PageForms:
 
 
 async def _explain(page: PageRequest, pairs: Fields) -> Response:
-    """What would be done about an alert that was pasted."""
     fields = {name: value for name, value in pairs if value}
     if len(address := f"/explain?{urlencode(fields)}") <= _LONGEST_LINK:
         return RedirectResponse(address, HTTPStatus.SEE_OTHER)
@@ -63,14 +59,13 @@ async def _explain(page: PageRequest, pairs: Fields) -> Response:
 
 
 async def _answers(page: PageRequest, pairs: Fields) -> Response:
-    """Answer each chosen question by its own order; where one was refused, the page says what became of each."""
     fields = dict(pairs)
     chosen = list(dict.fromkeys(value for name, value in pairs if name == "run" and value))
     kind = fields.get("kind", "")
     if kind not in _ANSWERED:
-        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "Choose whether to approve or to reject.")
+        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, "Choose approve or reject.")
     if not 0 < len(chosen) <= _MOST_ANSWERS:
-        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, f"Choose one question or more, up to {_MOST_ANSWERS}.")
+        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, f"Choose 1 to {_MOST_ANSWERS} questions.")
     outcomes = [(run_id, *await _answer(page, run_id, kind, fields.get("note", "").strip())) for run_id in chosen]
     if all(is_done for _, is_done, _ in outcomes):
         return _led_back("/approvals", _ANSWERED[kind])
@@ -78,7 +73,6 @@ async def _answers(page: PageRequest, pairs: Fields) -> Response:
 
 
 async def _answer(page: PageRequest, run_id: str, kind: str, note: str) -> tuple[bool, str]:
-    """Whether the order was taken; and by which run, or why not."""
     try:
         run = await page.api.ask(page.principal, "POST", f"/runs/{run_id}/{kind}", body={"note": note})
     except HttpProblem as problem:
@@ -87,7 +81,6 @@ async def _answer(page: PageRequest, run_id: str, kind: str, note: str) -> tuple
 
 
 async def _channel_test(page: PageRequest, pairs: Fields) -> Response:
-    """Send a test message; where it did not arrive, Settings says why."""
     path = f"/channels/{page.parameters['channel']}/test"
     sent = await page.api.ask(page.principal, "POST", path, body={"note": dict(pairs).get("note", "").strip()})
     if sent["sent"]:
@@ -96,11 +89,11 @@ async def _channel_test(page: PageRequest, pairs: Fields) -> Response:
 
 
 async def _playbook_test(page: PageRequest, _: Fields) -> Response:
-    return await book_pages.played(page)
+    return await playbook_pages.played(page)
 
 
 async def _playbook_try(page: PageRequest, pairs: Fields) -> Response:
-    return await book_pages.tried(page, dict(pairs))
+    return await playbook_pages.tried(page, dict(pairs))
 
 
 def _led_back(path: str, done: str) -> Response:

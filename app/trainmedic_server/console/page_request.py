@@ -1,4 +1,4 @@
-"""What a page is made from: who asks for what, the API, and the templates."""
+"""Context of a page: request, user, API and templates."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from trainmedic_server.console.rendering import Renderer, page
 from trainmedic_server.console.standing import ServerStanding, StandingView
 
 _LONGEST_SEQ = 18
-"""Digits."""
+"""In digits."""
 
 
 class PageRequest(Struct, frozen=True):
-    """A request for a page, by somebody who may see it."""
-
     request: Request
     principal: Principal
     parameters: Mapping[str, str]
@@ -32,18 +30,16 @@ class PageRequest(Struct, frozen=True):
     renderer: Renderer
     standing: ServerStanding
     signed_in: bool
-    """Whether there is a session that could be ended."""
+    """True if there is a session to end."""
     query: Mapping[str, str] = field(default_factory=dict)
 
     async def get(self, path: str, query: Query | None = None) -> Any:
-        """What the API has at `path`. Raises HttpProblem."""
         return await self.api.get(self.principal, path, query)
 
     async def get_or(self, default: Any, path: str, query: Query | None = None) -> Any:
         return await self.api.get_or(default, self.principal, path, query)
 
     def documents(self, path: str, query: Query | None = None) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """Yield the documents of a streamed answer of the API. Raises HttpProblem."""
         return self.api.documents(self.principal, path, query)
 
     @property
@@ -51,7 +47,7 @@ class PageRequest(Struct, frozen=True):
         return self.principal.may(TokenRole.OPERATOR)
 
     async def page(self, template: str, *, title: str, live: str = "", status: int = 200, **names: Any) -> Response:
-        """The page: the frame that all have, with `template` in it. `live` names what it wants to be told of."""
+        """Return the page: the common frame with `template` in it. `live` is its topic for updates."""
         notice = notices.left(self.request)
         text = self.renderer.text(
             template,
@@ -74,11 +70,9 @@ class PageRequest(Struct, frozen=True):
         return response
 
     async def stands(self) -> StandingView:
-        """How things stand, with the newest event in it that an open page was told of before it asked again."""
         return await self.standing.now(since=last_event(self.request.headers.get("last-event-id", "0")) or 0)
 
     def _curl(self, path: str) -> str:
-        """The line that asks the API for `path`, as a person pastes it into a shell."""
         base = self.renderer.base
         scheme = "https" if self.request.headers.get("x-forwarded-proto") == "https" else "http"
         token = "" if self.principal is ANONYMOUS else '-H "Authorization: Bearer $TRAINMEDIC_TOKEN" '
@@ -87,7 +81,6 @@ class PageRequest(Struct, frozen=True):
 
 
 def last_event(named: str) -> int | None:
-    """The number of an event as a browser names it; None where it is none."""
     return int(named) if named.isascii() and named.isdigit() and len(named) <= _LONGEST_SEQ else None
 
 

@@ -1,4 +1,4 @@
-"""The pages about places: jobs with their ranks, nodes with their GPUs."""
+"""Pages about jobs with their ranks, and nodes with their GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _RACK = re.compile(r"(?P<rack>.+?)[-_.]?\d+$")
 
 
 async def jobs(page: PageRequest) -> Response:
-    """Every job that is connected, and those that were lost."""
     listed = await _every(page, "/jobs")
     present = await page.stands()
     return await page.page(
@@ -34,7 +33,6 @@ async def jobs(page: PageRequest) -> Response:
 
 
 async def job(page: PageRequest) -> Response:
-    """One job, by rank."""
     name = page.parameters["job"]
     shown = await _named(page, "/jobs", name)
     runs, more = await folding.runs(page, {"job": name})
@@ -43,7 +41,7 @@ async def job(page: PageRequest) -> Response:
     if shown is None and not runs and diagnosis is None and not findings:
         raise HttpProblem(
             404,
-            f"No job {name} is connected, and no run, verdict or finding has this job's name. "
+            f"The job {name} is not connected, and has no runs, verdicts or findings. "
             "Its log may exist: open it from the page Jobs.",
         )
     return await page.page(
@@ -63,7 +61,6 @@ async def job(page: PageRequest) -> Response:
 
 
 async def nodes(page: PageRequest) -> Response:
-    """Every node, by rack as far as the names tell."""
     agents = await _every(page, "/agents")
     present = await page.stands()
     racks: dict[str, list[Mapping[str, Any]]] = {}
@@ -77,12 +74,11 @@ async def nodes(page: PageRequest) -> Response:
 
 
 async def node(page: PageRequest) -> Response:
-    """One node: what its agent says, and what was done there."""
     name = page.parameters["node"]
     agent = await _named(page, "/agents", name)
     runs, more = await folding.runs(page, {"node": name})
     if agent is None and not runs:
-        raise HttpProblem(404, f"No agent of a node {name} is connected, and no run was on one of that name.")
+        raise HttpProblem(404, f"The agent of node {name} is not connected, and no run was on this node.")
     present = await page.stands()
     return await page.page(
         "node.html",
@@ -97,7 +93,6 @@ async def node(page: PageRequest) -> Response:
 
 
 async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
-    """All that the API lists at `path`, page after page."""
     listed = await page.get(path)
     items = list(listed["items"])
     while listed.get("next"):
@@ -107,12 +102,10 @@ async def _every(page: PageRequest, path: str) -> list[Mapping[str, Any]]:
 
 
 async def _named(page: PageRequest, path: str, name: str) -> Mapping[str, Any] | None:
-    """The one of this name that the API lists at `path`."""
     return next(iter((await page.get(path, {"name": name}))["items"]), None)
 
 
 def _changed(document: Mapping[str, Any] | None) -> dict[str, list[Mapping[str, Any]]]:
-    """What is changed now, by target."""
     by_target: dict[str, list[Mapping[str, Any]]] = {}
     for change in (document or {}).get("changed", []):
         by_target.setdefault(change["target"], []).append(change)
@@ -125,5 +118,4 @@ def _lost(document: Mapping[str, Any] | None, kind: str) -> list[Mapping[str, An
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A key by which node-10 comes after node-9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

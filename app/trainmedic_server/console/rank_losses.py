@@ -1,4 +1,4 @@
-"""The losses of a job's ranks in its presence (`trainmedic.job.loss_spread`), read as untrusted input."""
+"""Losses of a job's ranks in its presence (`trainmedic.job.loss_spread`), parsed as untrusted input."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ Rank = Annotated[int, Meta(ge=0, lt=1_000_000_000)]
 
 
 class OddRanks(Struct, frozen=True):
-    """Ranks whose loss is not a finite number."""
+    """Ranks with a non-finite loss."""
 
     count: int
     ranks: Annotated[str, Meta(max_length=1000)]
 
 
 class RankLossEntry(Struct, frozen=True):
-    """The loss of one rank."""
-
     rank: Rank
     loss: float
     node: Annotated[str, Meta(max_length=253)] = ""
 
 
 class RankLosses(Struct, frozen=True):
-    """The losses of all ranks, in short form."""
-
     ranks: int
     steps: tuple[int, int] | None = None
     nan: OddRanks | None = None
@@ -45,18 +41,15 @@ class RankLosses(Struct, frozen=True):
 
     @property
     def not_finite(self) -> tuple[tuple[str, OddRanks], ...]:
-        """The kinds of non-finite losses, with their ranks."""
         kinds = (("NaN", self.nan), ("infinite", self.infinite), ("minus infinite", self.minus_infinite))
         return tuple((kind, odd) for kind, odd in kinds if odd is not None)
 
     @property
     def has_spread(self) -> bool:
-        """True if any rank has a finite loss."""
         return None not in (self.lowest, self.median, self.highest)
 
 
 def losses_of(job: Mapping[str, Any] | None) -> RankLosses | None:
-    """Read the losses of a job from the API. None if they are absent or malformed."""
     details = (job or {}).get("details")
     said = details.get("losses") if isinstance(details, Mapping) else None
     try:

@@ -1,4 +1,4 @@
-"""Fills in the console's templates. What comes from outside is escaped; templates come from the package alone."""
+"""Renderer of the console's templates. External text is escaped; templates come only from the package."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ _LINK = re.compile(r"""(?<=[\s"'])(href|action|src|hx-get|hx-post)="(?=/)""")
 
 
 class _LinksBelowBase(PackageLoader):
-    """Template loader that puts the base path before every link that begins with a slash.
-
-    It changes the template's own text, before values are filled in.
-    """
+    """Template loader that puts the base path before links that begin with a slash."""
 
     def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
         source, path, is_current = super().get_source(environment, template)
@@ -49,8 +46,6 @@ class _LinksBelowBase(PackageLoader):
 
 
 class Renderer:
-    """Renderer of templates by name. Their links lead below `base`."""
-
     def __init__(
         self, clock: Clock, assets: Assets, base: BasePath = BasePath(), cache: FileSystemBytecodeCache | None = None
     ) -> None:
@@ -59,7 +54,7 @@ class Renderer:
         self._environment = Environment(
             loader=_LinksBelowBase("trainmedic_server.console", "templates"),
             autoescape=True,
-            # An older part of the API may lack what a template shows where it is there.
+            # An older API may lack members that a template shows if present.
             undefined=ChainableUndefined,
             finalize=formats.finish,
             trim_blocks=True,
@@ -89,21 +84,17 @@ class Renderer:
         )
 
     def now(self) -> datetime:
-        """Return the current time, from which pages compute ages."""
         return self._clock.now()
 
     def text(self, template: str, **names: Any) -> str:
-        """The template, filled in."""
         return self._environment.get_template(template).render(now=self._clock.now(), **names)
 
     def part(self, template: str, macro: str, *arguments: Any) -> str:
-        """One macro of a template, for what is sent to pages that are open."""
         module = self._environment.get_template(template).module
         return str(getattr(module, macro)(*arguments))
 
 
 def page(text: str, status: int = 200, *, accepts_gzip: bool = False, headers: Mapping[str, str] = {}) -> Response:
-    """A page as a response, with the headers that bound what a browser does with it."""
     content = text.encode("utf-8", "replace")
     more = {"Cache-Control": "no-store", "Vary": "Accept, Accept-Encoding, Cookie", **SECURITY_HEADERS, **headers}
     if accepts_gzip and len(content) > _COMPRESSED_FROM:

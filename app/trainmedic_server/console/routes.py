@@ -1,4 +1,4 @@
-"""Which page is at which path."""
+"""Paths of pages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import re
 from trainmedic_server.console import (
     alert_pages,
     api_page,
-    book_pages,
     log_page,
-    now_page,
     place_pages,
+    playbook_pages,
     run_pages,
     server_pages,
 )
@@ -22,18 +21,18 @@ def _route(pattern: str, handler: Handler, *, always: bool = False, gives_way: b
 
 
 ROUTES = (
-    _route(r"/", now_page.now),
+    _route(r"/", server_pages.now),
     _route(r"/runs", run_pages.runs),
     _route(r"/runs/(?P<run>[0-9A-Za-z_-]{1,64})", run_pages.run),
     _route(r"/approvals", alert_pages.approvals),
     _route(r"/alerts", alert_pages.alerts),
     _route(r"/explain", alert_pages.explain, always=True),
-    _route(r"/playbooks", book_pages.playbooks),
-    _route(r"/playbooks/(?P<playbook>[^/]{1,200})", book_pages.playbook),
+    _route(r"/playbooks", playbook_pages.playbooks),
+    _route(r"/playbooks/(?P<playbook>[^/]{1,200})", playbook_pages.playbook),
     _route(r"/jobs", place_pages.jobs),
     _route(r"/logs", log_page.opened, always=True),
     _route(r"/jobs/(?P<job>.{1,253})/logs", log_page.log),
-    # The names of jobs and nodes may hold slashes, which arrive as such however a link has written them.
+    # Names of jobs and nodes may have slashes, which arrive unencoded however a link wrote them.
     _route(r"/jobs/(?P<job>.{1,253})", place_pages.job, gives_way=True),
     _route(r"/nodes", place_pages.nodes),
     _route(r"/nodes/(?P<node>.{1,253})", place_pages.node),

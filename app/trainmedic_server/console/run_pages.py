@@ -1,4 +1,4 @@
-"""The pages about runs: the list, and one run's story."""
+"""Pages of the run list and of one run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmedic_core.problems import did_you_mean
 from trainmedic_server.console import folding
-from trainmedic_server.console.book_pages import UNCOUNTED
 from trainmedic_server.console.page_request import PageRequest
+from trainmedic_server.console.playbook_pages import UNCOUNTED
 from trainmedic_server.domain.run import Status
 from trainmedic_server.http.problems import HttpProblem
 from trainmedic_server.presentation import times
@@ -33,13 +33,12 @@ SAVED = (
     ("Last 24 h", ""),
     ("Open", "open=true&since="),
     ("Failed 24 h", "status=failed&since=24h"),
-    ("Owed", "owes_undo=true&since="),
-    ("Held back", "status=not_started&since=24h"),
+    ("Undo pending", "owes_undo=true&since="),
+    ("Blocked 24 h", "status=not_started&since=24h"),
 )
 
 
 async def runs(page: PageRequest) -> Response:
-    """The list, newest first, from a cursor on."""
     (chosen, text), wrong = _conditions(page.query), ""
     rows: list[Row] = []
     cursor, after, each = page.query.get("cursor", ""), "", page.query.get("each", "")
@@ -57,7 +56,7 @@ async def runs(page: PageRequest) -> Response:
         "runs.html",
         title="Runs",
         live="" if cursor or wrong else "runs",
-        # Where the script asks while somebody types, it shows the page of a success alone.
+        # While the user types, the script shows only successful pages.
         status=422 if wrong and "hx-request" not in page.request.headers else 200,
         wrong=wrong,
         rows=rows,
@@ -74,7 +73,6 @@ async def runs(page: PageRequest) -> Response:
 
 
 async def run(page: PageRequest) -> Response:
-    """One run, from the alert to what was given back."""
     shown = await page.get(f"/history/{page.parameters['run']}")
     return await page.page(
         "run.html",
@@ -85,8 +83,7 @@ async def run(page: PageRequest) -> Response:
 
 
 async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template of a run needs beside the run: its neighbours on the target, and whether its playbook is
-    another one by now."""
+    """Return neighbours of a run on its target, and whether its playbook has changed."""
     book = await get_or(None, f"/playbooks/{shown['playbook']}", UNCOUNTED)
     before, after = await _neighbours(get_or, shown)
     return {
@@ -100,13 +97,11 @@ async def story(get_or: Any, shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def short(page: PageRequest) -> Response:
-    """``/r/<part of an id>`` leads to the run."""
     shown = await page.get(f"/history/{page.parameters['run']}")
     return RedirectResponse(f"/runs/{shown['run_id']}", 303)
 
 
 def beats(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The events that a timeline shows: many alike in a row count as one."""
     shown: list[Mapping[str, Any]] = []
     for kind, alike in itertools.groupby(events, key=lambda event: (event["kind"], event["data"].get("step"))):
         row = list(alike)
@@ -118,7 +113,7 @@ def beats(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
-    """The metric around the act, as a curve with the act and the limit marked; nothing where there are no points."""
+    """Return the metric's curve around the act, with act and limit marked. Empty without points."""
     series = [(at, value) for at, value in (effect or {}).get("series") or [] if value is not None]
     if effect is None or len(series) < 2:
         return Markup("")
@@ -139,7 +134,7 @@ def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
     if (acted := times.read(effect.get("acted_at"))) is not None:
         x = max(0.0, min(600.0, across(acted.timestamp())))
         marks += f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="96"/>'
-    label = f"from {values[0]:g} to {values[-1]:g}; the upright line is the act"
+    label = f"from {values[0]:g} to {values[-1]:g}; the vertical line is the act"
     return Markup(
         '<svg class="effect" viewBox="0 0 600 96" preserveAspectRatio="none" role="img" aria-label="{}">{}'
         '<polyline class="curve" points="{}"/></svg>'
@@ -147,7 +142,6 @@ def effect_svg(effect: Mapping[str, Any] | None) -> Markup:
 
 
 async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The runs before and after this one on its target, among the newest hundred there."""
     where = {name: shown[name] for name in ("node", "gpu", "job") if shown[name]}
     if not where:
         return None, None
@@ -160,7 +154,6 @@ async def _neighbours(get_or: Any, shown: Mapping[str, Any]) -> tuple[str | None
 
 
 def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """The filters of the API that are asked for, by field or as ``name:value`` in the text field; and that text."""
     chosen = {name: value for name in _FILTERS if (value := query.get(name, "").strip())}
     text = query.get("q", "").strip()
     for word in text.split():
@@ -174,7 +167,6 @@ def _conditions(query: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
 
 def _check(text: str) -> None:
-    """Raises HttpProblem for a word that is no filter."""
     for word in text.split():
         name, colon, value = word.partition(":")
         if not (colon and value and _SHORT.get(name, name) in _FILTERS):

@@ -1,4 +1,4 @@
-"""The pages about the server itself: settings and health, who did what, and what it was worth."""
+"""Pages about the server: settings and health, audit, and report."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from urllib.parse import urlencode
 
 from starlette.responses import Response
 
-from trainmedic_server.console.book_pages import UNCOUNTED
 from trainmedic_server.console.page_request import PageRequest
+from trainmedic_server.console.playbook_pages import UNCOUNTED
 from trainmedic_server.http.problems import HttpProblem
 
 _SPANS = ("24h", "7d", "30d", "90d")
 
 
+async def now(page: PageRequest) -> Response:
+    return await page.page("now.html", title="Now", live="now")
+
+
 async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -> Response:
-    """Mode, pauses, breaker, channels, sessions, playbook errors, health; `tested` is a test message that was sent."""
+    """Show mode, pauses, breaker, channels, sessions, playbook errors and health. `tested` is a sent test message."""
     ready = await page.get("/ready")
     pauses = await page.get_or({"items": []}, "/pauses")
     sessions = await page.get_or(None, "/sessions")
@@ -40,15 +44,13 @@ async def settings(page: PageRequest, tested: Mapping[str, Any] | None = None) -
 
 
 async def report(page: PageRequest) -> Response:
-    """What failures cost, and what repairs came to. It takes a while in a long history, so the page asks for it once
-    its frame is there."""
+    """Show the report. It is slow in a long history, so the page loads it afterwards."""
     since = page.query.get("since", "7d")
     document = await page.get("/report", {"since": since}) if "whole" in page.query else None
     return await page.page("report.html", title="Report", report=document, since=since, spans=_SPANS)
 
 
 async def audit(page: PageRequest) -> Response:
-    """Who did what, the newest first."""
     chosen = {name: value for name in ("by", "since", "until") if (value := page.query.get(name, "").strip())}
     before = {"before": page.query["before"]} if page.query.get("before") else {}
     listed: Mapping[str, Any] = {"items": [], "next": None}

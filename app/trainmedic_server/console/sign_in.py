@@ -1,4 +1,4 @@
-"""``/login``: a token begins a session, whose secret the browser keeps in a cookie."""
+"""``/login``: a token begins a session, whose secret is in the browser's cookie."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trainmedic_server.console.page_request import accepts_gzip
 from trainmedic_server.console.rendering import Renderer, page
 from trainmedic_server.http.body import BodyReader
 from trainmedic_server.http.limits import KIB
+from trainmedic_server.http.origin_check import refuse_other_sites
 from trainmedic_server.http.problems import HttpProblem
-from trainmedic_server.http.sites import refuse_other_sites
 
 FORM_BYTES = 64 * KIB
 _MOST_FIELDS = 100
@@ -25,8 +25,6 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 class SignIn:
-    """The page, and what it sends."""
-
     def __init__(self, auth: Authenticator, sessions: Sessions, renderer: Renderer, bodies: BodyReader) -> None:
         self._auth = auth
         self._sessions = sessions
@@ -34,7 +32,6 @@ class SignIn:
         self._bodies = bodies
 
     async def show(self, request: Request) -> Response:
-        """The page; who needs no sign-in is sent on."""
         onward = local_path(request.query_params.get("next"))
         try:
             self._auth.require(request, TokenRole.VIEWER)
@@ -43,16 +40,15 @@ class SignIn:
         return RedirectResponse(onward, HTTPStatus.SEE_OTHER)
 
     async def begin(self, request: Request) -> Response:
-        """Take a token, and begin a session."""
         refuse_other_sites(request)
         form = await read_form(self._bodies, request)
         onward = local_path(form.get("next"))
         token = self._auth.token_of(form.get("token", "").strip().encode())
         if token is None:
-            return self._page(request, onward, "That is not a token of this server.")
+            return self._page(request, onward, "The token is unknown.")
         if not token.roles - {TokenRole.WEBHOOK} or token.jobs is not None:
-            why = "is for certain jobs" if token.jobs is not None else "is for Alertmanager's deliveries"
-            return self._page(request, onward, f"The token “{token.name}” {why}; the console needs a viewer's.")
+            why = "is limited to certain jobs" if token.jobs is not None else "is for Alertmanager's deliveries only"
+            return self._page(request, onward, f"The token “{token.name}” {why}. The console needs the role viewer.")
         address = request.client.host if request.client else ""
         secret = await self._sessions.begin(token, address, request.headers.get("user-agent", ""))
         response = RedirectResponse(onward, HTTPStatus.SEE_OTHER)
@@ -68,7 +64,6 @@ class SignIn:
         return response
 
     async def end(self, request: Request) -> Response:
-        """End the browser's session."""
         refuse_other_sites(request)
         session = self._sessions.of(request.headers.get("cookie"))
         if session is not None:
@@ -86,31 +81,29 @@ class SignIn:
 
 
 def is_https(request: Request, auth: Authenticator) -> bool:
-    """Whether the browser speaks TLS, to a proxy in front: it says so itself, in the origin of its page."""
+    """Return whether the browser uses TLS, also to a proxy. Its Origin header states it."""
     if urlsplit(request.headers.get("origin", "")).scheme == "https":
         return True
     return auth.proxies.speak_for(request) and request.headers.get("x-forwarded-proto") == "https"
 
 
 def local_path(text: str | None) -> str:
-    """`text` where it is a path of this server, else the first page; so no link leads elsewhere by way of here."""
+    """Return `text` if it is a path of this server, otherwise ``/``. Prevents open redirects."""
     if not text or not text.startswith("/") or text.startswith(("//", "/\\")) or not text.isprintable():
         return "/"
     return text
 
 
 async def read_form(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> Mapping[str, str]:
-    """The fields of a form, the last of each name. Raises HttpProblem."""
     return dict(await read_fields(bodies, request, most_bytes))
 
 
 async def read_fields(bodies: BodyReader, request: Request, most_bytes: int = FORM_BYTES) -> list[tuple[str, str]]:
-    """The fields of a form, in its order; a name may stand there several times. Raises HttpProblem."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
-        raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A form is wanted.", closes=True)
+        raise HttpProblem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body must be a form.", closes=True)
     async with bodies.read(request, most_bytes) as raw:
         text = bytes(raw).decode("utf-8", "replace")
     try:
         return parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError:
-        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, f"A form has {_MOST_FIELDS} fields at the most.") from None
+        raise HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, f"A form has at most {_MOST_FIELDS} fields.") from None

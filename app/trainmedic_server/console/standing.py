@@ -1,7 +1,4 @@
-"""How things stand, for the head of every page and for the first page: what ``GET /now`` says.
-
-It is the same for everybody, so it is asked for once and kept for a moment, however many pages are open.
-"""
+"""Current state (``GET /now``) for all pages, cached for a moment because it is the same for every user."""
 
 from __future__ import annotations
 
@@ -20,16 +17,15 @@ _READY_SECONDS = 10.0
 
 
 class StandingView(Struct, frozen=True):
-    """What a page needs of it; ``document`` is None where the store does not answer."""
+    """State for a page. ``document`` is None if the store does not respond."""
 
     seq: int
-    """The newest event that this is from; pages ask for what came after."""
+    """Newest event included; pages request later ones."""
     document: Mapping[str, Any] | None
     ready: bool
 
     @property
     def owed(self) -> int:
-        """How many runs have changed something that is not given back yet."""
         return len({change["run_id"] for change in self.document["changed"]}) if self.document else 0
 
     @property
@@ -38,8 +34,6 @@ class StandingView(Struct, frozen=True):
 
 
 class ServerStanding:
-    """Asks the API; `last_seq` says the newest event's number."""
-
     def __init__(self, api: InnerApi, last_seq: Callable[[], Awaitable[int]]) -> None:
         self._api = api
         self._last_seq = last_seq
@@ -50,7 +44,7 @@ class ServerStanding:
         self._asking = asyncio.Lock()
 
     async def now(self, *, since: int = 0) -> StandingView:
-        """The latest: at most `KEPT_SECONDS` old, and with all events up to `since` in it."""
+        """Return the state, at most `KEPT_SECONDS` old, including all events up to `since`."""
         time = asyncio.get_running_loop().time
         oldest = time() - KEPT_SECONDS
         async with self._asking:

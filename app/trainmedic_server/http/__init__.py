@@ -1,1 +1,1 @@
-"""HTTP itself: connections and their bounds, bodies, error answers, streams, and servers on standby."""
+"""The HTTP server: connections and their limits, request bodies, errors, streams, and standby."""

@@ -1,7 +1,5 @@
-"""JSON in ASCII: the same data, in which no text from outside steers a terminal that shows it.
-
-JSON escapes control characters up to U+001F by itself, but not those up to U+009F, nor the marks that reverse the
-direction of text. Who calls it: the factory makes it the response of every route; ``history`` renders by it.
+"""JSON in ASCII, so that external text cannot control a terminal: standard JSON does not escape U+0080 to U+009F and
+direction marks.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ from trainmedic_core.plain_text import json_bytes
 
 
 class AsciiJson(JSONResponse):
-    """A response whose content is rendered as JSON in ASCII."""
-
     @classmethod
     def of(cls, model: BaseModel, exclude_unset: bool = False) -> AsciiJson:
         return cls(model.model_dump(mode="json", exclude_unset=exclude_unset))

@@ -1,7 +1,5 @@
-"""Path of the external URL, below which a proxy serves this server.
-
-Some proxies strip the path from each request, others do not. So it is stripped here if it is present, and every link,
-redirect and cookie of the console carries it. Callers: the factory, the standby and the console.
+"""Path of the external URL. Some proxies strip it, others do not, so it is removed here if present. Links, redirects
+and cookies include it.
 """
 
 from __future__ import annotations
@@ -42,13 +40,12 @@ class BasePath:
     def __init__(self, external_url: str = "") -> None:
         self.external_url = external_url
         self.link = urlsplit(external_url).path.rstrip("/")
-        """Prefix for the paths of links, such as ``/trainmedic``. Empty if there is none."""
+        """Prefix for the paths of links, such as ``/trainmedic``. May be empty."""
         self._decoded = unquote(self.link)
-        # With a base such as /jobs, /jobs/llm-1 is the page of a job behind a proxy that strips the base.
+        # With a base such as /jobs, /jobs/llm-1 is a job's page if the proxy strips the base.
         self._is_ambiguous = _first_word(self._decoded) in OWN_NAMES
 
     def strip(self, scope: MutableMapping[str, Any]) -> None:
-        """Remove the base from the path of a request, if it is there."""
         if not self.link:
             return
         stripped = self.within(scope["path"], self._decoded)
@@ -60,7 +57,7 @@ class BasePath:
         scope["raw_path"] = (raw.removeprefix(base) or b"/") if raw.startswith(base) else quote(stripped).encode()
 
     def within(self, path: str, base: str | None = None) -> str:
-        """Return the path, such as that of a link, without the base if it begins with it."""
+        """Return the path without the base, if it begins with it."""
         base = self.link if base is None else base
         if not base or not (path == base or path.startswith((f"{base}/", f"{base}?", f"{base}#"))):
             return path
@@ -70,7 +67,7 @@ class BasePath:
         return rest if rest.startswith("/") else f"/{rest}"
 
     def over(self, path: str) -> str:
-        """Return a path of this server, or an address that begins with one, as a browser requests it."""
+        """Return a path of this server as a browser requests it. Other addresses are returned unchanged."""
         return self.link + path if path.startswith("/") else path
 
 

@@ -1,4 +1,4 @@
-"""Bodies of requests that a handler reads itself: how they are read, and how the OpenAPI document tells of them."""
+"""Request bodies that handlers read themselves, and their OpenAPI schema."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 async def read_body(bodies: BodyReader, request: Request, model: type[_Body]) -> _Body:
-    """The optional body as `model`. It is read here and not by FastAPI, which sets no limit and reads it
-    before it authenticates the caller."""
+    """Read the optional body as `model`. FastAPI would read it without a limit, before it authenticates the caller."""
     async with bodies.read(request, _BODY_BYTES) as raw:
         document = parse_json(raw) if raw.strip() else {}
     try:

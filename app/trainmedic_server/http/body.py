@@ -1,7 +1,4 @@
-"""Reads a request's body within bounds of size, time and memory, and parses it as JSON.
-
-Who calls it: the webhook, and the operations that take a body.
-"""
+"""Reader of request bodies within limits of size, time and memory, and parser of their JSON."""
 
 from __future__ import annotations
 
@@ -20,27 +17,24 @@ from trainmedic_server.http.limits import ServerLimits
 from trainmedic_server.http.problems import HttpProblem, from_error
 
 _MOST_CONTAINERS = 1_200_000
-"""Lists and objects in a body. Each takes sixty bytes or more in memory, however short; an alert has four."""
+"""Most lists and objects in a body. Each takes at least 60 bytes of memory, however short; an alert has four."""
 
 
 class BodyReader:
-    """Reads bodies into the memory set aside for all of them together."""
-
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
         self._memory = BodyMemory(limits)
 
     def read(self, request: Request, largest: int | None = None) -> _BodyInWork:
-        """A block that begins with the body in its turn; until it ends, its memory counts and others wait for theirs.
-
-        Entering it raises HttpProblem: 400, 408, 413, 415, 503.
+        """Return a context with the body in its turn, which holds its memory until exit. Entering raises HttpProblem:
+        400, 408, 413, 415 or 503.
         """
         largest = self._limits.body_bytes if largest is None else largest
         return _BodyInWork(self._memory, request, self._limits.body_seconds, largest)
 
 
 class _BodyInWork:
-    """The block of `BodyReader.read`; a class, because the event loop keeps a record of each generator."""
+    """The context of `BodyReader.read`. A class, because the event loop tracks each generator."""
 
     def __init__(self, memory: BodyMemory, request: Request, seconds: float, largest: int) -> None:
         self._memory = memory
@@ -99,13 +93,13 @@ class _BodyInWork:
 def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any:
     """Return the JSON value in `body`. Raises HttpProblem 400 for other content.
 
-    Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text. It raises PayloadError, unless
-    `keep_half_pairs`. The caller then has to replace them, because no database stores one.
+    Half a surrogate pair is valid JSON (RFC 8259, section 8.2) but not text. It raises PayloadError unless
+    `keep_half_pairs`; then the caller has to replace them.
     """
-    # A bracket within a text counts too, which makes no difference to alerts.
+    # Brackets within texts count too, which makes no difference to alerts.
     if len(body) > _MOST_CONTAINERS and body.count(b"{") + body.count(b"[") > _MOST_CONTAINERS:
         raise HttpProblem(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body holds more than {_MOST_CONTAINERS} lists and objects."
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body has more than {_MOST_CONTAINERS} lists and objects."
         )
     try:
         return from_json(body, allow_inf_nan=False)
@@ -114,23 +108,22 @@ def parse_json(body: bytes | bytearray, *, keep_half_pairs: bool = False) -> Any
             if keep_half_pairs:
                 return document
             _refuse_half_pairs(document)
-        # The parser's message says what is wrong and where, and quotes nothing of the body.
+        # The parser's message states the fault and its position, and quotes nothing of the body.
         raise HttpProblem(HTTPStatus.BAD_REQUEST, f"The body is not JSON in UTF-8: {error}.") from None
 
 
 def _has_arrived(request: Request) -> bool:
-    """Whether the listener says that all of the body is here, as it nearly always is. Then nothing has to be waited
-    for, and a time limit would be a good part of the work."""
+    """Return whether the whole body is here, as nearly always. Then the costly time limit is not needed."""
     has_arrived = request.scope.get("state", {}).get("has_arrived")
     return has_arrived is not None and has_arrived()
 
 
 def _check_headers(request: Request, largest: int) -> None:
-    # As they arrived: `request.headers` goes through all of them for each that is asked for.
+    # Read the raw list once: `request.headers` searches all of it for each name.
     headers: dict[bytes, bytes] = dict(request.scope["headers"])
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in (b"", b"identity"):
-        # Unpacking is where a few bytes become gigabytes; Alertmanager never compresses.
+        # Decompression can expand a few bytes to gigabytes. Alertmanager never compresses.
         raise HttpProblem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "The body must not be compressed: Content-Encoding must be absent or identity.",
@@ -147,13 +140,12 @@ def _too_large(largest: int) -> HttpProblem:
 
 
 def _full(closes: bool) -> HttpProblem:
-    problem = from_error(Saturated("bodies in work exceed the memory set aside for them"))
+    problem = from_error(Saturated("request bodies exceed their memory budget"))
     problem.closes = closes
     return problem
 
 
 def _with_half_pairs(body: bytes | bytearray) -> Any:
-    """Return the JSON value in `body`, read by a parser that accepts half surrogate pairs. None if there is none."""
     try:
         return json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -165,15 +157,14 @@ def _refuse_constant(name: str) -> None:
 
 
 def _refuse_half_pairs(document: Any) -> None:
-    """Raise PayloadError for the first half of a surrogate pair."""
-    # A stack rather than recursion, because the body may be nested deeper than Python's stack allows; of iterators,
-    # because the list of all members would take a multiple of the body's memory.
+    # Use a stack, because the body may be nested deeper than Python's recursion limit. Its elements are iterators,
+    # because a list of all members would need a multiple of the body's memory.
     being_read = [iter([("", document)])]
     while being_read:
         for path, value in being_read[-1]:
             if isinstance(value, str):
                 if any("\ud800" <= character <= "\udfff" for character in value):
-                    raise PayloadError.at([(path, "holds half a surrogate pair, which is not text")])
+                    raise PayloadError.at([(path, "contains half a surrogate pair, which is not text")])
             elif isinstance(value, dict | list):
                 being_read.append(_members(path, value))
                 break
@@ -182,7 +173,6 @@ def _refuse_half_pairs(document: Any) -> None:
 
 
 def _members(path: str, value: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
-    """Each member with its path; a name is a member too, at the path of its mapping."""
     if isinstance(value, dict):
         for name, member in value.items():
             yield path, name

@@ -1,8 +1,5 @@
-"""The memory that bodies take while they arrive, and the turns in which they are parsed and admitted.
-
-Small bodies and large ones each have a share of their own, so that a crowd of large ones leaves room for
-the many small ones. Where a share is full the body that has been arriving longest gives way: a delivery
-arrives at once, and who sends slowly has no claim to the memory. Who calls it: ``body``.
+"""Memory budget for arriving bodies, and turns to parse them. Large bodies have a separate budget, so they never block
+small ones. If a budget is full, the body arriving longest is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from trainmedic_server.http.limits import ServerLimits
 
 
 class BodyArrival:
-    """A body in memory. While it arrives, `deadline` can be brought forward; ``gave_way`` says that it was."""
+    """A body in memory. While it arrives, `deadline` can be brought forward, which sets ``gave_way``."""
 
     def __init__(self, deadline: asyncio.Timeout) -> None:
         self.deadline = deadline
@@ -23,17 +20,15 @@ class BodyArrival:
 
 
 class BodyMemory:
-    """Counts the memory of all bodies together."""
-
     def __init__(self, limits: ServerLimits) -> None:
         self._small_body_bytes = limits.small_body_bytes
         self._small = _Share(limits.small_bytes)
         self._large = _Share(limits.large_bytes)
         self._small_turns = Turns(limits.parsed_bytes)
-        self._large_turns = Turns(1)  # every large body is larger, so they are taken singly
+        self._large_turns = Turns(1)  # every large body exceeds this, so they are parsed one by one
 
     def grow(self, arrival: BodyArrival, size: int) -> bool:
-        """Count `size` more bytes of a body; False where there is no room for them and nothing gives way."""
+        """Reserve `size` more bytes. Return False if the budget is full and no other body can be dropped."""
         before, after = self._share(arrival.size), self._share(arrival.size + size)
         if before is not after:
             before.remove(arrival)
@@ -50,7 +45,6 @@ class BodyMemory:
         return True
 
     def arrived(self, arrival: BodyArrival) -> None:
-        """Note that a body is whole: it gives way to none from here on."""
         self._share(arrival.size).arriving.pop(arrival, None)
 
     def release(self, arrival: BodyArrival) -> None:
@@ -58,7 +52,6 @@ class BodyMemory:
         arrival.size = 0
 
     def turns(self, size: int) -> Turns:
-        """The turns in which bodies of this size are parsed."""
         return self._small_turns if size <= self._small_body_bytes else self._large_turns
 
     def _share(self, size: int) -> _Share:
@@ -66,7 +59,7 @@ class BodyMemory:
 
 
 class _Share:
-    """The bodies of one kind. Those that still arrive are in the order in which they began."""
+    """Bodies of one kind. Those still arriving are in the order in which they began."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -79,7 +72,7 @@ class _Share:
 
 
 class Turns:
-    """Lets callers in, in order, whose sizes are together at most `limit`; a larger one alone."""
+    """Admits callers in order while their sizes sum to at most `limit`. A larger one is admitted alone."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -87,7 +80,6 @@ class Turns:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> None:
-        """Wait for a turn, which lasts until `give_back`."""
         if not self._waiting and self._fits(size):
             self._in_use += size
             return

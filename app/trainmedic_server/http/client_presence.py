@@ -1,6 +1,5 @@
-"""Cancellation of reads whose client has disconnected, so that they hold no turn of other clients.
-
-Only requests that change nothing are cancelled. Every other request is carried out in any case. Called by the factory.
+"""Cancellation of reads whose client has disconnected, so that they hold no turn of other clients. Requests that change
+something are never cancelled.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from starlette.types import Message, Receive, Scope, Send
 Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _GRACE_SECONDS = 1.0
-"""Time in which an answer that detects the disconnect itself, such as a stream, may end on its own."""
+"""Time for an answer that detects the disconnect itself, such as a stream, to end on its own."""
 _READS = frozenset({"GET", "HEAD"})
 
 
 async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request. A read is cancelled when its client leaves."""
+    """Answer a request. A read is cancelled when its client disconnects."""
     if scope["type"] != "http" or scope["method"] not in _READS:
         await answer(scope, receive, send)
         return
@@ -39,7 +38,7 @@ async def while_client_waits(answer: Answer, scope: Scope, receive: Receive, sen
 
 
 class _Heard:
-    """Messages of the client for the answer, and an event for its disconnect.
+    """Messages of the client, and an event for its disconnect.
 
     At most two messages are read ahead, so the client cannot fill the memory.
     """
@@ -50,7 +49,6 @@ class _Heard:
         self._left = asyncio.Event()
 
     async def listen(self) -> None:
-        """Return when the client has disconnected."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -59,7 +57,6 @@ class _Heard:
             await self._messages.put(message)
 
     async def next(self) -> Message:
-        """Return the next message. After the last one, return the disconnect."""
         if self._messages.empty():
             arrives, leaves = asyncio.ensure_future(self._messages.get()), asyncio.ensure_future(self._left.wait())
             try:

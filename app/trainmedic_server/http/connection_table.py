@@ -1,16 +1,7 @@
-"""Which connections there are, and which of them gives way when there are too many.
+"""Open connections, and which to close when there are too many.
 
-A connection is a stranger's until a request on it has shown a token. When there is no room left, the
-strangers give way first, and of these the one that was silent longest, of the address that has most of
-them. A new client has therefore room while any stranger keeps the server waiting, and the connection that
-delivers alerts is taken by nobody without a token. Where no tokens are set everybody is a stranger; then
-silence alone decides.
-
-A request that has arrived whole is answered: were its connection to give way to new ones, a crowd of clients
-that try again would take the server's time and none would get an answer.
-
-Not here: what is read and written over a connection (``http_connection``). Who calls it: `HttpConnection`
-and ``listener``.
+Those without a token close first: of the address with the most, the one silent longest. So they cannot displace alert
+delivery. A fully received request is always answered; otherwise retries would use up the server.
 """
 
 from __future__ import annotations
@@ -24,34 +15,30 @@ from trainmedic_server.http.limits import ConnectionLimits
 
 
 class Standing(IntEnum):
-    """What is known of the client of a connection. The lower gives way to the higher."""
+    """Trust in a connection's client. Lower values are closed first."""
 
     STRANGER = 0
     CLIENT = 1
-    """It has shown a token."""
+    """It presented a token."""
     DELIVERER = 2
     """Its token has the role ``webhook``."""
 
 
 class TableEntry(Protocol):
-    """What the table asks of a connection."""
-
     address: str
     standing: Standing
 
     @property
-    def in_work(self) -> bool:
-        """Whether a request is being answered."""
-        ...
+    def in_work(self) -> bool: ...
 
     @property
     def has_arrived(self) -> bool:
-        """Whether a request is being answered, and nothing of it is still to come."""
+        """True if a request is being answered and has been received completely."""
         ...
 
     @property
     def unread_bytes(self) -> int:
-        """The memory of responses that the client has not taken, and of what it has sent meanwhile."""
+        """Memory of responses not read, and of requests received in that time."""
         ...
 
     def give_way(self) -> None:
@@ -60,19 +47,19 @@ class TableEntry(Protocol):
 
 
 class ConnectionTable:
-    """The open connections, each group in the order in which its members last began or ended a request."""
+    """Open connections. Each group is ordered by the last start or end of a request."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        # Dictionaries for their order: what has become active is taken out and put in again at the end. The
-        # numbers count what happens, and so compare the groups of several addresses.
+        # Dictionaries keep the order: an active connection is moved to the end. The numbers count events, to compare
+        # groups of several addresses.
         self._strangers: dict[str, dict[TableEntry, int]] = {}
         self._known: dict[Standing, dict[TableEntry, int]] = {Standing.CLIENT: {}, Standing.DELIVERER: {}}
         self._numbers = count()
         self._unread: dict[TableEntry, None] = {}
         self._count = 0
         self.closed = 0
-        """How many have had to give way."""
+        """Number of connections closed for capacity."""
 
     def __len__(self) -> int:
         return self._count
@@ -81,9 +68,8 @@ class ConnectionTable:
         return chain(*self._strangers.values(), *self._known.values())
 
     def add(self, connection: TableEntry) -> None:
-        """Add a new connection, and have another one give way where there is no room for it.
-
-        Where all others of its address are owed an answer it gives way itself, and is not added.
+        """Add a connection, and close another one if there is no capacity; the new one if all others of its address
+        await an answer.
         """
         of_client = self._strangers.get(connection.address, {})
         if len(of_client) >= self._limits.per_client:
@@ -99,7 +85,6 @@ class ConnectionTable:
         self._count += 1
 
     def discard(self, connection: TableEntry) -> None:
-        """Remove a connection, if it is there."""
         group = self._group(connection)
         if connection in group:
             del group[connection]
@@ -109,14 +94,13 @@ class ConnectionTable:
         self._unread.pop(connection, None)
 
     def active(self, connection: TableEntry) -> None:
-        """Note that a request has begun or ended."""
         group = self._group(connection)
         if connection in group:
             del group[connection]
             group[connection] = next(self._numbers)
 
     def vouch(self, connection: TableEntry, standing: Standing) -> None:
-        """Note that the client has shown a token; a connection never falls to a lower standing."""
+        """Record that the client presented a token. The standing never falls."""
         if standing <= connection.standing:
             return
         is_here = connection in self._group(connection)
@@ -131,32 +115,29 @@ class ConnectionTable:
 
     @property
     def crowded(self) -> bool:
-        """Whether there are more connections than are served: nobody could give way."""
+        """True if there are more connections than are served, because none could be closed."""
         return self._count > self._limits.connections
 
     @property
     def overfull(self) -> bool:
-        """Whether there are so many that a new one cannot even be answered."""
+        """True if a new connection cannot even be answered."""
         return self._count > self._limits.connections + self._limits.refused
 
     def unread(self, connection: TableEntry) -> None:
-        """Note that a client does not take what is written, and close connections where all of them hold too much."""
         self._unread[connection] = None
         held = sum(entry.unread_bytes for entry in self._unread)
         while held > self._limits.unread_bytes and self._unread:
-            # The lowest standing, and of these the one that has been unread longest.
+            # The lowest standing, and of these the one unread longest.
             loser = min(self._unread, key=lambda entry: entry.standing)
             held -= loser.unread_bytes
             self._close(loser)
 
     def read(self, connection: TableEntry) -> None:
-        """Note that the client has taken what was written."""
         self._unread.pop(connection, None)
 
     def _candidate(self) -> TableEntry | None:
-        """The connection that gives way to a new one; None where each is owed an answer.
-
-        A known client's is owed one as soon as its request begins.
+        """Return the connection to close for a new one. None if each awaits an answer, a known client from the start of
+        its request.
         """
         for group in sorted(self._strangers.values(), key=_size_and_age, reverse=True):
             for entry in _waited_for(group):
@@ -176,10 +157,8 @@ class ConnectionTable:
 
 
 def _waited_for(group: Iterable[TableEntry]) -> Iterator[TableEntry]:
-    """Those whose clients keep the server waiting, for a request or the rest of one."""
     return (entry for entry in group if not entry.has_arrived)
 
 
 def _size_and_age(group: dict[TableEntry, int]) -> tuple[int, int]:
-    """Orders groups by their size, and those of the same size by how long their first member was silent."""
     return len(group), -next(iter(group.values()))

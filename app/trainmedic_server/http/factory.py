@@ -1,4 +1,4 @@
-"""Builds the FastAPI application from the parts that wiring hands in. It reads no setting and no environment."""
+"""Factory of the FastAPI application. It reads no settings and no environment."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.http.body import BodyReader
 from trainmedic_server.http.client_presence import while_client_waits
 from trainmedic_server.http.limits import ServerLimits
+from trainmedic_server.http.origin_check import OriginCheck
 from trainmedic_server.http.read_turns import ReadTurns
-from trainmedic_server.http.sites import SiteCheck
 from trainmedic_server.http.streaming import ClientStalled
 from trainmedic_server.live import log_lines, now
 from trainmedic_server.live.event_feed import EventFeed
@@ -61,7 +61,7 @@ _DESCRIPTION = """Takes alerts from Alertmanager, repairs their causes by playbo
 Errors are `application/problem+json` (RFC 9457). A token is given as Bearer, or as the password of
 Basic with any user name; where no tokens are configured, none is asked for."""
 _WITHOUT_TOKEN = frozenset({"/health", "/ready", "/metrics"})
-# Models of errors and of bodies that our handlers read themselves, which FastAPI does not put into the document.
+# Models of errors and of bodies that our handlers read themselves. FastAPI does not document them.
 _UNKNOWN_TO_FASTAPI = (
     problems.ProblemDetails,
     schemas.AlertmanagerPayload,
@@ -108,12 +108,12 @@ def create_app(
     redis_caveat: Callable[[], str] = str,
     alert_map: AlertMapPort | None = None,
 ) -> FastAPI:
-    """The API and the console. `listener.serve` closes ``state.feed``; `allowed_hosts` are served without tokens."""
+    """Return the API and the console. `allowed_hosts` are served without tokens."""
     bodies, reads = BodyReader(limits), ReadTurns(limits.reads, limits.waiting_reads, "pages of the history")
     unheard = lambda: unset_channels((each.definition for each in catalog.all()), messaging.services)  # noqa: E731
     handle = webhook.endpoint(engine, OwnAlerts(found.history, found.verdicts), auth, bodies, clock, metrics)
     base = BasePath(standing.external_url)
-    app = _Api(webhook.WebhookApp(handle), SiteCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
+    app = _Api(webhook.WebhookApp(handle), OriginCheck(allowed_hosts, lambda: not auth.has_tokens), base, metrics)
     feed = app.state.feed = EventFeed(runs, limits.poll_seconds, limits.streams, metrics)
     webhook.declare(app.router, handle)
     for routes in (
@@ -144,22 +144,20 @@ def create_app(
             messaging.routes.caveat,
         ),
     ):
-        app.router.routes.extend(routes.routes)  # to include them would be to build each a second time
+        app.router.routes.extend(routes.routes)  # `include_router` would build each route again
     app.pages = console(app.answer, app.answers, feed, auth, base, bodies, clock, limits, metrics)
     app.add_middleware(_Boundary, metrics=metrics)
     return _described(app, base)
 
 
 class _Api(FastAPI):
-    """Dispatcher of requests: deliveries to `deliveries`, past FastAPI's middleware and routing, browser requests to
-    the console, and the rest to FastAPI.
-
-    First, `sites` checks for which host the request was meant, and `base` is removed from its path.
+    """Dispatcher of requests: deliveries past FastAPI, browser requests to the console, the rest to FastAPI; after the
+    check of the host and removal of the base path.
     """
 
     pages: ConsoleApp
 
-    def __init__(self, deliveries: ASGIApp, sites: SiteCheck, base: BasePath, metrics: telemetry.Metrics) -> None:
+    def __init__(self, deliveries: ASGIApp, sites: OriginCheck, base: BasePath, metrics: telemetry.Metrics) -> None:
         super().__init__(
             title="Trainmedic",
             version=__version__,
@@ -190,17 +188,15 @@ class _Api(FastAPI):
             await while_client_waits(self.answer, scope, receive, _of_one_caller(send))
 
     def answers(self, scope: Scope) -> bool:
-        """Whether there is anything at the path, by whatever method."""
         return any(route.matches(scope)[0] is not Match.NONE for route in self.router.routes)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as the API, whatever the client prefers to be shown."""
+        """Answer as the API, regardless of Accept."""
         await super().__call__(scope, receive, send)
 
 
 def _of_one_caller(send: Send) -> Send:
-    """`send`, which says of each answer that it is for whoever asked and as they asked: no cache may give it to
-    another, nor the answer in place of the page at the same address."""
+    """Return `send` with headers that forbid caching: an answer depends on the caller and on the Accept header."""
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -214,7 +210,7 @@ def _of_one_caller(send: Send) -> Send:
 
 
 class _Boundary:
-    """Catches unexpected errors: logs and counts them, and answers 500 without any detail of them."""
+    """Handler of unexpected errors: logs and counts them, and answers 500 without details."""
 
     def __init__(self, app: ASGIApp, metrics: telemetry.Metrics) -> None:
         self._app = app
@@ -234,9 +230,9 @@ class _Boundary:
         try:
             await self._app(scope, receive, watched)
         except ClientStalled:
-            # Without the end of the response the listener closes the connection.
+            # The response stays incomplete, so the listener closes the connection.
             log.info("stream ended: the client does not read it", path=scope["path"])
-        except Exception:  # one request must not take down the others
+        except Exception:  # one request must not affect others
             self._metrics.loop_errors.labels("http").inc()
             log.exception("request failed", method=scope["method"], path=scope["path"])
             if not started:
@@ -245,9 +241,6 @@ class _Boundary:
 
 
 def _described(app: FastAPI, base: BasePath) -> FastAPI:
-    """`app`, made to answer errors as it documents them, and to complete its OpenAPI document, which it builds once,
-    when it is first asked for."""
-
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
@@ -262,7 +255,7 @@ def _described(app: FastAPI, base: BasePath) -> FastAPI:
     rendered: list[bytes] = []
 
     async def document(_: Request) -> Response:
-        # Rendered once: it is large, and anybody may ask for it.
+        # Render it once: it is large, and needs no token.
         if not rendered:
             rendered.append(json_bytes(app.openapi()))
         return Response(rendered[0], media_type="application/json")

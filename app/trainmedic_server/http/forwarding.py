@@ -1,7 +1,5 @@
-"""Requests handed on to another server, over connections that are kept, at little more than the cost of their bytes.
-
-A general HTTP client looks through its connections at each request, which costs more than the server that answers.
-Here an idle connection is taken from the end of a list, and the answer goes on as it comes. Who calls it: ``standby``.
+"""Forwarding of requests to the leader over pooled connections. A general HTTP client would cost more than the
+answering server.
 """
 
 from __future__ import annotations
@@ -15,39 +13,38 @@ import httptools
 from starlette.types import Receive, Scope, Send
 
 MARK = b"trainmedic-handed-on"
-"""The header of a request that was handed on, so that two servers that both stand by do not send it in a circle."""
-# Headers that concern one connection (RFC 9110, section 7.6.1). The Host stays, so that the leader can tell for which
-# site the request was made.
+"""Header of a forwarded request, so that two standbys do not forward it in a circle."""
+# Headers of one connection (RFC 9110, section 7.6.1). Host stays, because the leader checks it.
 _OF_ONE_HOP = {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
-# Whom a proxy vouches for is believed by the proxy's address, and the leader sees only this server's.
+# The leader trusts a proxy's user by the proxy's address, but sees only this server's.
 _NOT_HANDED_ON = _OF_ONE_HOP | {b"x-forwarded-user", b"x-forwarded-groups"}
 
 _MOST = 300
-"""Connections in use at a time; a request that finds none free waits for `_TURN_SECONDS`."""
+"""Most connections in use. Further requests wait for `_TURN_SECONDS`."""
 _TURN_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
-"""Event streams send something every 15 s; a delivery is answered long before."""
+"""Longest silence. Event streams send something every 15 s, and deliveries are answered long before."""
 _SLOWEST_PART_SECONDS = 10.0
-"""A client that sends nothing more for so long gives its turn to others."""
+"""Longest silence of a sending client before it loses its turn."""
 _IDLE_SECONDS = 30.0
-"""Older ones are not used again, because the leader closes them after 75 s (``limits``)."""
+"""Maximum idle time for reuse. The leader closes connections after 75 s (``limits``)."""
 _LONG_SECONDS = 1.0
-"""An exchange that has lasted so long is looked after: that its client is still there, and that something comes."""
+"""Duration after which an exchange is monitored for disconnect and silence."""
 _MOST_UNSENT = 1 << 18
-"""Bytes of an answer that may wait for its client before no more is read."""
+"""Bytes of an answer that wait for the client before reading pauses."""
 
 
 class CutOff(ConnectionError):
-    """The leader ended an answer in the middle."""
+    """The leader ended an answer early."""
 
 
 class ClientLeft(ConnectionError):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 class Forwarder:
-    """Hands requests on. Its owner calls `end` when nothing more is to be waited for; it can be used after that."""
+    """Forwards requests. `end` aborts all exchanges; the forwarder stays usable."""
 
     def __init__(self) -> None:
         self._idle: list[_Connection] = []
@@ -57,8 +54,8 @@ class Forwarder:
     async def forward(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the request to the leader at `address` ("host:port"), and its answer to the client.
 
-        Raises OSError or TimeoutError where there is no answer, and nothing was sent to the client; CutOff where the
-        answer ends before it is whole; ClientLeft where the client does not wait for it.
+        Raises OSError or TimeoutError before anything was sent, CutOff if the answer ends early, ClientLeft if the
+        client disconnects.
         """
         async with asyncio.timeout(_TURN_SECONDS):
             await self._turns.acquire()
@@ -78,7 +75,6 @@ class Forwarder:
             self._turns.release()
 
     def end(self) -> None:
-        """Close every connection; what waits for an answer gets none."""
         for connection in (*self._idle, *self._in_use):
             connection.abort()
         self._idle.clear()
@@ -150,13 +146,12 @@ async def _send_request(connection: _Connection, scope: Scope, receive: Receive)
         if in_chunks and not more:
             part += b"0\r\n\r\n"
         if not await connection.write(waiting + part):
-            return  # it is answered before it has been read
+            return  # answered before it has been read
         waiting = b""
     connection.is_sent = True
 
 
 async def _look_after(connection: _Connection, receive: Receive) -> None:
-    """End the exchange when its client leaves, or nothing has come for too long."""
     leaves = asyncio.ensure_future(_left(receive))
     try:
         while not leaves.done() and connection.silent_seconds < _SILENT_SECONDS:
@@ -173,8 +168,6 @@ async def _left(receive: Receive) -> None:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection to the leader, with at most one request on its way."""
-
     def __init__(self, address: str) -> None:
         self.address = address
         self.idle_since = 0.0
@@ -185,14 +178,13 @@ class _Connection(asyncio.Protocol):
         self.begin(without_body=False)
 
     def begin(self, *, without_body: bool) -> None:
-        """Make ready for the answer to a request; ``without_body`` where that is to HEAD."""
         self._parser = httptools.HttpResponseParser(self)
         self._without_body = without_body
         self._keeps_alive = True
         self._body_bytes = 0
         self._heard_at = time.monotonic()
         self.status = 0
-        """Of the answer, once its head has come."""
+        """Status of the answer, once its head has arrived."""
         self.headers: list[tuple[bytes, bytes]] = []
         self.body: deque[bytes] = deque()
         self.is_sent = self.is_complete = False
@@ -207,7 +199,7 @@ class _Connection(asyncio.Protocol):
         return time.monotonic() - self._heard_at
 
     async def write(self, part: bytes) -> bool:
-        """Send a part of the request, once there is room; False where the answer has begun already."""
+        """Send a part of the request, once the buffer has capacity. Return False if the answer has begun."""
         if self._drained is not None:
             async with asyncio.timeout(_SILENT_SECONDS):
                 await self._drained
@@ -218,14 +210,12 @@ class _Connection(asyncio.Protocol):
         return True
 
     async def until(self, condition: Any) -> None:
-        """Return once the condition holds. Raises ConnectionError where the connection ends before."""
         while not condition():
             self._check()
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
 
     def take(self) -> bytes:
-        """What has come of the body since it was last taken."""
         taken = b"".join(self.body)
         self.body.clear()
         if self._body_bytes > _MOST_UNSENT:
@@ -248,14 +238,14 @@ class _Connection(asyncio.Protocol):
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
-    # What the transport tells.
+    # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = time.monotonic()
-        if self.is_complete:  # and yet more: nothing that was asked for
+        if self.is_complete:  # data that was not requested
             self._keeps_alive = False
             self.abort()
             return
@@ -279,7 +269,7 @@ class _Connection(asyncio.Protocol):
         if drained is not None and not drained.done():
             drained.set_result(None)
 
-    # What the parser tells.
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name, value))
@@ -287,7 +277,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         if self._without_body:
-            # The parser would wait for a body, of which only the length was told.
+            # The parser would wait for a body, of which only the length was sent.
             self._keeps_alive, self.is_complete = False, True
 
     def on_body(self, body: bytes) -> None:

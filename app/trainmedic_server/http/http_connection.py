@@ -1,9 +1,5 @@
-"""One HTTP connection: uvicorn's, with bounds on what its client can make the server hold, and for how long.
-
-Uvicorn's parser takes heads of any size at any pace, queues requests without end, and waits for ever for a
-client that reads nothing. Here a head is bounded in size and time, few requests may wait for the one in
-work, and a response must be taken in time. What is too much ends the connection; which connections there
-may be at all is in ``connection_table``. Who calls it: uvicorn, as ``listener`` tells it.
+"""One HTTP connection: uvicorn's, with limits on heads, queued requests, and the time to take a response. Exceeding one
+ends the connection.
 """
 
 from __future__ import annotations
@@ -33,8 +29,6 @@ log = telemetry.logger(__name__)
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One connection, an entry of `table`. `overdue` says when it is to be ended."""
-
     def __init__(self, *arguments: Any, table: ConnectionTable, limits: ConnectionLimits, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.address = ""
@@ -42,19 +36,19 @@ class HttpConnection(HttpToolsProtocol):
         self._table = table
         self._limits = limits
         self._serving: RequestResponseCycle | None = None
-        """The newest request that is, or was, in work. ``cycle`` is the newest that has arrived."""
+        """The newest request that is, or was, being answered. ``cycle`` is the newest that has arrived."""
         self._refusal: _Refusal | None = None
         self._received = 0
-        """Bytes since the request in hand began: its head, its body and the framing of that."""
+        """Bytes since the present request began: head, body and framing."""
         self._body_received = 0
         self._outside_bodies = 0
-        """Bytes of the piece in hand that have turned out not to be of a body."""
+        """Bytes of the present piece that are not part of a body."""
         self._head_deadline = _NEVER
-        """When the head must have arrived, or the next request begun; in the loop's time."""
+        """Deadline for the head, or for the next request; in the loop's time."""
         self._write_deadline = _NEVER
-        """When the client must have taken what was written."""
+        """Deadline for the client to read what was written."""
 
-    # What the table asks.
+    # Interface to the table.
 
     @property
     def in_work(self) -> bool:
@@ -73,12 +67,11 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def overdue(self, now: float) -> bool:
-        """Whether the client owes something for too long: a head, or reading a response."""
         if self.transport.is_closing() and self._write_deadline == _NEVER:
             self._write_deadline = now + self._limits.flush_seconds
         return now > min(self._head_deadline, self._write_deadline)
 
-    # What the transport tells.
+    # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -92,7 +85,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.discard(self)
         if self._serving is not None and not self._serving.response_complete:
-            # Uvicorn tells the newest request only, which may be one that waits.
+            # Uvicorn notifies only the newest request, which may be a waiting one.
             self._serving.disconnected = True
             self._serving.message_event.set()
         super().connection_lost(exc)
@@ -106,7 +99,7 @@ class HttpConnection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # Answered as the plain request that it also is; what follows would be of another protocol.
+            # Answer it as the plain request that it also is. What follows would be another protocol.
             self._end_after_responses()
         except httptools.HttpParserError as error:
             cause = error.__context__
@@ -128,17 +121,17 @@ class HttpConnection(HttpToolsProtocol):
         self._write_deadline = _NEVER
         self._table.read(self)
 
-    # What the parser tells.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= self._limits.pipelined:
             raise _Refusal(
-                HTTPStatus.BAD_REQUEST, f"At most {self._limits.pipelined} requests may wait on a connection."
+                HTTPStatus.BAD_REQUEST, f"More than {self._limits.pipelined} requests wait on this connection."
             )
         super().on_message_begin()
         self._head_deadline = self.loop.time() + self._limits.head_seconds
         self._body_received = 0
-        self._received = self._outside_bodies  # at most: the end of the request before may be among it
+        self._received = self._outside_bodies  # an upper bound: it may include the end of the request before
 
     def on_headers_complete(self) -> None:
         if self._received > self._limits.head_bytes or len(self.headers) > self._limits.headers:
@@ -158,14 +151,14 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self._serving is not None and isinstance(self._serving.transport, _JoinedWrites):
-            self._serving.transport.flush()  # of a response without a body, such as that to HEAD
+            self._serving.transport.flush()  # a response without a body, such as for HEAD
         super().on_response_complete()
         self._table.active(self)
         if not self.in_work and self._head_deadline == _NEVER:
             self._head_deadline = self.loop.time() + self._limits.keep_alive_seconds
 
     def _check_head(self) -> None:
-        """Refuse a whole head that is too large. What has been received of the body with it does not count."""
+        """Refuse a complete head that is too large, without counting the body that arrived with it."""
         if len(self.url) > self._limits.head_bytes:
             raise _Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, f"The URL is longer than {self._limits.head_bytes} bytes.")
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -176,20 +169,19 @@ class HttpConnection(HttpToolsProtocol):
         self._serving = cycle
         super()._start_asgi_task(cycle, app)
 
-    # How a connection ends that asks for too much.
+    # Refusals.
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_Refusal(HTTPStatus.BAD_REQUEST, msg))
 
     def _has_arrived(self) -> bool:
-        """Whether all of the body of the request in work is here."""
         return self._serving is not None and not self._serving.more_body
 
     def _vouch(self, standing: Standing) -> None:
         self._table.vouch(self, standing)
 
     def _refuse(self, refusal: _Refusal) -> None:
-        """Read no further. The refusal is the answer, unless earlier requests are still owed theirs."""
+        """Stop reading. Answer with the refusal, unless earlier requests still await an answer."""
         self._refusal = refusal
         log.info("connection refused", client=self.address, status=refusal.status, detail=refusal.detail)
         cycle = self.cycle
@@ -200,16 +192,15 @@ class HttpConnection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.write(refusal.response())
-        # Closing while the client still sends would reset the connection, and the client might never see the answer.
+        # Closing while the client sends would reset the connection, and the client might miss the answer.
         self.transport.write_eof()
         self._head_deadline = self.loop.time() + _LINGER_SECONDS
 
     def _end_after_responses(self) -> None:
-        """Answer the whole requests that have arrived, then close."""
         self._refusal = self._refusal or _Refusal(HTTPStatus.BAD_REQUEST, "")
         self._head_deadline = _NEVER
         while self.pipeline and self.pipeline[0][0].more_body:
-            self.pipeline.popleft()  # of which the rest is not read
+            self.pipeline.popleft()  # incomplete, and not read further
         last = self.pipeline[0][0] if self.pipeline else self._serving
         if last is None or last.response_complete:
             self.transport.close()
@@ -218,8 +209,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class _JoinedWrites:
-    """The transport as one response sees it. A head that says how long the body is goes out together with the body: one
-    system call in place of two, which are a good part of the time of a short response."""
+    """Transport that sends a response's head and body in one system call if the head has the length."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -250,7 +240,7 @@ class _JoinedWrites:
 
 
 class _Flow(FlowControl):
-    """Reads no further request while one waits for the one in work."""
+    """Stops reading while a request waits."""
 
     def __init__(self, transport: asyncio.Transport, connection: HttpConnection) -> None:
         super().__init__(transport)
@@ -262,7 +252,7 @@ class _Flow(FlowControl):
 
 
 class _Refusal(Exception):
-    """Raised by what the parser calls when the client asks for too much; the parser raises an error with this in it."""
+    """A client exceeded a limit. Raised in parser callbacks; the parser chains it."""
 
     def __init__(self, status: HTTPStatus, detail: str) -> None:
         super().__init__(detail)

@@ -1,8 +1,4 @@
-"""Serves the application by uvicorn, with bounds on what clients can take of it, and a stop that does not hang.
-
-What one connection may ask for is in ``http_connection``, and which of them gives way in ``connection_table``.
-Who calls it: wiring, and tests that need real connections.
-"""
+"""Uvicorn with limits on clients, and a stop that does not hang."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from trainmedic_server.http.standby import SwitchableApp
 from trainmedic_server.live.event_feed import EventFeed
 
 _GRACE_SECONDS = 10
-_CLEANUP_TICKS = 10  # of a tenth of a second
+_CLEANUP_TICKS = 10  # ticks of 0.1 s
 
 log = telemetry.logger(__name__)
 
@@ -37,10 +33,8 @@ async def serve(
     on_started: Callable[[str, int], None] | None = None,
     limits: ConnectionLimits = ConnectionLimits(),
 ) -> None:
-    """Serve `app` until `stop` is set, then let requests in work finish, for at most some seconds.
-
-    Port 0 takes a free one; `on_started` is called with the address. The caller handles signals.
-    Raises ConfigurationError where the address cannot be bound.
+    """Serve `app` until `stop` is set, then let active requests finish for 10 s. Port 0 selects a free one. Raises
+    ConfigurationError if the address cannot be bound.
     """
     table = ConnectionTable(limits)
     with _bound(host, port, limits) as listening:
@@ -64,8 +58,6 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, which stops when `stop` is set, and then first ends the event streams."""
-
     def __init__(
         self, config: uvicorn.Config, feed: EventFeed | SwitchableApp, stop: asyncio.Event, table: ConnectionTable
     ) -> None:
@@ -77,7 +69,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        yield  # without uvicorn's own handlers: the caller sets `stop`
+        yield  # without uvicorn's handlers: the caller sets `stop`
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -89,18 +81,17 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter) or self._stop.is_set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Before uvicorn waits for requests in work, of which an event stream is one that never ends by itself.
+        # Close the feed first: uvicorn waits for active requests, and an event stream never ends by itself.
         await self._feed.close()
         await super().shutdown(sockets)
 
     def _end_overdue_connections(self) -> None:
-        """End connections whose client keeps the server waiting, and say how many have given way to others."""
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, HttpConnection) and connection.overdue(now):
                 connection.transport.abort()
         if self._table.closed:
-            log.warning("connections closed to make room", closed=self._table.closed, open=len(self._table))
+            log.warning("connections closed for capacity", closed=self._table.closed, open=len(self._table))
             self._table.closed = 0
 
 
@@ -112,7 +103,7 @@ def _bound(host: str, port: int, limits: ConnectionLimits) -> socket.socket:
         listening = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    # Connections inherit these from the socket that accepts them.
+    # Accepted connections inherit these.
     for direction in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         listening.setsockopt(socket.SOL_SOCKET, direction, limits.socket_bytes)
     return listening

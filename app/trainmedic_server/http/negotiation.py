@@ -1,4 +1,4 @@
-"""Content negotiation: chooses the media type of a response by the client's Accept (RFC 9110, section 12.5.1)."""
+"""Content negotiation by the Accept header (RFC 9110, section 12.5.1)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 
 def preferred(accept: str | None, offered: Sequence[str]) -> str:
-    """The media type of `offered` with the highest quality; the earlier of two that are equal.
-
-    The first is chosen also where nothing fits: a response in another form is of more use to a person at a
-    terminal than none.
-    """
+    """Return the media type of `offered` with the highest quality, the earlier of equals; the first if none fits."""
     if not accept:
         return offered[0]
     ranges = [_range(part) for part in accept.split(",")]
@@ -33,7 +29,6 @@ def _range(part: str) -> tuple[str, float]:
 
 
 def _quality(media_type: str, ranges: Sequence[tuple[str, float]]) -> float:
-    """The quality by the most specific range that covers the type."""
     for covering in (media_type, media_type.partition("/")[0] + "/*", "*/*"):
         for media_range, quality in ranges:
             if media_range == covering:

@@ -1,7 +1,6 @@
-"""Errors in HTTP: problem details (RFC 9457), and which error of ours becomes which status.
+"""HTTP errors as problem details (RFC 9457), and the status of each of our errors.
 
-Who calls it: the factory registers the handlers; routes raise `HttpProblem` for what concerns HTTP alone
-and let the errors of ``trainmedic_server.errors`` pass. No detail carries a library's message.
+Routes raise `HttpProblem` for HTTP faults and let ``trainmedic_server.errors`` pass. No detail has a library's message.
 """
 
 from __future__ import annotations
@@ -31,15 +30,11 @@ log = telemetry.logger(__name__)
 
 
 class FieldProblem(ApiModel):
-    """One thing that is wrong with a request, and where."""
-
     field: str = Field(description="Path of the member, query parameter or header.")
     message: str
 
 
 class ProblemDetails(ApiModel):
-    """An error, as RFC 9457 has it."""
-
     model_config = ConfigDict(
         extra="allow",
         json_schema_extra={
@@ -57,19 +52,18 @@ class ProblemDetails(ApiModel):
     )
 
     type: str = "about:blank"
-    title: str = Field(description="The status in words.")
+    title: str = Field(description="The status as text.")
     status: int
-    detail: str = Field(description="What is wrong with this request, for a person.")
-    instance: str | None = Field(None, description="The path that was asked for.")
-    field: str | None = Field(None, description="Where the first problem is; only with 422.")
-    errors: list[FieldProblem] | None = Field(None, description="Every problem that was found, up to 20.")
+    detail: str = Field(description="The fault, for people.")
+    instance: str | None = Field(None, description="The requested path.")
+    field: str | None = Field(None, description="Place of the first problem; only with 422.")
+    errors: list[FieldProblem] | None = Field(None, description="All problems, up to 20.")
 
 
 class HttpProblem(errors.TrainmedicError):
-    """The error with which a request is answered.
+    """The request fails with this status and detail.
 
-    ``closes`` says that the request's body was not read to its end, so that the connection cannot
-    be used again. ``problems`` are (field, message).
+    ``closes``: the body was not read completely, so the connection cannot be reused. ``problems`` are (field, message).
     """
 
     def __init__(
@@ -90,10 +84,8 @@ class HttpProblem(errors.TrainmedicError):
 
 
 class ProblemResponse(Response):
-    """The response that carries a problem.
-
-    Where it closes the connection it first goes on reading for a moment: closing while the client
-    still sends would reset the connection, and the client might never see the response.
+    """Response with a problem. If it closes the connection, it first reads on for a moment: a reset could hide the
+    response.
     """
 
     media_type = MEDIA_TYPE
@@ -131,7 +123,6 @@ class ProblemResponse(Response):
 
 
 def from_error(error: errors.TrainmedicError) -> HttpProblem:
-    """The problem with which a request is answered that failed by `error`; 500 for an error that is not foreseen."""
     match error:
         case HttpProblem():
             return error
@@ -145,7 +136,7 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
         case errors.Conflict():
             return HttpProblem(HTTPStatus.CONFLICT, str(error))
         case errors.Saturated():
-            return _retry_later("The server has more deliveries than it can take now.", error.retry_after)
+            return _retry_later("The server is overloaded.", error.retry_after)
         case errors.StoreSlow():
             advice = "Use a shorter time (since, until) or fewer filters."
             return _retry_later(f"{str(error)[:1].upper()}{str(error)[1:]}. {advice}", STORE_RETRY_SECONDS)
@@ -160,18 +151,16 @@ def from_error(error: errors.TrainmedicError) -> HttpProblem:
         case errors.LogQueryRefused():
             return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         case _:
-            return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something unexpected went wrong; the log says what.")
+            return HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error. See the server's log.")
 
 
 def from_validation(mistakes: Sequence[Mapping[str, Any]]) -> HttpProblem:
-    """The problem of a request in which Pydantic has found `mistakes`: ``loc`` of each says where, ``msg`` what."""
     problems = [(_path(each["loc"]), sentence(each["msg"])) for each in mistakes[:20]]
     detail = "; ".join(f"{field}: {message}" for field, message in problems)
     return HttpProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, problems=problems)
 
 
 def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
-    """Log the refused request, without its body, headers and query, and return the response."""
     client = scope.get("client")
     level = "warning" if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "info"
     getattr(log, level)(
@@ -186,7 +175,6 @@ def answer(scope: Scope, problem: HttpProblem) -> ProblemResponse:
 
 
 def answer_error(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse:
-    """The response to an error of ours; one that no status is foreseen for is logged with its traceback."""
     problem = from_error(error)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("request failed", path=scope["path"], exc_info=error)
@@ -194,8 +182,6 @@ def answer_error(scope: Scope, error: errors.TrainmedicError) -> ProblemResponse
 
 
 def register(app: FastAPI) -> None:
-    """Make `app` answer every error with a problem document."""
-
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.TrainmedicError)
         return answer_error(request.scope, error)
@@ -215,14 +201,13 @@ def register(app: FastAPI) -> None:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route declares in OpenAPI for the error statuses that it can answer."""
-    schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}  # given as a model, FastAPI would compile each
+    schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}  # FastAPI would compile a model for each route
     return {status: {"description": _title(status), "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
 
 
 _HTTP_DETAILS = {
     404: "There is nothing at this path.",
-    405: "This path does not take this method; the header Allow says which it does.",
+    405: "This path does not support this method. See the header Allow.",
 }
 
 
@@ -233,19 +218,18 @@ def _retry_later(detail: str, seconds: int) -> HttpProblem:
 
 
 def _title(status: int) -> str:
-    # Python 3.11 still has the phrase of RFC 4918 for 422, and that of RFC 7231 for 413.
+    # Python 3.11 has the older phrases of RFC 4918 (422) and RFC 7231 (413).
     renamed = {413: "Content Too Large", 422: "Unprocessable Content"}
     return renamed.get(status) or HTTPStatus(status).phrase
 
 
 def _path(location: Sequence[Any]) -> str:
-    if location[0] == "query":  # a parameter, also where it was given several times
+    if location[0] == "query":  # a parameter, even if repeated
         return str(location[1])
     return ".".join(str(part) for part in location[1:]) or str(location[0])
 
 
 def sentence(message: str) -> str:
-    """What Pydantic says of a value, in the words of the other errors and without its own workings."""
     said = message.removeprefix("Value error, ")
     for pattern, words in _PLAIN:
         if match := pattern.fullmatch(said):

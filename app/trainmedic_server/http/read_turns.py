@@ -1,12 +1,8 @@
-"""Bounds how many readers of the history are served at one time, and how many wait, and selects the next one.
+"""Limit on concurrent readers of the history, and selection of the next one. Reads use memory and the event loop, so a
+few at a time are as fast as all at once.
 
-Each page, run or export holds what it has read until it is written out, and writing it out takes the event loop's time;
-so a few at a time are as fast as all at once, and hold up nobody else.
-
-Callers that may act come before viewers, and one turn is reserved for them. So viewers, however many, do not delay an
-operator. After `MOST_PASSED_OVER` turns for which viewers had to wait, a viewer is next. So a program with an
-operator's token that always asks delays viewers, but does not stop them. Among callers of one kind each name is served
-in turn, whatever number of reads it waits for. Called by the routes that read.
+Callers with the right to act precede viewers, and one turn is reserved for them. After `MOST_PASSED_OVER` such turns a
+viewer is next. Within each kind, names are served in turn.
 """
 
 from __future__ import annotations
@@ -22,23 +18,20 @@ from msgspec import Struct, field
 from trainmedic_server.errors import Saturated
 
 MOST_PASSED_OVER = 8
-"""Waiting operators that are served in succession while viewers wait."""
+"""Operators served in succession while viewers wait."""
 
 
 class ReadCaller(Struct, frozen=True):
-    """The caller of a read. ``acts`` is whether it may change something."""
-
     name: str
     acts: bool
 
 
 NOBODY = ReadCaller("", acts=True)
-"""The caller of reads without a request, and of requests that need no token."""
+"""Caller of internal reads, and of requests without a token."""
 _reader: ContextVar[ReadCaller] = ContextVar("reader", default=NOBODY)
 
 
 def note_reader(name: str, *, acts: bool) -> None:
-    """Record the caller of the current request."""
     _reader.set(ReadCaller(name, acts))
 
 
@@ -51,13 +44,12 @@ class _Waiting(Struct):
         self.by_name.setdefault(name, deque()).append(turn)
 
     def next(self) -> asyncio.Future[None] | None:
-        """Remove and return the next turn. None if no reader waits."""
         while self.by_name:
             name = next(iter(self.by_name))
             turns = self.by_name.pop(name)
             turn = turns.popleft()
             if turns:
-                self.by_name[name] = turns  # behind the other names
+                self.by_name[name] = turns  # after the other names
             if not turn.done():
                 return turn
         return None
@@ -67,8 +59,6 @@ class _Waiting(Struct):
 
 
 class ReadTurns:
-    """Turns for up to `at_once` readers. Up to `most_waiting` more of each kind wait."""
-
     def __init__(self, at_once: int, most_waiting: int, readers: str) -> None:
         self._at_once = at_once
         self._for_viewers = max(1, at_once - 1)
@@ -76,12 +66,11 @@ class ReadTurns:
         self._readers = readers
         self._acting = self._viewing = 0
         self._passed_over = 0
-        """Number of operators that were served since viewers wait."""
+        """Operators served since viewers began to wait."""
         self._waiting = {True: _Waiting(), False: _Waiting()}
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Keep a turn until the block ends. Raises Saturated."""
         reader = _reader.get()
         await self._begin(reader)
         try:
@@ -95,7 +84,7 @@ class ReadTurns:
             self._count(reader.acts, 1)
             return
         if waiting.count() >= self._most_waiting:
-            raise Saturated(f"as many {self._readers} as are allowed are being read")
+            raise Saturated(f"too many {self._readers} are being read")
         turn = asyncio.get_running_loop().create_future()
         waiting.add(reader.name, turn)
         try:
@@ -111,7 +100,7 @@ class ReadTurns:
             continue
 
     def _serve_next(self) -> bool:
-        """Give a free turn to a waiting reader. Return False if there is none of either."""
+        """Grant a free turn. Return False if no turn is free or no reader waits."""
         viewers_first = self._passed_over >= MOST_PASSED_OVER
         for acts in (False, True) if viewers_first else (True, False):
             if self._is_free(acts) and (turn := self._waiting[acts].next()) is not None:

@@ -1,9 +1,5 @@
-"""The API of a server that stands by while another one leads: it answers probes, and forwards the rest.
-
-A request is forwarded unchanged, including its token, to the address that the leader advertises. If the
-leader advertises none, or does not answer, the reply is 503, after which Alertmanager tries again. So a client may
-ask any of the servers. Who calls it: wiring, which serves a
-`SwitchableApp` and switches it to the real application when this server is elected.
+"""The API of a standby: it answers probes and forwards everything else, tokens included, to the leader. Without a
+leader the reply is 503, after which Alertmanager retries.
 """
 
 from __future__ import annotations
@@ -24,34 +20,34 @@ from trainmedic_server.api.status import Dependency, Health, Ready
 from trainmedic_server.domain.modes import Mode
 from trainmedic_server.http import forwarding
 from trainmedic_server.http.base_path import BasePath
+from trainmedic_server.http.origin_check import OriginCheck
 from trainmedic_server.http.problems import HttpProblem, ProblemResponse, from_validation
-from trainmedic_server.http.sites import SiteCheck
 from trainmedic_server.ports.outside import Clock
 
 RETRY_SECONDS = 1
-# For what is malformed. Which names are its own, the leader knows.
-_SITES = SiteCheck(is_open=lambda: False)
+# For malformed headers only. The leader knows which names are its own.
+_SITES = OriginCheck(is_open=lambda: False)
 _BOOLEAN = TypeAdapter(bool)
 
 log = telemetry.logger(__name__)
 
 
 class ElectionStatus(Protocol):
-    """The state of the leader election, as ``adapters.sql_store.election`` knows it."""
+    """State of the leader election (``adapters.sql_store.election``)."""
 
     @property
     def why(self) -> str:
-        """What this server waits for."""
+        """The reason for waiting."""
         ...
 
     @property
     def holder(self) -> str:
-        """The address of the leader; empty if unknown."""
+        """The leader's address. Empty if unknown."""
         ...
 
 
 class SwitchableApp:
-    """The application that the listener serves: first the standby's, later the real one, without losing a request."""
+    """The listener's application: first the standby, later the real one, without losing a request."""
 
     def __init__(self, standby: Standby) -> None:
         self._standby = standby
@@ -60,8 +56,7 @@ class SwitchableApp:
         self.state = SimpleNamespace(feed=self)
 
     def switch_to(self, app: Any) -> None:
-        """Serve `app` from now on, and end its streams too when the listener stops. The leader that was is not waited
-        for: what hung at it is asked again."""
+        """Serve `app` from now on. Requests that hang at the former leader are aborted; clients retry."""
         self._app, self._feed = app, app.state.feed
         self._standby.end_forwarding()
 
@@ -69,14 +64,14 @@ class SwitchableApp:
         await self._app(scope, receive, send)
 
     async def close(self) -> None:
-        """End every stream. The listener calls it as it would call an `EventFeed`'s."""
+        """End every stream. Same interface as `EventFeed`."""
         self._standby.end_forwarding()
         if self._feed is not None:
             await self._feed.close()
 
 
 class Standby:
-    """The API of a server that stands by."""
+    """The API of a standby."""
 
     def __init__(
         self, election: ElectionStatus, mode: Mode, base: BasePath, clock: Clock, metrics: telemetry.Metrics
@@ -102,16 +97,15 @@ class Standby:
             return
         leader_address = self._election.holder
         if not leader_address or any(name == forwarding.MARK for name, _ in scope["headers"]):
-            await self._refuse(f"This server stands by: {self._election.why}.", scope, receive, send)
+            await self._refuse(f"This server is on standby: {self._election.why}.", scope, receive, send)
             return
         await self._forward(leader_address, scope, receive, send)
 
     def end_forwarding(self) -> None:
-        """Wait for no answer any more; clients get 503, or an answer that is cut off, and ask again."""
+        """Abort pending requests. Clients retry."""
         self._forwarder.end()
 
     def _own_answer(self, scope: Scope) -> Response | None:
-        """None where the server that works has to answer. Raises HttpProblem."""
         if scope["method"] not in ("GET", "HEAD"):
             return None
         match scope["path"]:
@@ -124,8 +118,8 @@ class Standby:
         return None
 
     def _ready(self) -> Ready:
-        unused = Dependency(ok=False, detail="not used while this server stands by")
-        standing_by = Dependency(ok=False, detail=f"stands by: {self._election.why}")
+        unused = Dependency(ok=False, detail="not used on standby")
+        standing_by = Dependency(ok=False, detail=f"on standby: {self._election.why}")
         return Ready(
             ready=False,
             mode=self._mode,
@@ -138,7 +132,7 @@ class Standby:
         )
 
     async def _refuse(self, reason: str, scope: Scope, receive: Receive, send: Send) -> None:
-        # It closes the connection, so that the next try may reach another server.
+        # Close the connection, so that the next attempt may reach another server.
         problem = HttpProblem(
             HTTPStatus.SERVICE_UNAVAILABLE,
             f"{reason} Try again.",
@@ -153,15 +147,15 @@ class Standby:
         except forwarding.ClientLeft:
             return
         except forwarding.CutOff as error:
-            # The status has been sent already. The response stays unfinished, by which the client sees the failure.
-            log.warning("the server that works has ended in the middle of an answer", error=repr(error))
+            # The status has been sent. The response stays incomplete, which shows the client the failure.
+            log.warning("leader ended a forwarded response early", error=repr(error))
         except (OSError, ValueError) as error:
-            log.warning("the leader does not answer a forwarded request", holder=leader_address, error=repr(error))
-            await self._refuse("This server stands by, and the one that works does not answer.", scope, receive, send)
+            log.warning("leader does not answer a forwarded request", holder=leader_address, error=repr(error))
+            await self._refuse("This server is on standby, and the leader does not answer.", scope, receive, send)
 
 
 def _asks_any_server(scope: Scope) -> bool:
-    """The parameter ``any``, as the route of the server that works reads it. Raises HttpProblem."""
+    """Parse the parameter ``any`` like the leader's route. Raises HttpProblem."""
     text = QueryParams(scope["query_string"]).get("any")
     try:
         return text is not None and _BOOLEAN.validate_python(text)

@@ -1,7 +1,4 @@
-"""Streams long responses as they are produced, in bounded memory, and stops when the client does not read them.
-
-Who calls it: exports, the audit, lines of logs and the event stream.
-"""
+"""Streaming of long responses in bounded memory, ended if the client does not read."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 
 class StreamedResponse(Response):
-    """Sends what `chunks` yields until it ends, the client leaves, or the client takes nothing for
-    `stall_seconds`, which ends the connection. It calls `on_close` in every case."""
+    """Sends `chunks` until they end, the client disconnects, or reads nothing for `stall_seconds`. Always calls
+    `on_close`.
+    """
 
     def __init__(
         self,
@@ -23,7 +21,7 @@ class StreamedResponse(Response):
         stall_seconds: float,
         on_close: Callable[[], Awaitable[None]],
     ) -> None:
-        # Not the base's constructor, which gives the response a length.
+        # The base's constructor would set a length.
         self.status_code = 200
         self.media_type = media_type
         self.background = None
@@ -46,15 +44,14 @@ class StreamedResponse(Response):
             await asyncio.wait({writer, watcher})
             await self._on_close()
         if not writer.cancelled():
-            await writer  # raises the writer's error, if it ended by one
+            await writer  # raises the writer's error, if any
 
     async def _write(self, send: Send) -> None:
         try:
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for chunk in self._chunks:
                 await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
-                # Sending suspends only while the client is slow. This lets other tasks run, the watcher
-                # among them, which notices that the client has left.
+                # Sending suspends only for a slow client. This lets other tasks run, such as the watcher.
                 await asyncio.sleep(0)
             await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         finally:
@@ -69,7 +66,7 @@ class StreamedResponse(Response):
 
 
 async def while_allowed(chunks: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]) -> AsyncGenerator[bytes]:
-    """`chunks`, until the client may no longer have them; asked before each, of which a quiet stream sends some too."""
+    """Yield `chunks` while the client has the right, checked before each. Quiet streams send chunks too."""
     try:
         async for chunk in chunks:
             if not is_allowed():
@@ -80,10 +77,9 @@ async def while_allowed(chunks: AsyncGenerator[bytes, None], is_allowed: Callabl
 
 
 class ClientStalled(Exception):
-    """Raised when the client of a stream does not read it."""
+    """The client of a stream does not read it."""
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

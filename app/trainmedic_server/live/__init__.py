@@ -1,1 +1,1 @@
-"""What is shown as it happens: events, log lines, and who is connected now."""
+"""Live data: events, log lines, and connected agents and jobs."""

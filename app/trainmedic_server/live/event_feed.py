@@ -1,12 +1,7 @@
-"""The feed of new history events for all listeners: one poller, one ring buffer, no queue per client.
+"""Feed of new history events: one poller and one ring buffer for all listeners.
 
-The poller asks the history while there are listeners, and keeps the newest events in a ring buffer. A
-listener names the last event it has read; newer events come from the ring where it still holds them,
-and from the history otherwise. So a slow listener costs no memory, and replay and live events take one
-path with no seam at which an event could be missed or doubled. The feed relies on events becoming
-visible in the order of ``seq``, which `History.events_after` promises.
-
-Who calls it: ``events`` reads from it for each client; ``listener`` closes it when the server stops.
+A listener names its last event; newer ones come from the ring, or else from the history. So slow listeners cost no
+memory, and nothing is lost or repeated. This relies on events becoming visible in the order of ``seq``.
 """
 
 from __future__ import annotations
@@ -22,16 +17,13 @@ from trainmedic_server.ports.store import History
 BATCH = 100
 _RING = 2_000
 _REPLAYS = 2
-"""Listeners that read from the history at one time. Each batch is then written out at one go, so this many batches
-are the longest that another request waits for them."""
+"""Listeners that read from the history at one time; a limit on the delay of other requests."""
 _RETRY_SECONDS = 2.0
 
 log = telemetry.logger(__name__)
 
 
 class EventFeed:
-    """Delivers the events of `history` to up to `most_listeners` listeners as they are appended."""
-
     def __init__(self, history: History, poll_seconds: float, most_listeners: int, metrics: telemetry.Metrics) -> None:
         self._history = history
         self._poll_seconds = poll_seconds
@@ -41,37 +33,37 @@ class EventFeed:
         self._poller: asyncio.Task[None] | None = None
         self._ring: deque[Event] = deque()
         self._ring_begins_after: int | None = None
-        """Every event with a larger seq, up to the newest polled, is in the ring; None before the first poll."""
-        # One event per publication: `_publish` sets it and puts a fresh one in its place, so that it
-        # never has to be cleared and no waiter can miss it.
+        """The ring has every event with a larger seq, up to the newest polled. None before the first poll."""
+        # One asyncio.Event per publication: `_publish` sets it and replaces it. It never has to be cleared, and no
+        # waiter can miss it.
         self._published = asyncio.Event()
         self._replays = asyncio.Semaphore(_REPLAYS)
         self.closed = False
 
     def join(self) -> None:
-        """Add a listener; the poller runs until the last one has left. Raises Saturated."""
+        """Add a listener. The poller runs until the last one leaves. Raises Saturated."""
         if self._listeners >= self._most_listeners:
-            raise Saturated("as many clients as are allowed listen to the events", retry_after=30)
+            raise Saturated("too many clients listen to the events", retry_after=30)
         self._listeners += 1
         if self._poller is None:
             self._poller = asyncio.create_task(self._poll(), name="events")
 
     async def leave(self) -> None:
-        """Remove a listener."""
         self._listeners -= 1
         if self._listeners == 0:
             await self._stop()
 
     async def start_of(self, after: int | None) -> int:
-        """The seq after which a listener begins: it has read up to `after`, or asks for new events only (None)."""
+        """Return the seq after which a listener begins. `after` is its last event, or None for new events only."""
         newest = await self._history.last_seq()
-        # A seq larger than the newest dates from before the store was replaced. Without the bound its
-        # listener would wait until the new store's numbers had grown as large.
+        # A larger seq than the newest is from before the store was replaced. Its listener would wait until the new
+        # store had counted that far.
         return newest if after is None else min(after, newest)
 
     async def after(self, seq: int, wait_seconds: float) -> list[Event]:
-        """The next events with a larger seq, in order, at most `BATCH`; empty where none came in time."""
-        published = self._published  # taken before the read, so that an event published meanwhile ends the wait
+        """Return the next events with a larger seq, in order, at most `BATCH`. Empty after `wait_seconds` without
+        any."""
+        published = self._published  # taken before the read, so that an event published during it ends the wait
         events = await self._read(seq)
         if not events and not self.closed:
             try:
@@ -83,7 +75,7 @@ class EventFeed:
         return events
 
     async def close(self) -> None:
-        """Wake every listener, so that it ends, and stop the poller."""
+        """Wake every listener, which ends it, and stop the poller."""
         self.closed = True
         self._publish()
         await self._stop()
@@ -108,7 +100,7 @@ class EventFeed:
                 if newest is None:
                     newest = self._ring_begins_after = await self._history.last_seq()
                 events = await self._history.events_after(newest, BATCH)
-            except Exception as error:  # the loop goes on, whatever the store does
+            except Exception as error:  # keep polling after any error of the store
                 self._metrics.loop_errors.labels("events").inc()
                 log.warning("cannot read events", error=type(error).__name__)
                 wait, events = _RETRY_SECONDS, []

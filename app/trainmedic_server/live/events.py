@@ -1,4 +1,4 @@
-"""``GET /events``: the history as it grows, as server-sent events (WHATWG HTML, section 9.2)."""
+"""``GET /events``: new history events as server-sent events (WHATWG HTML, section 9.2)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainmedic_server.http.streaming import StreamedResponse, while_allowed
 from trainmedic_server.live.event_feed import EventFeed
 
 EVENT_STREAM = "text/event-stream"
-_LARGEST_SEQ = (1 << 63) - 1  # of SQLite's and PostgreSQL's integers
+_LARGEST_SEQ = (1 << 63) - 1  # the maximum of SQLite's and PostgreSQL's integers
 _RETRY_MILLISECONDS = 2000
 _KEPT_BYTES = 2 * MIB
 
@@ -33,7 +33,7 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRou
 
     @routes.get(
         "/events",
-        summary="Events, as they happen",
+        summary="Live events",
         response_class=Response,
         responses={
             200: {
@@ -51,13 +51,12 @@ def router(feed: EventFeed, auth: Authenticator, limits: ServerLimits) -> ApiRou
         run_id: Annotated[
             str | None, Query(pattern=r"^[0-9A-Za-z_-]{1,64}$", description="Only the events of this run.")
         ] = None,
-        last_event_id: Annotated[int | None, Header(ge=0, le=_LARGEST_SEQ, description="Goes before `after`.")] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, le=_LARGEST_SEQ, description="Overrides `after`.")] = None,
     ) -> Response:
-        """Every event after the one that the client names, then each new one, until either side ends it.
+        """Every event after the one that the client names, then each new one, until either side closes.
 
-        Without `Last-Event-ID` and `after`, only new ones. The id of each is its `seq`; a client that
-        lost the connection goes on with `Last-Event-ID` and misses none. A comment is sent when it
-        has been quiet.
+        Without `Last-Event-ID` and `after`, only new events. The id of each is its `seq`: a client that reconnects with
+        `Last-Event-ID` misses none. A comment is sent after a quiet period.
         """
         named = after if last_event_id is None else last_event_id
         begin = await feed.start_of(named)
@@ -78,11 +77,10 @@ async def _lines(
     *,
     send_begin: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes that one client is sent: every event after `begin`, of one run where `run_id` is given.
+    """Yield the stream of one client: every event after `begin`, or only those of `run_id`, until the feed closes or
+    the store fails.
 
-    It ends when the feed closes, and when the store does not answer: the client then connects again and names
-    the last event that it has. `send_begin` first sends `begin` as an id, so that a client which named no
-    event and is cut off before the first event misses none either.
+    `send_begin` sends `begin` as an ID first, so that a client which is cut off early misses none.
     """
     clock = asyncio.get_running_loop().time
     position, sent_at = begin, clock()
@@ -105,8 +103,6 @@ async def _lines(
 
 
 class WrittenEvents:
-    """Writes events as lines, and keeps the newest, so that one which all listeners are sent is written once."""
-
     def __init__(self, most_bytes: int = _KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
         self._kept: dict[int, tuple[Event, bytes]] = {}
@@ -117,7 +113,7 @@ class WrittenEvents:
         kept = self._kept.get(event.seq)
         if kept is not None and kept[0] == event:
             return kept[1]
-        self._drop(event.seq)  # of a store whose place another one has taken
+        self._drop(event.seq)  # its seq may be from a store that was replaced
         line = _line(event)
         self._kept[event.seq] = event, line
         self._bytes += len(line)
@@ -132,7 +128,7 @@ class WrittenEvents:
 
 
 def _line(event: Event) -> bytes:
-    # JSON in one line holds no line break, and the engine chooses the kinds, so that no text from outside
-    # can begin a line, which is how a field of the stream begins.
+    # One-line JSON has no line break, and the engine defines the kinds. So no external text can begin a line and forge
+    # a field of the stream.
     view = views.event(event)
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (view.seq, view.kind.encode(), views.one_line(view))

@@ -1,6 +1,5 @@
-"""``GET /jobs/{job}/logs``: the lines of a job, from whoever keeps them, as NDJSON or, followed, as server-sent events.
-
-Beside lines there are notes, for whoever reads them: a node that did not answer, lines that are not shown.
+"""``GET /jobs/{job}/logs``: lines of a job, as NDJSON or, followed, as server-sent events, with notes on what is
+missing.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from trainmedic_server.http.problems import HttpProblem, responses
 from trainmedic_server.http.read_turns import ReadTurns
 from trainmedic_server.http.streaming import StreamedResponse, while_allowed
 from trainmedic_server.live.events import EVENT_STREAM
-from trainmedic_server.live.whereabouts import Whereabouts
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.ports.logs import LogBatch, LogSource
 from trainmedic_server.ports.outside import Clock
 
 USUAL_SINCE = timedelta(minutes=10)
 LONGEST_SINCE = timedelta(days=30)
-"""How far back the lines of an attempt are looked for where nobody says since when."""
+"""Period searched for the lines of an attempt without `since`."""
 MOST_LINES = 100_000
 USUAL_LINES = 10_000
 
@@ -44,7 +43,7 @@ _EXAMPLE = (
     ' "attempt": 3, "rank": 7, "line": "torch.OutOfMemoryError: CUDA out of memory. …"}\n'
 )
 _ANSWER: dict[str, Any] = {
-    "description": 'A line each, or a note as `{"note": …}`; with `follow` they are events `line` and `note`.',
+    "description": 'Lines, and notes as `{"note": …}`; with `follow`, events `line` and `note`.',
     "content": {
         NDJSON: {"schema": {"type": "string"}, "example": _EXAMPLE},
         EVENT_STREAM: {"schema": {"type": "string"}},
@@ -54,17 +53,15 @@ Number = Annotated[int | None, Query(ge=0, lt=1_000_000_000)]
 
 
 class LogLinesApi(Struct, frozen=True):
-    """Who keeps the lines, and who knows where jobs run."""
-
     source: LogSource
-    whereabouts: Whereabouts
+    job_locations: JobLocations
 
     def router(self, auth: Authenticator, clock: Clock, limits: ServerLimits) -> ApiRoutes:
-        return _router(self.source, self.whereabouts, auth, clock, limits)
+        return _router(self.source, self.job_locations, auth, clock, limits)
 
 
 def _router(
-    source: LogSource, whereabouts: Whereabouts, auth: Authenticator, clock: Clock, limits: ServerLimits
+    source: LogSource, job_locations: JobLocations, auth: Authenticator, clock: Clock, limits: ServerLimits
 ) -> ApiRoutes:
     routes = ApiRoutes("logs")
     viewer = requires(auth, TokenRole.VIEWER)
@@ -74,7 +71,7 @@ def _router(
         "/jobs/{job:path}/logs",
         summary="The lines of a job's logs, oldest first",
         response_class=Response,
-        # 404: a name that no path can have, or a job of which no node is known.
+        # 404: an impossible name, or a job without known nodes.
         responses={200: _ANSWER, **responses(401, 403, 404, 422, 429, 503)},
     )
     async def lines(
@@ -82,15 +79,17 @@ def _router(
         principal: Principal = Depends(viewer),
         asked: LogQuery = Depends(_query(clock)),
         limit: Annotated[
-            int, Query(ge=1, le=MOST_LINES, description="Lines; with `follow` it has no meaning.")
+            int, Query(ge=1, le=MOST_LINES, description="Most lines; ignored with `follow`.")
         ] = USUAL_LINES,
-        follow: Annotated[bool, Query(description="Go on with what is new, as server-sent events.")] = False,
+        follow: Annotated[bool, Query(description="Continue with new lines, as server-sent events.")] = False,
     ) -> Response:
-        """Without `since`, those of the last ten minutes; of an `attempt`, all that are kept."""
+        """Without `since`, lines of the last ten minutes; of an `attempt`, all that are retained."""
         if asked.kernel and principal.jobs is not None:
-            raise HttpProblem(HTTPStatus.FORBIDDEN, "This token is for certain jobs, and a kernel's lines are of all.")
+            raise HttpProblem(
+                HTTPStatus.FORBIDDEN, "This token is limited to certain jobs, and kernel lines concern all."
+            )
         _check(asked)
-        places = await whereabouts.of(asked.job)
+        places = await job_locations.of(asked.job)
         # If no SDK reports the job, only its files show its nodes.
         is_search = asked.node is None and not places.nodes and bool(places.readers)
         query = replace(asked, pods=places.pods, is_search=is_search)
@@ -101,11 +100,11 @@ def _router(
             if isinstance(batches, AsyncGenerator):
                 until_closed.push_async_callback(batches.aclose)
             try:
-                first = await anext(batches, None)  # before anything is sent, so that who cannot answer leads to a 503
+                first = await anext(batches, None)  # before the response starts, so that a failure becomes a 503
             except NotFound as error:
                 if places.is_whole:
                     raise
-                raise BusUnavailable("the job cannot be asked where it runs") from error
+                raise BusUnavailable("cannot ask the job where it runs") from error
             write, media_type = (_event, EVENT_STREAM) if follow else (_line, NDJSON)
             written = while_allowed(_written(first, batches, write), lambda: auth.allows(request, TokenRole.VIEWER))
             return StreamedResponse(written, media_type, limits.stall_seconds, until_closed.pop_all().aclose)
@@ -114,8 +113,6 @@ def _router(
 
 
 def _query(clock: Clock) -> Callable[..., LogQuery]:
-    """The dependency that reads a query from its parameters."""
-
     def query(
         job: str,
         rank: Number = None,
@@ -125,9 +122,9 @@ def _query(clock: Clock) -> Callable[..., LogQuery]:
         attempt: Annotated[int | None, Query(ge=1, lt=1_000_000_000)] = None,
         since: TimeText | None = None,
         until: TimeText | None = None,
-        grep: Annotated[str, Query(max_length=LONGEST_GREP, description="A regular expression of RE2.")] = "",
-        level: Annotated[LogLevel | None, Query(description="Lines of this level, and worse ones.")] = None,
-        kernel: Annotated[bool, Query(description="Also the kernels' lines of the job's nodes.")] = False,
+        grep: Annotated[str, Query(max_length=LONGEST_GREP, description="RE2 regular expression.")] = "",
+        level: Annotated[LogLevel | None, Query(description="Lines of at least this level.")] = None,
+        kernel: Annotated[bool, Query(description="Also kernel lines of the job's nodes.")] = False,
     ) -> LogQuery:
         now = clock.now()
         begin = time_of(since, now) if since else now - (LONGEST_SINCE if attempt is not None else USUAL_SINCE)
@@ -138,7 +135,6 @@ def _query(clock: Clock) -> Callable[..., LogQuery]:
 
 
 def _check(query: LogQuery) -> None:
-    """Raise HttpProblem where the query makes no sense."""
     try:
         if query.grep:
             SearchPattern(query.grep)

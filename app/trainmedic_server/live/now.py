@@ -1,8 +1,4 @@
-"""``GET /now``: how things stand. What waits for a person, what is changed and when it goes back, what runs, what is
-lost.
-
-`NowApi.view` answers it by a fixed number of bounded questions to the run store, however many runs there are.
-"""
+"""``GET /now``: the current state, by a fixed number of bounded queries."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from pydantic import Field
 
 from trainmedic_server.api.approvals import ApprovalView, approvals
 from trainmedic_server.api.engine import EnginePort
-from trainmedic_server.api.upcoming_view import NextView
 from trainmedic_server.api.view import View
+from trainmedic_server.api.views import NextView
 from trainmedic_server.auth.auth import Authenticator, requires
 from trainmedic_server.auth.tokens import TokenRole
 from trainmedic_server.domain import changes
@@ -32,62 +28,53 @@ from trainmedic_server.ports.present import Present
 from trainmedic_server.ports.store import History, HistoryFilter
 
 MOST = 500
-"""Runs that are looked at: of those that are open, and of those that owe an undo. What is left out is counted."""
+"""Most open runs and most runs with a pending undo that are read. The answer counts the rest."""
 MOST_ENDED = 200
 """Most ended runs without a pending undo that are searched for changes without an undo."""
 NEVER_GIVEN_BACK_FOR = timedelta(days=7)
-"""Period after its run's creation in which a change without an undo is listed. Its end is not known: a job with a
-halved learning rate may have ended long ago."""
+"""Period after its run's creation in which a change without an undo is listed. Its end is not known."""
 _ENDED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.REJECTED)
 _LOST_FOR = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 
 
 class PauseLine(View):
-    """An order not to act, and on what."""
+    """An active pause and its scope."""
 
-    scope: str = Field(description="everything, or what it is bounded to.")
+    scope: str = Field(description="everything, or the limit of its scope.")
     by: str | None
     since: datetime | None
     note: str = ""
-    until: datetime | None = Field(None, description="null where it lasts until somebody resumes.")
+    until: datetime | None = Field(None, description="null if it lasts until someone resumes.")
 
 
 class BreakerView(View):
-    """The breaker."""
-
     open: bool
     since: datetime | None
-    reason: str | None = Field(description="What it has counted, for a person.")
+    reason: str | None = Field(description="Its count, for people.")
 
 
 class ChangeView(View):
-    """Change of a run: one with a pending undo, or one without an undo."""
-
     run_id: str
     playbook: str
     target: str
     step: str
     action: str
     params: dict[str, Any]
-    before: str | None = Field(description="What was there, as the action told; null where that is not known.")
-    after: str | None = Field(description="What is there since.")
-    is_certain: bool = Field(description="False where it is not known whether the action was carried out.")
+    before: str | None = Field(description="The earlier value, as the action reported it; null if unknown.")
+    after: str | None = Field(description="The present value.")
+    is_certain: bool = Field(description="False if it is unknown whether the action was carried out.")
     since: datetime
     undo: UndoTrigger = Field(description="never: it is not reverted automatically.")
     is_reversible: bool = Field(description="True if an operator can order its undo.")
-    given_back: str = Field(description="When it is given back, for a person.")
-    not_before: datetime | None = Field(description="When the next attempt is made, where one has failed.")
-    latest: datetime | None = Field(description="When the run stops waiting for it; null where it waits for ever.")
-    lease_seconds: float | None = Field(
-        description="How long it lasts if nobody renews it; null where it does not end by itself."
-    )
-    undo_error: str | None = Field(description="Why it could not be given back when that was last tried.")
+    given_back: str = Field(description="When it is reverted, for people.")
+    not_before: datetime | None = Field(description="Next attempt, after a failed one.")
+    latest: datetime | None = Field(description="When the run stops waiting to revert it; null if never.")
+    lease_seconds: float | None = Field(description="Lifetime without renewal; null if it does not end by itself.")
+    undo_error: str | None = Field(description="Error of the last failed undo.")
 
 
 class RunningView(View):
-    """An open run."""
-
     run_id: str
     playbook: str
     target: str
@@ -100,35 +87,27 @@ class RunningView(View):
 
 
 class LostView(View):
-    """An agent or a job that was there and is not any more."""
-
     kind: str = Field(description="agent or job.")
     name: str
-    since: datetime = Field(description="When it was heard of last.")
+    since: datetime = Field(description="When it was last connected.")
     reason: str
 
 
 class HourView(View):
-    """What was decided in the last hour."""
-
     decisions: dict[str, int]
-    statuses: dict[str, int] = Field(description="Of these runs, as they stand now.")
+    statuses: dict[str, int] = Field(description="Present statuses of these runs.")
 
 
 class CountsView(View):
-    """How many there are in all, also where the lists are cut."""
-
     open: dict[str, int] = Field(description="Open runs by status.")
-    owing: int = Field(description="Closed runs that still owe an undo.")
-    left_out: int = Field(description="Runs that the lists of this answer leave out.")
+    owing: int = Field(description="Closed runs with a pending undo.")
+    left_out: int = Field(description="Runs omitted from this answer's lists.")
 
 
 class NowView(View):
-    """How things stand."""
-
     at: datetime
     mode: Mode
-    paused: list[PauseLine] = Field(description="Empty where nothing is.")
+    paused: list[PauseLine] = Field(description="Active pauses.")
     breaker: BreakerView
     approvals: list[ApprovalView]
     changed: list[ChangeView] = Field(
@@ -138,7 +117,7 @@ class NowView(View):
         description="Changes without an undo are listed for runs that were created since then, pending undos for all."
     )
     running: list[RunningView] = Field(description="The other open runs.")
-    lost: list[LostView] = Field(description="Within the last day, and not come back.")
+    lost: list[LostView] = Field(description="In the last day, and not back.")
     last_hour: HourView
     counts: CountsView
     notifications: str = Field(
@@ -149,8 +128,6 @@ class NowView(View):
 
 
 class NowApi:
-    """Answers how things stand."""
-
     def __init__(
         self,
         present: Present,
@@ -168,7 +145,6 @@ class NowApi:
         self._notifications = notifications
 
     async def view(self) -> NowView:
-        """How things stand now. Raises StoreUnavailable."""
         now, controls = self._clock.now(), self._engine.controls
         open_runs, _ = await self._history.page(HistoryFilter(is_open=True), MOST, None)
         owing, _ = await self._history.page(HistoryFilter(owes_undo=True), MOST, None)
@@ -201,8 +177,6 @@ class NowApi:
         )
 
     async def _ended_runs(self, now: datetime) -> tuple[list[Run], datetime]:
-        """Return the newest runs that have acted and ended without a pending undo, and since when this list is
-        complete."""
         since = now - NEVER_GIVEN_BACK_FOR
         matching = HistoryFilter(status=_ENDED, has_acted=True, owes_undo=False, since=since)
         ended, cursor = await self._history.page(matching, MOST_ENDED, None)
@@ -213,13 +187,12 @@ class NowApi:
     async def next_of(
         self, run: Run, alerts: Sequence[AlertRecord], orders: Sequence[OperatorOrder]
     ) -> NextView | None:
-        """What the run does next; None where it is over."""
         upcoming = await self._engine.upcoming(run, alerts, orders)
         return NextView.model_validate(upcoming) if upcoming is not None else None
 
     async def _lost(self, now: datetime) -> list[LostView]:
         agents, jobs = await self.present.lost(now - _LOST_FOR)
-        silent = "nothing is heard of it any more"
+        silent = "it is silent"
         lost = [LostView(kind="agent", name=life.name, since=life.seen_at, reason=silent) for life in agents]
         lost += [LostView(kind="job", name=life.name, since=life.since, reason=life.reason) for life in jobs]
         return sorted(lost, key=lambda each: each.since, reverse=True)
@@ -228,11 +201,11 @@ class NowApi:
 def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
     routes = ApiRoutes("status", [Depends(requires(auth, TokenRole.VIEWER))])
 
-    @routes.get("/now", summary="How things stand", response_model=NowView, responses=responses(401, 403, 503))
+    @routes.get("/now", summary="Current state", response_model=NowView, responses=responses(401, 403, 503))
     async def how_things_stand() -> NowView:
-        """What waits for a person, what is changed and when it goes back, what runs and comes next, what is lost.
+        """Pending approvals, active changes and their end, open runs and their next step, lost agents and jobs.
 
-        Of more than 500 open runs, or 500 that owe an undo, the newest; `counts` has them all.
+        Lists have the newest 500 open runs and 500 with a pending undo; `counts` includes all.
         """
         async with reads.take():
             return await now.view()
@@ -241,7 +214,6 @@ def router(now: NowApi, auth: Authenticator, reads: ReadTurns) -> ApiRoutes:
 
 
 def pauses_of(controls: Controls, now: datetime) -> list[PauseLine]:
-    """The orders not to act, or to observe only, that are in force."""
     return [
         PauseLine(
             scope=f"{pause.scope}{', observe only' if pause.observe else ''}",

@@ -1,8 +1,4 @@
-"""Pages of who is connected: in the order of their names, from what was read a moment ago.
-
-What takes long for thousands, such as what speaks against whom, is worked out anew only where it may have changed, and
-not for each page. Who calls it: the routes of ``/agents`` and ``/jobs``.
-"""
+"""Pages of connected agents and jobs. Contradictions between presences are computed only after a change."""
 
 from __future__ import annotations
 
@@ -23,30 +19,24 @@ from trainmedic_server.domain.topology import AgentTopology, ranks_in
 from trainmedic_server.engine.shared_presences import SharedPresences
 from trainmedic_server.ports.outside import Presence
 
-PresenceNames = Annotated[Names, Query(description="Only those of these names; several times.")]
+PresenceNames = Annotated[Names, Query(description="Only these names; repeatable.")]
 
 
 class Listed(Struct, frozen=True):
-    """Everybody of one kind at one moment, by name."""
-
     presences: Sequence[Presence]
     against: Contradictions
     agents: AgentTopology
     parts: Mapping[str, Any]
-    """What `against` follows from, by name: the GPUs of each agent, or the places of each job's ranks."""
+    """Input of `against` by name: the GPUs of each agent, or the places of each job's ranks."""
     read: Sequence[Presence]
 
 
 class Page(NamedTuple):
-    """A page, and the cursor of the next; None where there is none."""
-
     presences: Sequence[Presence]
     next: str | None
 
 
 class PresenceLists:
-    """What is known of agents and jobs, some seconds old at most."""
-
     def __init__(self, presences: SharedPresences) -> None:
         self._source = presences
         self._agents: Listed | None = None
@@ -71,8 +61,7 @@ class PresenceLists:
 
 
 def page(listed: Sequence[Presence], limit: int, cursor: str | None, names: Collection[str] | None) -> Page:
-    """Up to `limit` of those listed, which are sorted by name, after the cursor. Raises HttpProblem where nobody gave
-    that cursor."""
+    """Return up to `limit` presences after the cursor. Raises HttpProblem for an invalid cursor."""
     after = "" if cursor is None else _decoded(cursor)
     if names:
         wanted = set(names)

@@ -1,4 +1,4 @@
-"""What ``/agents`` and ``/jobs`` say of each that is connected, and whether it is believed."""
+"""How ``/agents`` and ``/jobs`` show a presence, and whether it is trusted."""
 
 from __future__ import annotations
 
@@ -13,25 +13,22 @@ from trainmedic_server.ports.outside import Presence
 
 
 class PresenceView(ApiModel):
-    """Who is connected, and what it said of itself."""
-
     name: str
     last_seen: datetime
-    details: dict[str, Any] = Field(description="Such as its ranks or GPUs, what it can do, its version.")
+    details: dict[str, Any] = Field(description="Its ranks or GPUs, capabilities and version, for example.")
     believed: bool | None = Field(
-        None, description="With a signing key: whether what stands in Redis under its name now is genuine."
+        None, description="With a signing key: whether the present entry under its name in Redis is genuine."
     )
     doubts: list[str] = Field(
-        [], description="Why it is not believed, and what others say against it: nothing is done on the ground of that."
+        [], description="Why it is not trusted, and contradictions by others: no action relies on it."
     )
-    claims: dict[str, Any] = Field({}, description="What stands in Redis and is not believed.")
+    claims: dict[str, Any] = Field({}, description="Its untrusted entry in Redis.")
     signed_with: Literal["key", "previous key"] | None = Field(
-        None, description="Which of the two signing keys it uses, while one takes the place of the other."
+        None, description="The signing key that it uses, during a rotation."
     )
 
 
 def members_of(presence: Presence, contradictions: Sequence[str], is_signed: bool) -> dict[str, Any]:
-    """The members of a view that have a value."""
     doubts = [*([presence.doubt] if presence.doubt is not None else []), *contradictions]
     members: dict[str, Any] = {
         "name": presence.name,

@@ -1,7 +1,3 @@
-"""How runs, questions and times read for people, whichever surface shows them. Pure.
-
-The functions take a domain value or the API's document of it, and return plain text, or a `sentences.Sentence` where a
-surface lays out a part by itself: the console links a run, the command line shortens its ID. Callers: the command
-line, the console, Slack's messages and the messages of ``engine.message_texts``. Not here: markup and escaping, which
-belong to each surface.
+"""Texts that all surfaces share, as plain text or as `sentences.Sentence`. Each surface adds its own markup and
+escaping. Pure.
 """

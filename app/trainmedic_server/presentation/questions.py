@@ -1,4 +1,4 @@
-"""Questions of runs that wait for people: what they ask, of whom, and how they were answered. Pure."""
+"""Texts of approval questions: who asks, who may answer, and how they ended. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from trainmedic_server.domain.run import Run, StepState
 from trainmedic_server.presentation import runs
 
 UNASKED = "May this run act?"
-"""The question of a step without one of its own."""
-AGAIN: Mapping[type[QuestionEvent], str] = {ApprovalReminded: "Reminder", ApprovalEscalated: "Nobody has answered"}
-"""What precedes a question of which people are reminded, by the kind of the event."""
+"""Question of a step that has none of its own."""
+AGAIN: Mapping[type[QuestionEvent], str] = {ApprovalReminded: "Reminder", ApprovalEscalated: "No answer yet"}
+"""Text before a repeated question, by kind of event."""
 UNANSWERED: Mapping[Unanswered, str] = {
-    Unanswered.REJECTED_BY_TIMEOUT: "nobody has answered in time, which rejects it",
-    Unanswered.APPROVED_BY_TIMEOUT: "nobody has answered in time, which approves it",
-    Unanswered.TIMED_OUT: "nobody has answered in time",
-    Unanswered.ASKED_AGAIN_LATER: "nobody has answered in time; it is asked again later",
+    Unanswered.REJECTED_BY_TIMEOUT: "no answer in time: rejected",
+    Unanswered.APPROVED_BY_TIMEOUT: "no answer in time: approved",
+    Unanswered.TIMED_OUT: "no answer in time",
+    Unanswered.ASKED_AGAIN_LATER: "no answer in time; it is asked again later",
     Unanswered.RESOLVED: "no answer is needed any more: the alert has resolved",
 }
-"""How a question ended without an answer, by the outcome of its event ``approval_ended``."""
+"""How a question ended without an answer, by the outcome in its event ``approval_ended``."""
 
 
 def asks(run: Run) -> str:
-    """Return who asks, and because of which alert."""
     return f"{runs.title_of(run)} asks, because of {run.alert_name}:"
 
 
@@ -47,12 +46,10 @@ def asked(terms: Mapping[str, Any]) -> Iterator[str]:
 
 
 def answered(kind: str, actor: str, note: str) -> str:
-    """Return who approved or rejected a question, and with which note."""
     return f"{kind} by {actor}{f': {note}' if note else ''}"
 
 
 def ahead(step: StepState) -> list[str]:
-    """Return what an approval would let happen, as it was rendered when the question was asked."""
     terms = Terms.of(step)
     if not terms.steps:
         return []

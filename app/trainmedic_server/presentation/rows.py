@@ -1,4 +1,4 @@
-"""Lists in which rows that say the same are one row, so that decisions in their hundreds push nothing off. Pure."""
+"""Folding of similar list items into one row, so that hundreds of equal decisions hide nothing. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WITHIN = timedelta(hours=1)
 
 
 class Row(Struct, frozen=True):
-    """An item, and the others that say the same, newest first."""
+    """An item, and later ones like it, newest first."""
 
     item: Item
     alike: list[Item] = field(default_factory=list)
@@ -32,11 +32,8 @@ class Row(Struct, frozen=True):
 
 
 def folded(items: Iterable[Item], says: Says | None, at: str) -> list[Row]:
-    """Return the rows of `items`, which come newest first. Those that say the same within an hour are one, in the
-    place of the newest.
-
-    `says` returns what an item says, None for one that keeps its own row; without `says`, all do. `at` names the
-    member that has an item's time.
+    """Return rows of `items` (newest first). Equal items within an hour share the row of the newest. `says` returns the
+    value to compare, or None to keep an item apart. `at` names the time.
     """
     newest: dict[Hashable, Row] = {}
     rows: list[Row] = []
@@ -53,7 +50,7 @@ def folded(items: Iterable[Item], says: Says | None, at: str) -> list[Row]:
 
 
 def refusal(item: Item) -> tuple[str, ...] | None:
-    """Return what a decision not to start says: playbook, alert and reason. None for a run."""
+    """Return playbook, alert and reason of a decision not to start. None for a run."""
     return (item["playbook"], item["alert_name"], item["decision"]) if item["status"] == Status.NOT_STARTED else None
 
 

@@ -1,4 +1,4 @@
-"""What became of a run, what it waits for and what it does next. Pure.
+"""Texts about a run: its outcome, what it waits for and what comes next. Pure.
 
 The functions read the API's documents. Members that an older server lacks count as empty.
 """
@@ -22,22 +22,19 @@ _MOMENTS = (("before", "before"), ("at", "at the act"), ("after", "10 min after"
 
 
 def short_id(run_id: object) -> str:
-    """Return the end of a run's ID, which commands take."""
+    """Return the end of a run's ID, which commands accept."""
     return links.short_id(plain(run_id))
 
 
 def title(playbook: str, target: str | None) -> str:
-    """Return the name of a run for people: its playbook and target."""
     return f"{playbook} on {target or 'no target'}"
 
 
 def title_of(run: Run) -> str:
-    """Return the name of a run for people."""
     return title(run.playbook, run.target_key)
 
 
 def waits(item: Document) -> str:
-    """Return what an idle run waits for: ``waits: alert``. Empty if it does not wait."""
     if item["status"] != Status.WAITING:
         return ""
     on = str(item.get("waiting_on") or "")
@@ -45,7 +42,7 @@ def waits(item: Document) -> str:
 
 
 def result(item: Document) -> str:
-    """Return what became of a run in a few words, with what of it is to be taken back, or was."""
+    """Return the outcome in a few words, including a pending or finished undo."""
     status = str(item["status"])
     if waiting := waits(item):
         return waiting
@@ -56,21 +53,17 @@ def result(item: Document) -> str:
 
 
 class DoneWords(Struct, frozen=True):
-    """What a run did, and how that went. Each may be empty; neither repeats the other."""
-
     action: str
     message: str
 
 
 def done(item: Document) -> DoneWords:
-    """Return what a run did. Without a start, the message is the reason."""
     action, message = item.get("action_taken") or "", item.get("message") or ""
     is_told = action in message and item["status"] != Status.FAILED
     return DoneWords("" if is_told else action, message)
 
 
 def what(item: Document) -> str:
-    """Return why nothing began, or what was done and how it ended, in one line."""
     told = done(item)
     if item["status"] == Status.NOT_STARTED:
         return ": ".join(filter(None, (str(item["decision"]), told.message)))
@@ -80,33 +73,28 @@ def what(item: Document) -> str:
 
 
 def lasted(item: Document) -> str:
-    """Return how long a run took. Empty while it is open, and for a decision not to start one."""
     length = item.get("duration_ms")
     return "" if length is None or item.get("status") == Status.NOT_STARTED else times.span(length / 1000)
 
 
 def took(performed: Document) -> str:
-    """Return how long a step took. Empty while it runs."""
     began, ended = times.read(performed.get("started_at")), times.read(performed.get("ended_at"))
     return times.span(ended - began) if began and ended else ""
 
 
 class EffectWords(Struct, frozen=True):
-    """The measured effect of a run: the verdict in words, the measured values, and the reason."""
-
     verdict: str
     values: tuple[str, ...]
     reason: str
 
 
 def effect(document: Document) -> EffectWords:
-    """Return the effect in words, with the alert's metric before, at and after the act as far as it was measured."""
     values = tuple(f"{label} {document[name]:g}" for name, label in _MOMENTS if document.get(name) is not None)
     return EffectWords(words(document.get("verdict")), values, document.get("reason") or "")
 
 
 class NextWords(Struct, frozen=True):
-    """What a run is at and waits for (`now`), until when (`until`), and what comes then (`then`)."""
+    """The present activity of a run (`now`), its limit (`until`), and what follows (`then`)."""
 
     now: tuple[Sentence, ...]
     until: tuple[Sentence, ...]
@@ -114,7 +102,6 @@ class NextWords(Struct, frozen=True):
 
 
 def upcoming(document: Document | None) -> NextWords | None:
-    """Return what a run does next. None if it is over."""
     return NextWords(tuple(_now(document)), tuple(_until(document)), _then(document)) if document else None
 
 

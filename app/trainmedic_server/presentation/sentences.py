@@ -1,4 +1,4 @@
-"""Sentences of pieces that surfaces lay out differently. Pure."""
+"""Sentences with parts that surfaces lay out differently. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class At(Struct, frozen=True):
-    """A time, as the API writes it."""
+    """A time in the API's format."""
 
     time: str
 
@@ -31,5 +31,4 @@ Sentence = tuple[Piece, ...]
 
 
 def written(sentence: Sentence, write: Callable[[Piece], str]) -> str:
-    """Return the sentence as text."""
     return "".join(map(write, sentence)).strip()

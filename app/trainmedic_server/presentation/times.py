@@ -1,6 +1,6 @@
-"""Times and lengths of time in words. Pure.
+"""Times and durations as text. Pure.
 
-A time is an aware datetime or the API's RFC 3339 text of it.
+A time is an aware datetime or the API's RFC 3339 text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def read(value: object) -> datetime | None:
-    """Return the time; None for nothing, and for a text that is no time."""
+    """Return the time. None for empty or invalid text."""
     if isinstance(value, datetime):
         return value
     try:
@@ -30,13 +30,13 @@ def stamp(value: Time) -> str:
 
 
 def time_of_day(value: Time) -> str:
-    """Return the time of day in UTC to the millisecond."""
+    """Return the time of day in UTC, to the millisecond."""
     at = read(value)
     return f"{at.astimezone(UTC):%H:%M:%S.%f}"[:-3] if at else plain(value or None)
 
 
 def span(length: float | timedelta | None) -> str:
-    """Return a length of time, or of so many seconds: ``850 ms``, ``12.3 s``, ``4 min 5 s``, ``2 d 3 h``."""
+    """Return a duration (or seconds) as ``850 ms``, ``12.3 s``, ``4 min 5 s``, ``2 d 3 h``."""
     if length is None:
         return "-"
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
@@ -57,9 +57,9 @@ def span(length: float | timedelta | None) -> str:
 
 
 def between(earlier: datetime, later: datetime) -> str:
-    """Return the length of time in its largest unit: ``42 s``, ``7 min``, ``3 h``, ``2 d``.
+    """Return the duration in its largest unit: ``42 s``, ``7 min``, ``3 h``, ``2 d``.
 
-    Hours and minutes begin at two of them. The console's script counts alike.
+    Hours and minutes begin at two of them. Keep `console.js` in step.
     """
     seconds = abs((later - earlier).total_seconds())
     size, unit = next(
@@ -69,7 +69,7 @@ def between(earlier: datetime, later: datetime) -> str:
 
 
 def age(value: Time, now: Time) -> str:
-    """Return how long before `now` a time was, and ``now`` within a second of it."""
+    """Return how long before `now` a time was, or ``now`` within a second of it."""
     at, then = read(value), read(now)
     if at is None or then is None:
         return plain(value)
@@ -77,7 +77,7 @@ def age(value: Time, now: Time) -> str:
 
 
 def ago(value: Time, now: Time) -> str:
-    """Return ``7 min ago``, or ``in 7 min`` for a time to come."""
+    """Return ``7 min ago``, or ``in 7 min`` for a future time."""
     at, then, length = read(value), read(now), age(value, now)
     if at is None or then is None or length == "now":
         return length
@@ -85,6 +85,6 @@ def ago(value: Time, now: Time) -> str:
 
 
 def near(value: Time, now: Time) -> str:
-    """Return a time of day in UTC and its distance: ``23:57Z (in 12 min)``."""
+    """Return a time of day in UTC with its distance: ``23:57Z (in 12 min)``."""
     at = read(value)
     return f"{at.astimezone(UTC):%H:%M}Z ({ago(at, now)})" if at else plain(value)

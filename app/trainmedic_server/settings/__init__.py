@@ -1,3 +1,3 @@
-"""Every setting, once: ``server`` has those of ``trainmedic serve``, ``agent`` those of ``trainmedic agent``,
-``sources`` how one is read from a flag or a variable. The agent's settings are read without pydantic, which would add
-8 MB, a fifth, to its memory (``docs/decisions.md``)."""
+"""Settings of ``trainmedic serve``. The agent has its own (`trainmedic_agent.settings`), without pydantic, which would
+add 8 MB to its memory (``docs/decisions.md``).
+"""

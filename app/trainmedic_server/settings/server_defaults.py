@@ -1,7 +1,4 @@
-"""What the documentation and ``--help`` say of the server's settings: their defaults and choices.
-
-Who calls it: ``cli.serve``, and the test that holds ``docs/reference/settings.md`` to the settings.
-"""
+"""Defaults and choices of the server's settings, for ``--help`` and the documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from trainmedic_server.settings.values import LogFormat, LogLevel
 
 
 def default_of(name: str) -> str:
-    """The default as the documentation writes it."""
     source, value = SOURCES[name], ServerSettings.model_fields[name].default
     if source.shown_default is not None:
         return source.shown_default
@@ -27,5 +23,5 @@ def default_of(name: str) -> str:
 
 
 def choices_of(name: str) -> tuple[str, ...]:
-    """The values that a setting can have, where they are few; else none."""
+    """Return the allowed values if they are a short list. Otherwise empty."""
     return {"mode": tuple(Mode), "log_level": get_args(LogLevel), "log_format": get_args(LogFormat)}.get(name, ())

@@ -1,7 +1,5 @@
-"""The types of the server's settings: each reads its text, checks it, and says what is allowed.
-
-They raise ValueError, from which ``server.load`` makes a message that names the flag or variable. The
-agent's settings have checks of their own, because these need pydantic. Who uses it: ``server``.
+"""Types of the server's settings. They parse and check text and raise ValueError, which `server.load` turns into a
+message with the flag or variable.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ def _lower(value: Any) -> Any:
 
 
 def _not_empty(value: Any) -> Any:
-    """The path as it is. An empty one would be the directory in which the server happens to be started."""
     if value == "":
         raise ValueError("must name a file or directory; write . for the working directory")
     return value
@@ -81,7 +78,7 @@ def _database(url: SecretStr) -> SecretStr:
 
 
 def _check_database_user(rest: str) -> None:
-    """Raise ValueError if a database's driver would take a part of the password for the host or the database.
+    """Raise ValueError if a database driver would read a part of the password as host or database.
 
     The driver ends the password at the first ``@``, and the host at the first slash.
     """
@@ -95,12 +92,11 @@ def _check_database_user(rest: str) -> None:
 
 def _signing_key(key: SecretStr) -> SecretStr:
     if not key.get_secret_value().encode().strip():
-        raise ValueError("must not be blank: everybody has an empty key")
+        raise ValueError("must not be blank: an empty key protects nothing")
     return key
 
 
 def _host_and_port(value: str) -> str:
-    """The address with brackets around an IPv6 host, which may be given without them."""
     host, colon, port = value.rpartition(":")
     is_port = re.fullmatch(r"\d{1,5}", port, re.ASCII) and 0 < int(port) <= 65535
     if not (colon and is_port and re.fullmatch(r"[\w.-]+|\[?[0-9A-Fa-f:.]+\]?", host)):
@@ -115,7 +111,6 @@ def _host_name(value: str) -> str:
 
 
 def _channels(value: Any) -> Any:
-    """The URLs by channel that a text of ``name=url`` pairs gives."""
     if not isinstance(value, str):
         return value
     channels: dict[str, tuple[str, ...]] = {}
@@ -128,7 +123,6 @@ def _channels(value: Any) -> Any:
 
 
 def _external_url(value: str) -> str:
-    """The URL without a slash at its end; empty where none is set."""
     if not value:
         return value
     try:

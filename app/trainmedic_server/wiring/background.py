@@ -1,7 +1,4 @@
-"""What runs beside the requests for as long as the server works.
-
-Who calls it: ``wiring.server``.
-"""
+"""Background tasks of a leader, and the archive that retention uses."""
 
 from __future__ import annotations
 
@@ -9,10 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from trainmedic_server import telemetry
+from trainmedic_server.adapters.gzip_archive import GzipArchive
 from trainmedic_server.engine import loops
+from trainmedic_server.errors import ArchiveUnavailable
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock
@@ -24,6 +24,26 @@ _PRUNE_FIRST_AFTER = timedelta(minutes=1)
 log = telemetry.logger(__name__)
 
 
+_ANSWERS_WITHIN = 10.0
+"""Seconds to wait for the file system at the start. A network file system may hang while its server is down."""
+
+
+async def opened_archive(directory: Path | None) -> GzipArchive | None:
+    """Return the archive. Raises ConfigurationError for an impossible directory. A temporary failure only delays
+    retention.
+    """
+    if directory is None:
+        return None
+    archive = GzipArchive(directory)
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            await asyncio.to_thread(archive.prepare)
+    except (ArchiveUnavailable, TimeoutError) as error:
+        why = str(error) or f"no answer within {_ANSWERS_WITHIN:g} s"
+        log.warning("archive unavailable; deleting nothing until it works", error=why)
+    return archive
+
+
 async def prune_for_ever(
     store: RunStore,
     clock: Clock,
@@ -31,21 +51,19 @@ async def prune_for_ever(
     older_than: Callable[[], datetime],
     archive: RunArchive | None = None,
 ) -> None:
-    """Delete what is older every hour, runs after they were archived; the first time a minute after the start, which
-    is busy.
-
-    The retention counts while a server is at work, so a clock that is wrong deletes nothing.
+    """Archive and delete expired data every hour, from a minute after the start. A wrong clock deletes nothing:
+    retention counts running time.
     """
 
     async def prune() -> None:
         try:
             gone = await store.prune(older_than(), archive)
         except Exception:
-            metrics.retention_failing.set(1)  # nothing else tells that the disk is filling up
+            metrics.retention_failing.set(1)  # no other metric shows that the disk is filling up
             raise
         metrics.retention_failing.set(0)
         if gone:
-            log.info("old runs deleted", runs=gone)
+            log.info("deleted old runs", runs=gone)
 
     rest = loops.by_clock(clock)
     await rest(_PRUNE_FIRST_AFTER.total_seconds())
@@ -54,7 +72,7 @@ async def prune_for_ever(
 
 @contextlib.asynccontextmanager
 async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run `work` as a task for as long as the block lasts."""
+    """Run `work` as a task during the block."""
     task = asyncio.create_task(work, name=name)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What of the server deals with findings in logs: built, started in order, and stopped. Who calls it: ``server``."""
+"""Assembly of everything that handles findings in logs."""
 
 from __future__ import annotations
 
@@ -34,21 +34,17 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.settings.server import ServerSettings
 
 ALERTMANAGER_AGAIN = timedelta(minutes=1)
-"""How often an alert that fires is told to the Alertmanager, as Prometheus does."""
+"""Interval at which a firing alert is sent to Alertmanager, as Prometheus does."""
 INTAKE_AGAIN = timedelta(hours=1)
-"""How often the intake is told, which forgets nothing, and starts repairs anew by what it is told."""
+"""Interval at which the intake receives a firing alert again, since each receipt may start a repair."""
 _FIRST_LOOK_SECONDS = 2.0
 
 
 def log_rule_library(settings: ServerSettings) -> LogRuleLibrary:
-    """The log rules: those beside the playbooks, and those of the setting, else the shipped ones. Nothing is read
-    yet."""
     return LogRuleLibrary(log_rule_roots.roots(settings.log_rules, {}), beside=settings.playbooks)
 
 
 class FindingParts(Struct, frozen=True):
-    """What the parts that deal with findings are built on."""
-
     settings: ServerSettings
     redis_url: str
     store: SqlStore
@@ -60,12 +56,12 @@ class FindingParts(Struct, frozen=True):
     metrics: telemetry.Metrics
     signer: Signer | None
     metric_history: MetricHistory | None = None
-    """A Prometheus, without which no slow job is diagnosed."""
+    """Prometheus. Slow jobs are diagnosed only with it."""
     pods: JobPods = NoPods()
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
-        """Run them while the block lasts. Raises StoreUnavailable."""
+        """Run the parts during the block. Raises StoreUnavailable."""
         clock, metrics, store, engine = self.clock, self.metrics, self.store, self.engine
         nodes = NodeWatch(self.topology.presences, store, clock, metrics)
         await nodes.start()
@@ -120,7 +116,6 @@ class FindingParts(Struct, frozen=True):
         return min(INTAKE_AGAIN, self.settings.limits.assume_resolved_after / 4)
 
     async def _watch_rules(self) -> None:
-        """Reload the rules when they change, and show how many there are."""
         watching = asyncio.create_task(self.rules.watch())
         try:
             while True:

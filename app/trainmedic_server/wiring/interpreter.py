@@ -1,8 +1,4 @@
-"""The Python that the server runs on: how it is tuned, and whether its threads can run side by side, as the log tells.
-
-A Python that was built free-threaded has no global interpreter lock (GIL), unless an extension module that does not
-say that it can do without turns it on again, or a person does.
-"""
+"""Tuning of the Python interpreter, and detection of its global lock (GIL)."""
 
 from __future__ import annotations
 
@@ -18,32 +14,26 @@ log = telemetry.logger(__name__)
 
 
 def tune() -> None:
-    """Let the store's thread run sooner, and look for cyclic garbage less often.
+    """Reduce the switch interval and the frequency of garbage collection.
 
-    After each call into SQLite that thread waits for the interpreter's lock, by default up to 5 ms. A tenth
-    of that makes the commits of an alert storm that much faster.
-
-    A storm of ten thousand alerts makes a million objects that all live on for a while, and neither alerts nor runs
-    leave cyclic garbage. At the usual thresholds the collector goes through all of them again and again, which doubled
-    the time of ``benchmarks.alert_storm``. Without the lock the collector goes through everything
-    there is each time, while all threads stand still.
+    After each SQLite call, the store's thread waits for the GIL, by default up to 5 ms. An alert storm makes long-lived
+    objects without cycles; collections doubled the time of ``benchmarks.alert_storm``. Without the GIL, each one stops
+    all threads.
     """
     sys.setswitchinterval(0.0005)
     gc.set_threshold(50_000 if _has_gil() else 2_000_000, 20, 50)
 
 
 def described() -> dict[str, Any]:
-    """Its version, and whether it has the lock."""
     return {"python": ".".join(map(str, sys.version_info[:3])), "gil": _has_gil()}
 
 
 def warn_of_gil() -> None:
-    """Warn where the lock is on that this Python was built to do without."""
     if sysconfig.get_config_var("Py_GIL_DISABLED") and _has_gil():
-        log.warning("this Python is free-threaded, and its GIL is on: start the server with PYTHON_GIL=0")
+        log.warning("free-threaded Python runs with the GIL; start the server with PYTHON_GIL=0")
 
 
 def _has_gil() -> bool:
-    """Whether only one thread of this process runs at a time."""
-    is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)  # which Python 3.13 began to tell
+    """Return whether only one thread of this process runs at a time."""
+    is_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)  # since Python 3.13
     return is_enabled()

@@ -1,7 +1,4 @@
-"""Builds what the lines of jobs are looked up in: the store of logs that is set, else the agents.
-
-Who calls it: ``wiring.server``.
-"""
+"""Selection of the source of job logs: the configured log store, or else the agents."""
 
 from __future__ import annotations
 
@@ -21,12 +18,11 @@ from trainmedic_server.ports.logs import LogSource
 from trainmedic_server.ports.outside import Clock, CommandBus
 
 MakeStore = Callable[[str, str, Path | None], tuple[StoreHttp, LineStore]]
-"""From URL, tenant and the file of a token."""
+"""Arguments: URL, tenant, token file."""
 _TENANT, _TOKEN_FILE = "tenant", "token_file"
 
 
 def log_source(url: SecretStr | None, stack: contextlib.AsyncExitStack, bus: CommandBus, clock: Clock) -> LogSource:
-    """`stack` closes it. Raises ConfigurationError."""
     if url is None:
         return AgentLogs(bus, clock)
     http, store = store_at(url.get_secret_value())
@@ -35,7 +31,7 @@ def log_source(url: SecretStr | None, stack: contextlib.AsyncExitStack, bus: Com
 
 
 def store_at(url: str) -> tuple[StoreHttp, LineStore]:
-    """The store of a URL such as ``loki+http://host:3100?tenant=team-a``. Raises ConfigurationError."""
+    """Return the store of a URL such as ``loki+http://host:3100?tenant=team-a``. Raises ConfigurationError."""
     parts = urlsplit(url)
     kind, _, scheme = parts.scheme.partition("+")
     options = {name: values[-1] for name, values in parse_qs(parts.query).items()}

@@ -1,14 +1,7 @@
-"""The server's composition root: builds every part from the settings, starts them in order, and stops them.
+"""The server's composition root: builds all parts, starts them in order, and stops them in reverse.
 
-The order: the run store first, because it also has the lock that keeps a second server out; then Redis,
-the playbooks, and the engine, which resumes what an earlier process left; and last the listener, so that
-no request is answered before everything works. Stopping goes the other way. Where a part fails to start,
-the parts that have started are stopped.
-
-With PostgreSQL the listener comes first: it answers for a server that stands by until this server has the
-lock. Then everything else is started, as after a restart, and the listener serves the real application.
-
-Who calls it: ``cli.serve``, and tests that want a whole server in their process.
+Order: the run store, whose lock excludes a second server; Redis; playbooks; the engine; last the listener, so that no
+request is answered too early. With PostgreSQL the listener starts first, as a standby.
 """
 
 from __future__ import annotations
@@ -19,17 +12,21 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from trainmedic.wire.signing import Signer
+from trainmedic_core.target import TargetKind
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_server import __version__, telemetry
 from trainmedic_server.actions import registry
 from trainmedic_server.adapters import file_inventory
 from trainmedic_server.adapters.alertmanager_api import SETTLES_AFTER, AlertmanagerApi
+from trainmedic_server.adapters.embedded_redis import EmbeddedRedis
 from trainmedic_server.adapters.httpx_caller import HttpxCaller
 from trainmedic_server.adapters.kubernetes_pods import KubernetesPods
 from trainmedic_server.adapters.kubernetes_topology import KubernetesTopology
 from trainmedic_server.adapters.playbook_test_process import PlaybookTestProcess
 from trainmedic_server.adapters.prometheus_api import PrometheusApi
 from trainmedic_server.adapters.redis_bus import RedisBus
+from trainmedic_server.adapters.redis_capacity import RedisCapacity, check_is_no_cluster
 from trainmedic_server.adapters.redis_inbox import LateReply
 from trainmedic_server.adapters.sql_store import postgresql
 from trainmedic_server.adapters.sql_store.election import Election
@@ -55,41 +52,83 @@ from trainmedic_server.http import factory, listener
 from trainmedic_server.http.base_path import BasePath
 from trainmedic_server.http.limits import ConnectionLimits, ServerLimits
 from trainmedic_server.http.standby import Standby, SwitchableApp
+from trainmedic_server.live.job_location import JobLocations
 from trainmedic_server.live.log_lines import LogLinesApi
 from trainmedic_server.live.now import NowApi
-from trainmedic_server.live.whereabouts import Whereabouts
 from trainmedic_server.ports.actions import Actions, Services
 from trainmedic_server.ports.archive import RunArchive
 from trainmedic_server.ports.cluster import Cluster
 from trainmedic_server.ports.fence import Fence
 from trainmedic_server.ports.job_pods import JobPods, NoPods
-from trainmedic_server.ports.outside import Notifier
+from trainmedic_server.ports.outside import UNSIGNED, Notifier
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import RunStore
 from trainmedic_server.reports.compiling import ReportCompiler
 from trainmedic_server.settings.server import ServerSettings
-from trainmedic_server.wiring import interpreter, telling
-from trainmedic_server.wiring.after_the_act import after_the_act, opened_prometheus
-from trainmedic_server.wiring.archive import opened_archive
-from trainmedic_server.wiring.background import background, prune_for_ever
+from trainmedic_server.wiring import interpreter, notifications
+from trainmedic_server.wiring.background import background, opened_archive, prune_for_ever
+from trainmedic_server.wiring.event_listeners import listener_loops, opened_prometheus
 from trainmedic_server.wiring.findings import FindingParts, log_rule_library
 from trainmedic_server.wiring.log_source import log_source
-from trainmedic_server.wiring.redis import found_redis
-from trainmedic_server.wiring.signing import signer_of
-from trainmedic_server.wiring.slack import slack_loops
-from trainmedic_server.wiring.wanted_topology import asks_where_things_are
+from trainmedic_server.wiring.notifications import slack_loops
 
 if TYPE_CHECKING:
     from fastapi import FastAPI  # which `http.factory` imports in its own way
 
 _FIRST_LOOK_SECONDS = 2.0
-"""How long a start waits for a slow Redis to say where jobs run; the first alerts may come at once."""
+"""Time for a slow Redis to report job locations at the start. The first alerts may come at once."""
 
 log = telemetry.logger(__name__)
 
 
-class TrainmedicServer:
-    """One server, from its settings to its listener."""
+async def found_redis(
+    settings: ServerSettings, stack: contextlib.AsyncExitStack, metrics: telemetry.Metrics
+) -> tuple[str, Callable[[], str]]:
+    """Return the URL of the configured or else the embedded Redis, and a function with a caveat about it. Raises
+    ConfigurationError.
+    """
+    if settings.redis is not None:
+        url, caveat = settings.redis.get_secret_value(), ""
+        await check_is_no_cluster(url)
+    else:
+        embedded = EmbeddedRedis(settings.state_dir)
+        url = await embedded.start()
+        stack.push_async_callback(embedded.stop)
+        if caveat := embedded.caveat:
+            log.warning("embedded Redis is outdated", reason=caveat)
+    room = RedisCapacity(url, metrics, caveat)
+    await stack.enter_async_context(background(room.watch(), "room in Redis"))
+    return url, room.caveat
 
+
+_SHORT_KEY = 16  # bytes
+
+
+def signer_of(settings: ServerSettings) -> Signer | None:
+    """Return the signer, or None without a key. Logs a warning for a missing or short key."""
+    if settings.signing_key is None:
+        log.warning(UNSIGNED)
+        return None
+    length = len(settings.signing_key.get_secret_value().strip())
+    if length < _SHORT_KEY:
+        log.warning("signing key is too short; use at least 16 random characters", length=length)
+    return settings.signer
+
+
+def asks_where_things_are(catalog: Library, rules: LogRuleLibrary) -> bool:
+    """Return whether locations of jobs, GPUs and nodes are needed, for playbooks that target them or for log
+    findings."""
+    return bool(rules.rule_set.rules) or any(map(_has_a_place, catalog.all()))
+
+
+def _has_a_place(playbook: CompiledPlaybook) -> bool:
+    """Return whether locations matter for the target: agents resolve labels and the GPUs of jobs, and the breaker
+    counts nodes.
+    """
+    return playbook.definition.target_kind is not TargetKind.CLUSTER
+
+
+class TrainmedicServer:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._clock = SystemClock()
@@ -97,10 +136,9 @@ class TrainmedicServer:
         self._archive: RunArchive | None = None
 
     async def run(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None = None) -> None:
-        """Serve until `stop` is set; `on_started` is called with the address once requests are answered.
+        """Serve until `stop` is set. Call `on_started` with the address once requests are answered.
 
-        Raises ConfigurationError where a setting or file cannot be used, StoreUnavailable where the run
-        store does not answer.
+        Raises ConfigurationError for an unusable setting or file, StoreUnavailable if the run store does not respond.
         """
         settings = self._settings
         self._archive = await opened_archive(settings.archive)
@@ -119,11 +157,10 @@ class TrainmedicServer:
         log.info("stopped")
 
     async def _run_elected(self, stop: asyncio.Event, on_started: Callable[[str, int], None] | None) -> None:
-        """Serve as one of several servers: stand by, and lead once the lock is free."""
         settings = self._settings
         self._authenticator()  # built for its checks alone: wrong tokens end the process before anybody is answered
         if settings.redis is None and settings.advertise is not None:
-            log.warning("the embedded Redis is this server's alone: agents and jobs are lost to one that takes over")
+            log.warning("embedded Redis is not shared: after a takeover, agents and jobs are lost; set --redis")
         election = Election(settings.database_url, settings.takeover, settings.advertise or "")
         standby = Standby(election, settings.mode, BasePath(settings.external_url), self._clock, self._metrics)
         app = SwitchableApp(standby)
@@ -151,7 +188,7 @@ class TrainmedicServer:
                 task.result()
 
     async def _work_once_elected(self, election: Election, app: SwitchableApp, is_over: asyncio.Event) -> None:
-        """Wait for the lock, then lead until it is over; a cancellation may be lost while everything starts."""
+        """Wait for the lock, then lead until `is_over`. A cancellation may be lost while everything starts."""
         session = await election.win()
         began = asyncio.get_running_loop().time()
         async with self._started(session) as api:
@@ -167,8 +204,7 @@ class TrainmedicServer:
 
     @contextlib.asynccontextmanager
     async def _started(self, session: postgresql.LockSession | None = None) -> AsyncIterator[FastAPI]:
-        """Run everything but the listener for as long as the block lasts, and yield the API. With PostgreSQL, `session`
-        is the one that has the lock."""
+        """Run everything except the listener during the block, and yield the API. `session` has the PostgreSQL lock."""
         settings, clock, metrics, authenticator = self._settings, self._clock, self._metrics, self._authenticator()
         written = file_inventory.load(settings.inventory) if settings.inventory else WrittenTopology()
 
@@ -183,10 +219,10 @@ class TrainmedicServer:
             prometheus = opened_prometheus(settings, stack, metrics.prometheus_errors.inc)
             services = await self._services(stack, bus, alerts, cluster, cluster_topology, prometheus)
             catalog, rules, alert_map = await self._loaded(actions := registry.build(services))
-            telling.warn_of_missing_channels(settings, catalog)
+            notifications.warn_of_missing_channels(settings, catalog)
             presences, is_needed = SharedPresences(bus), functools.partial(asks_where_things_are, catalog, rules)
             watch = TopologyWatch(presences, clock, metrics, is_needed, written, cluster_topology)
-            where, whereabouts = watch.topology, Whereabouts(bus, store, cluster_topology)
+            where, job_locations = watch.topology, JobLocations(bus, store, cluster_topology)
             served = (store, catalog, actions, clock, settings.limits, metrics, where, alerts, store.fence, clock)
             engine = Engine(*served, lambda: alert_map.current, watch.renew)
             job_lives = await self._start_work(stack, bus, store, watch, engine)
@@ -194,19 +230,20 @@ class TrainmedicServer:
             await stack.enter_async_context(FindingParts(*shared, pods).started())
             await self._start_upkeep(stack, catalog, store, engine, services.notifier, prometheus)
             await stack.enter_async_context(background(alert_map.watch(), "alert map"))
+            missing = notifications.missing_channels(settings)
             yield factory.create_app(
                 engine=engine,
                 job_lives=job_lives,
                 runs=store,
                 sums=ReportCompiler(store, prometheus, store, clock, store),
                 alerts=store,
-                standing=NowApi(store, store, engine, clock, settings.external_url, telling.missing_channels(settings)),
-                found=FindingsApi(store, KeptJobs(store, clock), store, whereabouts),
-                lines=LogLinesApi(log_source(settings.log_store, stack, bus, clock), whereabouts),
+                standing=NowApi(store, store, engine, clock, settings.external_url, missing),
+                found=FindingsApi(store, KeptJobs(store, clock), store, job_locations),
+                lines=LogLinesApi(log_source(settings.log_store, stack, bus, clock), job_locations),
                 store=store,
                 catalog=catalog,
                 texts=PlaybookTextsApi(store, PlaybookTestProcess()),
-                messaging=telling.channels_of(settings, store, services.notifier, clock),
+                messaging=notifications.channels_of(settings, store, services.notifier, clock),
                 log_rules=rules,
                 alert_map=alert_map,
                 bus=bus,
@@ -230,19 +267,17 @@ class TrainmedicServer:
         notifier: Notifier | None,
         prometheus: PrometheusApi | None,
     ) -> None:
-        """Start what tells people and programs, measures, loads playbooks again, and deletes what is old."""
         settings, clock, metrics = self._settings, self._clock, self._metrics
-        tell = telling.telling(settings, store, notifier, clock, metrics, lambda: catalog.problems)
-        await stack.enter_async_context(tell)
+        sending = notifications.sending_messages(settings, store, notifier, clock, metrics, lambda: catalog.problems)
+        await stack.enter_async_context(sending)
         in_slack = slack_loops(settings, store, engine, metrics, stack)
-        after = await after_the_act(settings, store, catalog, prometheus, clock, metrics, stack)
+        after = await listener_loops(settings, store, catalog, prometheus, clock, metrics, stack)
         pruning = prune_for_ever(store, clock, metrics, lambda: engine.ago(settings.retention), self._archive)
         upkeep = ((catalog.watch(), "playbooks"), (pruning, "retention"), (metrics.watch_event_loop(), "event loop"))
         for work, name in (*upkeep, *in_slack, *after):
             await stack.enter_async_context(background(work, name))
 
     async def _loaded(self, actions: Actions) -> tuple[Library, LogRuleLibrary, AlertMapLibrary]:
-        """The playbooks, the log rules and the alert map."""
         catalog = Library(self._settings.playbooks, actions, metrics=self._metrics)
         rules = log_rule_library(self._settings)
         await asyncio.to_thread(catalog.reload)
@@ -265,8 +300,8 @@ class TrainmedicServer:
         with contextlib.suppress(BusUnavailable, TimeoutError):  # `watch` logs it, and tries again
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await topology.refresh()
-        await stack.enter_async_context(background(topology.watch(), "whereabouts"))
-        await engine.start(telling.name_among_several(self._settings))
+        await stack.enter_async_context(background(topology.watch(), "topology"))
+        await engine.start(notifications.name_among_several(self._settings))
         stack.push_async_callback(engine.stop)
         job_lives = JobWatch(presences, store, self._clock, self._metrics, engine.ago)
         await stack.enter_async_context(background(job_lives.watch(), "jobs"))
@@ -276,7 +311,7 @@ class TrainmedicServer:
         return job_lives
 
     def _authenticator(self) -> auth.Authenticator:
-        """The tokens that are set. Raises ConfigurationError where the address must not be served with them."""
+        """Read the tokens. Raises ConfigurationError if the address must not be served without any."""
         settings = self._settings
         proxies = TrustedProxies(settings.trusted_proxies, settings.operator_groups)
         if settings.tokens:
@@ -292,7 +327,6 @@ class TrainmedicServer:
         session: postgresql.LockSession | None,
         authenticator: auth.Authenticator,
     ) -> SqlStore:
-        """The run store, which `stack` closes; and, where people have to say who they are, those who are signed in."""
         store = await asyncio.to_thread(self._store, session)
         stack.push_async_callback(store.close)
         if authenticator.has_tokens:
@@ -325,7 +359,7 @@ class TrainmedicServer:
             clock=self._clock,
             bus=bus,
             http=http,
-            notifier=telling.notifier_of(settings),
+            notifier=notifications.notifier_of(settings),
             external_url=settings.external_url,
             routes=settings.routes,
             alertmanager=alertmanager,
@@ -335,7 +369,6 @@ class TrainmedicServer:
         )
 
     def _alertmanager(self, stack: contextlib.AsyncExitStack) -> AlertmanagerApi | None:
-        """The Alertmanager that is set."""
         settings = self._settings
         if settings.alertmanager is None:
             return None
@@ -348,7 +381,6 @@ class TrainmedicServer:
     async def _cluster(
         self, stack: contextlib.AsyncExitStack, fence: Fence
     ) -> tuple[Cluster | None, Callable[[], ClusterTopology], JobPods]:
-        """The Kubernetes cluster that is set, and what its watch knows."""
         if self._settings.kubernetes == "off":
             return None, ClusterTopology, NoPods()
         # Imported here, because its client takes a third of a second to import, and few servers have a cluster.

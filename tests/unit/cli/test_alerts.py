@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from trainmedic_core.command import main
-from trainmedic_server.api.heard_alerts import HeardAlertView
+from trainmedic_server.api.received_alerts import HeardAlertView
 from trainmedic_server.cli.alerts import _COLUMNS
 from trainmedic_server.cli.client import Client
 
@@ -58,7 +58,7 @@ def run(*words: str) -> str:
 def test_a_row_says_what_was_heard_and_what_came_of_it(asked: list[dict[str, Any]]) -> None:
     """The run by its short id, or why nothing was begun; filters go to the server."""
     header, missed, taken = run("--nobody", "--label", "node=node-1", "--since", "1d").splitlines()
-    assert header.split() == ["HEARD", "ALERT", "STATUS", "TIMES", "LABELS", "WHAT", "CAME", "OF", "IT"]
+    assert header.split() == ["RECEIVED", "ALERT", "STATUS", "TIMES", "LABELS", "REACTIONS"]
     assert missed.endswith("×2     node=node-1  cool: 'severity' is ''")
     assert taken.endswith("node=node-1  cool: started (run abcdef12)")
     assert asked[0] == {"label": ["node=node-1"], "reacted": "false", "since": "1d", "limit": 50}
@@ -77,4 +77,4 @@ def test_a_label_without_a_value_is_refused(asked: list[dict[str, Any]]) -> None
     """With how it is written."""
     done = CliRunner().invoke(main, ["alerts", "--label", "node"])
     assert (done.exit_code, asked) == (2, [])
-    assert "'node' is not a label and its value, such as job_name=llm-1" in done.output
+    assert "'node' must be NAME=VALUE, such as job_name=llm-1" in done.output

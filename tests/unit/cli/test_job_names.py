@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmedic_server.cli import job_names
+from trainmedic_server.cli import client as clients
 from trainmedic_server.cli.client import Client
 
 
@@ -29,12 +29,12 @@ class Known:
         (
             {"jobs": [{"name": "llama-70b"}]},
             "lama-70b",
-            "no job 'lama-70b' is connected, and no run and no finding is of one; did you mean 'llama-70b'?",
+            "job 'lama-70b' is unknown: it is not connected and has no runs or findings; did you mean 'llama-70b'?",
         ),
-        ({}, "x\x1b[2J", "no job 'x\\x1b[2J' is connected, and no run and no finding is of one"),
+        ({}, "x\x1b[2J", "job 'x\\x1b[2J' is unknown: it is not connected and has no runs or findings"),
     ],
 )
 def test_a_name_of_which_nothing_is_known_is_doubted(known: Any, job: str, said: str) -> None:
     """Connected, in the history or in findings is known; else the nearest of those that are connected is named."""
     client: Client = Known(**known)  # type: ignore[assignment]
-    assert job_names.doubt(client, job) == said
+    assert clients.unknown_job(client, job) == said

@@ -22,5 +22,5 @@ class SlowServer:
 
 def test_a_search_that_takes_too_long_says_how_to_have_less_searched() -> None:
     """And fails as a server that does not answer."""
-    with pytest.raises(exits.Unreachable, match=r"did not answer in time\. Have less searched: by a later --since, "):
+    with pytest.raises(exits.Unreachable, match=r"did not answer in time\. Narrow the search with a later --since, "):
         show_lines(cast("Client", SlowServer()), "llm-1", "text", False, False, grep="(nan)")

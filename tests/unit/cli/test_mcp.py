@@ -102,7 +102,7 @@ def test_a_name_leads_nowhere_else(tool: str, name: str) -> None:
         ("logs", {"job": ["x"]}, "a text"),
         ("why", {"alert": "x", "labels": {"a": 1}}, "labels and their values"),
         ("why", {"alert": "x" * 1_001}, "1 to 1000 characters"),
-        ("now", {"since": "1h"}, "no argument 'since'; there are: none"),
+        ("now", {"since": "1h"}, "no argument 'since'; its arguments are: none"),
         ("alerts", {"reacted": "no"}, "true or false"),
         ("now", [1], "must be an object"),
     ],
@@ -235,5 +235,5 @@ def test_a_server_that_is_away_is_said_to_be_with_what_to_do() -> None:
     client = Client("http://127.0.0.1:1", None)
     result = called("now", client=client)
     assert result["isError"] is True
-    assert "Start a server with 'trainmedic serve', or name one" in result["content"][0]["text"]
+    assert "Start a server with 'trainmedic serve', or set --server" in result["content"][0]["text"]
     client.close()

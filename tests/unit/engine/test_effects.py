@@ -13,7 +13,7 @@ from tests.unit.engine.books import CAP
 from tests.unit.engine.held_commits import hold_next
 from tests.unit.engine.world import World
 from trainmedic_server import errors
-from trainmedic_server.api import effect_view
+from trainmedic_server.api.views import effect_view
 from trainmedic_server.domain.effect import Effect, EffectVerdict
 from trainmedic_server.domain.run import Event
 from trainmedic_server.engine.effects import EffectMeasuring, EffectRecorder
@@ -168,7 +168,7 @@ async def test_an_act_that_was_called_off_has_no_effect(
     await w.pass_time(600)
     known, run = await measured(w, prometheus), await w.run()
     assert (known.verdict is EffectVerdict.HELPED, known.acted_at == run.acted_at) == (is_made_later, is_made_later)
-    assert (effect_view.view(run, known, are_measured=True) is not None) is is_made_later
+    assert (effect_view(run, known, are_measured=True) is not None) is is_made_later
 
 
 async def test_a_run_that_changes_nothing_has_no_effect(world: MakeWorld) -> None:

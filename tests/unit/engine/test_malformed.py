@@ -12,7 +12,7 @@ from trainmedic_server.domain.run import Event
 from trainmedic_server.ports.received_alerts import ReceivedAlertFilter
 
 MakeWorld = Callable[..., World]
-PROBLEMS = (("alerts.0.labels.path", "is 70000 characters long; at most 65536 are taken"),)
+PROBLEMS = (("alerts.0.labels.path", "has 70000 characters; at most 65536 are accepted"),)
 
 
 def malformed(identity: Identity | None = None, status: AlertStatus | None = None, index: int = 0) -> RejectedAlert:
@@ -86,7 +86,7 @@ async def test_each_malformed_alert_is_an_event_of_the_history(world: MakeWorld)
         "alert": "Hot",
         "index": 4,
         "fingerprint": identity.fingerprint,
-        "why": "alerts.0.labels.path: is 70000 characters long; at most 65536 are taken",
+        "why": "alerts.0.labels.path: has 70000 characters; at most 65536 are accepted",
         "delivery": "d-9",
     }
     assert recorded[-1].data["why"] == "16 more alerts of this delivery are malformed"

@@ -17,7 +17,7 @@ from trainmedic_server.domain.job_life import JobLife, LifeState
 from trainmedic_server.domain.run import OrderKind
 from trainmedic_server.live.now import NEVER_GIVEN_BACK_FOR, NowApi, NowView
 from trainmedic_server.settings.server import load
-from trainmedic_server.wiring.telling import missing_channels
+from trainmedic_server.wiring.notifications import missing_channels
 
 ASK = CAP.replace("playbook: cap", "playbook: ask\nmode: approve").replace("Hot", "Warm")
 

@@ -158,10 +158,10 @@ async def test_a_question_goes_where_the_playbook_says_and_is_told_again(begin: 
     asked = [(title, to) for title, _, to, _ in t.channels.sent if not title.startswith("[info]")]
     assert asked[0] == ("[warning] node:n1: Cap?", "chat")
     assert asked[1] == ("[warning] Reminder: node:n1: Cap?", "chat")
-    assert ("[warning] Nobody has answered: node:n1: Cap?", "pager") in asked
+    assert ("[warning] No answer yet: node:n1: Cap?", "pager") in asked
     assert "Needs approval by ann." in t.channels.sent[0][1]
     ended = [title for title in t.channels.titles if title.startswith("[info] Re:")]
-    assert ended[-1] == "[info] Re: asking on node:n1: nobody has answered in time, which rejects it"
+    assert ended[-1] == "[info] Re: asking on node:n1: no answer in time: rejected"
 
 
 async def test_what_was_answered_at_once_is_not_asked(begin: Any) -> None:

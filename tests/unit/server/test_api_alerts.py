@@ -48,8 +48,8 @@ async def test_an_alert_that_a_playbook_names_by_now_says_so() -> None:
     await world.findings.transact(lambda tx: tx.save_alerts(records))
     async with world.client() as client:
         nameless, named = (await client.get("/alerts")).json()["items"]
-    assert named["reason"] == "no playbook reacted to 'GPUHot' when it was heard; one does now"
-    assert nameless["reason"] == "it has no alertname, by which playbooks are found"
+    assert named["reason"] == "no playbook reacted to 'GPUHot' when it was received; one does now"
+    assert nameless["reason"] == "it has no alertname, which playbooks match"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trainmedic_server.domain.message import DEFAULT_RULES, Severity
 from trainmedic_server.domain.message_routes import routes_of
 from trainmedic_server.ports.store import ActFilter
 from trainmedic_server.settings.server import load
-from trainmedic_server.wiring.telling import channels_of
+from trainmedic_server.wiring.notifications import channels_of
 
 
 @dataclass
@@ -46,7 +46,7 @@ async def test_a_test_message_is_sent_by_an_operator_and_recorded() -> None:
         sent = await client.post("/channels/ops/test", headers=operator, json={"note": "is it there?"})
         assert sent.json() == {"channel": "ops", "sent": True, "detail": ""}
         ((_, message, to),) = notifier.sent
-        assert (to, "ann has sent it" in message, message.endswith("is it there?")) == ("ops", True, True)
+        assert (to, "Sent by ann" in message, message.endswith("is it there?")) == ("ops", True, True)
         failed = await client.post("/channels/broken/test", headers=operator)
         assert failed.json() == {"channel": "broken", "sent": False, "detail": "could not be sent to broken"}
         assert (await client.post("/channels/none/test", headers=operator)).status_code == 404

@@ -59,7 +59,7 @@ async def test_an_attempt_is_chosen_and_what_is_not_there_is_said() -> None:
         assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=1")).json()["id"] == "v1"
         missing = await client.get("/jobs/team/llm-1/diagnosis?attempt=3")
         assert missing.status_code == 404
-        said = "There is no verdict of attempt 3 of team/llm-1; the newest is of attempt 2."
+        said = "There is no verdict on attempt 3 of team/llm-1; the newest is for attempt 2."
         assert missing.json()["detail"] == said
         assert (await client.get("/jobs/other/diagnosis")).status_code == 404
         assert (await client.get("/jobs/team/llm-1/diagnosis?attempt=0")).status_code == 422
@@ -68,9 +68,9 @@ async def test_an_attempt_is_chosen_and_what_is_not_there_is_said() -> None:
 @pytest.mark.parametrize(
     ("present", "away", "said"),
     [
-        (["llm-1"], None, "the server has not heard that it failed. "),
-        ([], None, "the server knows no such job. It makes verdicts of those that run by trainmedic-run, "),
-        ([], BusUnavailable, "Redis does not answer, so it is not known whether there is such a job. "),
+        (["llm-1"], None, "no failure was reported to the server. "),
+        ([], None, "the server does not know this job. It diagnoses jobs started with trainmedic-run, "),
+        ([], BusUnavailable, "Redis does not answer, so it is unknown whether the job exists. "),
     ],
 )
 async def test_where_there_is_no_verdict_it_is_said_why_and_what_makes_one(
@@ -84,7 +84,7 @@ async def test_where_there_is_no_verdict_it_is_said_why_and_what_makes_one(
         answer = await client.get("/jobs/llm-1/diagnosis")
     detail = answer.json()["detail"]
     assert answer.status_code == 404
-    assert detail.startswith(f"There is no verdict of llm-1: {said}")
+    assert detail.startswith(f"There is no verdict on llm-1: {said}")
     assert detail.endswith("`trainmedic diagnose --dir DIR` makes one from a job's files.")
 
 

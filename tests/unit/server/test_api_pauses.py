@@ -64,8 +64,8 @@ async def test_a_pause_of_a_playbook_that_is_not_loaded_holds_and_warns() -> Non
     async with World().client() as client:
         misspelt = (await client.post("/pause", json={"playbook": "coool"})).json()
         assert misspelt["pause"]["in_force"] is True
-        assert misspelt["warning"] == "no playbook that is loaded is called 'coool'; did you mean 'cool'?"
+        assert misspelt["warning"] == "no loaded playbook is named 'coool'; did you mean 'cool'?"
         pattern = (await client.post("/pause", json={"playbook": "xyz-*"})).json()
-        assert pattern["warning"] == "no playbook that is loaded is called 'xyz-*'"
+        assert pattern["warning"] == "no loaded playbook is named 'xyz-*'"
         for known in ({"playbook": "co*"}, {"node": "node-7"}, {}):
             assert (await client.post("/pause", json=known)).json()["warning"] == ""

@@ -43,7 +43,7 @@ async def test_the_loaded_text_comes_first_though_no_run_went_by_it() -> None:
         assert diff["text"].splitlines()[-2:] == ["-playbook: cold", "+playbook: cool"]
         alike = (await client.get("/playbooks/cool/versions?before=abd2&after=v1")).json()["diff"]
         assert alike["text"] == ""
-        for wrong, why in (("ab", "begins several"), ("zz", "is no version")):
+        for wrong, why in (("ab", "matches several"), ("zz", "is no version")):
             answer = await client.get(f"/playbooks/cool/versions?before={wrong}")
             assert answer.status_code == 422
             assert why in answer.json()["detail"]

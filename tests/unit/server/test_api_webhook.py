@@ -160,7 +160,7 @@ async def test_the_reply_lists_malformed_alerts_with_their_reasons() -> None:
         "index": 0,
         "alert_name": "Long",
         "fingerprint": "c6eadffa33fcdf37",
-        "reason": "alerts.0.labels.path: is 70000 characters long; at most 65536 are taken",
+        "reason": "alerts.0.labels.path: has 70000 characters; at most 65536 are accepted",
         "end_taken": True,
     }
     assert body["rejected"][1]["end_taken"] is False

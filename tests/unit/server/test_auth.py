@@ -169,6 +169,6 @@ def test_a_token_for_some_jobs_may_ask_for_what_is_theirs(job: str | None, may: 
     if may:
         assert tenant.require(asking(job), TokenRole.VIEWER).jobs == ("team-a-*",)
         return
-    with pytest.raises(HttpProblem, match="for certain jobs") as refused:
+    with pytest.raises(HttpProblem, match="limited to certain jobs") as refused:
         tenant.require(asking(job), TokenRole.VIEWER)
     assert refused.value.status == 403

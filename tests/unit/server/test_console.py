@@ -322,7 +322,7 @@ async def test_a_run_by_hand_is_shown_before_it_is_done_and_then_led_to() -> Non
         (run,) = world.history.records.values()
         assert answer.headers["location"] == f"/runs/{run.run.id}"
         assert run.run.alert_labels["zone"] == "a"
-        assert "Started: this is its run." in (await client.get(answer.headers["location"], headers=HTML)).text
+        assert "Started. This is its run." in (await client.get(answer.headers["location"], headers=HTML)).text
         wrong = await client.post("/console/playbooks/cool/try", data={"target": "nowhere"}, headers=HTML)
         assert (wrong.status_code, 'role="alert"' in wrong.text, 'value="nowhere"' in wrong.text) == (200, True, True)
 
@@ -372,7 +372,7 @@ async def test_what_comes_next_reads_as_a_sentence() -> None:
         await client.post("/webhook", json=payload())
         (run_id,) = world.history.records
         page = (await client.get(f"/runs/{run_id}", headers=HTML)).text
-        assert "<h2>What comes next</h2><p>next " in page
+        assert "<h2>Next</h2><p>next " in page
 
 
 async def test_the_description_of_the_api_shows_code_as_code() -> None:

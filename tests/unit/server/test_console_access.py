@@ -248,7 +248,7 @@ async def test_who_acts_after_the_session_has_ended_is_led_to_sign_in_and_back()
         headers = {**FORM, "referer": "http://trainmedic/settings?x=1"}
         answer = await client.post("/console/pause", data={"node": "node-7"}, headers=headers)
     assert (answer.status_code, here.engine.controls.paused) == (401, False)
-    assert "nothing was done" in answer.text
+    assert "Nothing was done" in answer.text
     assert 'href="/login?next=%2Fsettings%3Fx%3D1"' in answer.text
     assert "Bearer" not in answer.text
 

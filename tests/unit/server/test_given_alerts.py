@@ -96,15 +96,15 @@ def test_what_has_resolved_stays_resolved(alert: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ([], "no alert in it"),
-        ({"alertname": "A"}, "no form in which alerts are known"),
-        (3, "no form"),
-        ({"items": []}, "no form"),
+        ([], "contains no alert"),
+        ({"alertname": "A"}, "no known form of alerts"),
+        (3, "no known form"),
+        ({"items": []}, "no known form"),
         ({"labels": {"a": 1}}, "labels.a: must be a string"),
         ([{"labels": LABELS, "startsAt": "soon"}], "startsAt"),
         ([3], "must be an object"),
         ([{"labels": LABELS}] * 1001, "at most 1000"),
-        ({"status": "success", "data": {"result": []}}, "no form"),
+        ({"status": "success", "data": {"result": []}}, "no known form"),
     ],
 )
 def test_what_is_no_alert_is_refused(document: Any, said: str) -> None:

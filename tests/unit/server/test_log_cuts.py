@@ -107,4 +107,4 @@ def test_a_list_without_cuts_is_printed_all_the_same(error: Exception, count: in
     """Where the server is older, or the token is for certain jobs. That it is not known is stated."""
     said = list(log_cuts.lines(Server(error)))  # type: ignore[arg-type]
     assert len(said) == count
-    assert all("not known" in line for line in said)
+    assert all(line.startswith("Unknown which logs") for line in said)

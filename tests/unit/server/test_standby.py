@@ -38,7 +38,7 @@ async def test_ready_of_any_server_is_left_to_the_one_that_works(query: str) -> 
     works, stands_by = await asked(f"/ready?{query}")
     assert works.status_code == 200
     assert stands_by.headers["content-type"] == "application/problem+json"
-    assert "stands by" in stands_by.json()["detail"]
+    assert "on standby" in stands_by.json()["detail"]
 
 
 @pytest.mark.parametrize("query", ["", "any=false", "any=0", "any=off", "any=true&any=no", "many=true", "x=any%3Dtrue"])
@@ -46,7 +46,7 @@ async def test_ready_is_otherwise_of_the_server_that_is_asked(query: str) -> Non
     """It says what it waits for."""
     works, stands_by = await asked(f"/ready?{query}")
     assert (works.status_code, stands_by.status_code) == (200, 503)
-    assert stands_by.json()["store"]["detail"] == "stands by: another server works"
+    assert stands_by.json()["store"]["detail"] == "on standby: another server works"
     assert (works.json()["mode"], stands_by.json()["mode"]) == ("enforce", "approve")
 
 

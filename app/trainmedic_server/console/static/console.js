@@ -1,11 +1,11 @@
-// The console's own script: what is live, keys, the dialogs and the palette. Every page works without it but for these.
+// The console's script: live updates, keys, dialogs and the palette. Pages work without it.
 // @ts-check
 const $ = (/** @type {string} */ what, /** @type {ParentNode} */ from = document) => /** @type {any} */ (from.querySelector(what));
 const $$ = (/** @type {string} */ what, /** @type {ParentNode} */ from = document) => /** @type {any[]} */ ([...from.querySelectorAll(what)]);
 const body = document.body;
 const base = body.dataset.base || "";
 const here = () => location.pathname + location.search;
-/** Tell who listens, politely. */
+/** Announce a text to screen readers. */
 const say = (/** @type {string} */ text) => { const said = $("#said"); if (said) said.textContent = text; };
 
 // -- ages ---------------------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ function ages() {
 setInterval(ages, 5000);
 
 // -- changing a page in place -------------------------------------------------------------------------------------
-/** Make `old` like `fresh`, keeping the elements that are the same, so that focus and scroll stay. */
+/** Update `old` to `fresh`, and keep equal elements, so that focus and scroll stay. */
 function become(/** @type {any} */ old, /** @type {any} */ fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName || old.id !== fresh.id) return old.replaceWith(fresh);
   if (old.nodeType !== 1) { if (old.data !== fresh.data) old.data = fresh.data; return; }
@@ -55,8 +55,7 @@ function put(/** @type {string} */ id, /** @type {string} */ html) {
   become(old, fresh);
   mark();
 }
-/** Ask for the page again, with all in it that this one was told of; `gently`, no more than whether a person has to
- * sign in, where it is a list of runs. */
+/** Load the page again, with all events that this one knows. `gently`: for a list of runs, only check the sign-in. */
 async function look(gently = false) {
   const answer = await fetch(body.dataset.look || here(), { headers: { Accept: "text/html", "Last-Event-ID": newest || "0" } });
   if (answer.redirected && new URL(answer.url).pathname === `${base}/login`) return location.reload();
@@ -80,7 +79,7 @@ function showLive() {
   dot.classList.toggle("is-live", isLive);
   $(".live-word", dot).textContent = isLive ? "live" : "not live";
 }
-/** Whether a row belongs into the list that is shown, as far as its filters can be told here. */
+/** Return whether a row matches the list's filters, as far as known here. */
 function belongs(/** @type {any} */ row) {
   const asked = new URLSearchParams(location.search);
   return ["alertname", "playbook", "status", "decision", "node", "job", "target"].every((name) => {
@@ -106,7 +105,7 @@ function rows(/** @type {Record<string, string>} */ pieces) {
 }
 function take() {
   if (!waiting.size) return;
-  // So many are an alert storm: the server puts those that say the same into one row.
+  // So many are an alert storm: the server folds equal ones into one row.
   if (waiting.size > 20) return look();
   const into = $("#rows");
   const none = $(".none", into);
@@ -133,7 +132,7 @@ function listen() {
   opened.onopen = () => { isLive = true; showLive(); };
   opened.onerror = () => {
     isLive = false; showLive();
-    // A browser goes on by itself after a connection that was cut, and not after an answer such as a proxy's 502.
+    // Browsers reconnect after a cut connection, but not after an answer such as a proxy's 502.
     if (opened.readyState === EventSource.CLOSED && source === opened) { mute(); setTimeout(again, 3000 + 4000 * Math.random()); }
   };
   on("head", (pieces) => { put("head", pieces.head); showLive(); });
@@ -142,7 +141,7 @@ function listen() {
   on("run", (pieces) => put("story", pieces.story));
   on("reload", () => look());
 }
-/** Ask whether the page may still be seen, and listen again from the last event that was heard. */
+/** Check that the page may still be seen, and listen again after the last received event. */
 async function again() {
   if (document.hidden) return;
   try { await look(true); } catch { /* the server does not answer yet */ }
@@ -150,7 +149,7 @@ async function again() {
 }
 addEventListener("pagehide", mute);
 addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
-// A browser keeps six connections to a server: tabs that nobody looks at leave them to the others.
+// Browsers open six connections per server, so hidden tabs release theirs.
 document.addEventListener("visibilitychange", () => {
   clearTimeout(restful);
   if (document.hidden) restful = setTimeout(mute, 5000); else if (!source) again();
@@ -175,7 +174,7 @@ function move(/** @type {number} */ by) {
   const link = $("a.open", next);
   if (link) link.focus({ preventScroll: true });
 }
-/** What is ticked, to be answered together. */
+/** Return the ticked boxes, to be answered together. */
 const picked = () => $$("main input[type=checkbox][name=run]:checked");
 function pick(/** @type {boolean} */ all) {
   const boxes = $$("main input[type=checkbox][name=run]"), at = row(), own = at && $("input[name=run]", at);
@@ -185,7 +184,7 @@ function pick(/** @type {boolean} */ all) {
   else return;
   say(`${picked().length} chosen`);
 }
-/** The form of an act: of what is ticked, in the chosen row, else the only one of its kind on the page. */
+/** Return the form of an action: of the ticked rows, the chosen row, or else the only one on the page. */
 function act(/** @type {string} */ key) {
   const together = $(`[data-many-act="${key}"]`);
   if (together && picked().length && !body.classList.contains("viewer")) return ask(together.form, together);
@@ -314,7 +313,7 @@ addEventListener("submit", (event) => {
 });
 addEventListener("htmx:afterSwap", (event) => {
   waiting.clear(); ages(); mark();
-  // What a form has found out is said to who cannot see it; the focus stays where it was, as htmx keeps it by ids.
+  // Announce a form's result to screen readers. htmx keeps the focus by IDs.
   const into = document.getElementById(/** @type {any} */ (event).detail.target.id);
   const outcome = into && $("[role=alert], [role=status] h3, [role=status] p, [role=status] b", into);
   if (outcome) say(outcome.textContent);

@@ -1,4 +1,4 @@
-"""``GET /alerts``: every alert that was heard, and what each playbook made of it."""
+"""``GET /alerts``: every received alert, and what each playbook did with it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from trainmedic_server.ports.outside import Clock
 from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.received_alerts import ReceivedAlertFilter, ReceivedAlerts
 
-ORIGINAL_NAME = "The alertname that Alertmanager sent; null where no alert map changed the alert."
-ORIGINAL_LABELS = "The labels that Alertmanager sent; null where no alert map changed them."
-_PIECE = 100  # alerts that are read at one go
+ORIGINAL_NAME = "The alertname that Alertmanager sent; null if no alert map changed the alert."
+ORIGINAL_LABELS = "The labels that Alertmanager sent; null if no alert map changed them."
+_PIECE = 100  # alerts read at once
 
 LabelFilters = Annotated[
     Few[Annotated[str, Field(max_length=10_000, pattern=r"^[^=\x00]+=[^\x00]*$")]],
@@ -46,31 +46,29 @@ LabelFilters = Annotated[
 
 
 class ReactionView(View):
-    """What one playbook made of the alert."""
-
     playbook: str = Field(
-        description="Empty where the reason counts the playbooks of which none is kept, and for not_accepted."
+        description="Empty if the reason counts playbooks without a recorded reaction, and for not_accepted."
     )
     decision: str = Field(
-        description="A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed "
-        "(one could not be evaluated), no_proof (the alert lacks what `on.proof` asks for), resolved (the alert was "
-        "first heard of when it had resolved), not_accepted (`accept` of the alert map refuses the alert)."
+        description=(
+            "A decision of the history, or not_matched (a matcher or `on.when` does not hold), match_failed (one "
+            "could not be evaluated), no_proof (the alert lacks what `on.proof` requires), resolved (the alert had "
+            "resolved when it was first received), not_accepted (`accept` of the alert map refuses the alert)."
+        )
     )
-    reason: str = Field(description="Empty where the decision says it all.")
+    reason: str = Field(description="Empty if the decision says it all.")
     run_id: str | None = Field(
-        description="The run that was started or joined, or the item of the history that says why not."
+        description="The run that was started or joined, or the history item with the reason for no start."
     )
 
 
 class SuggestedPlaybook(View):
-    """Playbook that the suggested name would start."""
-
     playbook: str
     summary: str
 
 
 class SuggestionView(View):
-    """Rename that an alert map could have for an alert which no playbook names."""
+    """Possible alert map entry for an alert that no playbook names."""
 
     alert_name: str = Field(description="New alertname.")
     because: str = Field(description="Evidence for the meaning of the alert.")
@@ -81,7 +79,7 @@ class SuggestionView(View):
 
 
 class HeardAlertView(View):
-    """An alert as it was heard, and what was made of it."""
+    """A received alert and the reactions to it."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -118,26 +116,28 @@ class HeardAlertView(View):
     alert_name: str
     labels: dict[str, str]
     annotations: dict[str, str]
-    status: AlertStatus = Field(description="As far as is known; an alert may count as resolved without a report.")
+    status: AlertStatus = Field(description="As far as known; an alert may count as resolved without a report.")
     fingerprint: str
     starts_at: datetime
     first_heard: datetime
     last_heard: datetime
     count: int = Field(description="How often it was reported.")
     resolved_at: datetime | None
-    reacted: bool = Field(description="Whether a playbook reacted to it, whatever its guards said then.")
-    reason: str = Field(description="Why no playbook reacted; empty where one did.")
-    reactions: list[ReactionView] = Field(description="Of each playbook that names its alertname.")
+    reacted: bool = Field(description="Whether a playbook reacted to it, whatever its guards decided.")
+    reason: str = Field(description="Why no playbook reacted; empty if one did.")
+    reactions: list[ReactionView] = Field(description="One entry per playbook that names its alertname.")
     suggestion: SuggestionView | None = Field(
-        description="A possible rename for the alert map, if no playbook names its alertname and its meaning is "
-        "known; null else."
+        description=(
+            "Possible rename for the alert map, if no playbook names its alertname and its meaning is known; otherwise "
+            "null."
+        )
     )
     original_alert_name: str | None = Field(description=ORIGINAL_NAME)
     original_labels: dict[str, str] | None = Field(description=ORIGINAL_LABELS)
 
 
 class HeardAlertPage(View):
-    """Alerts, the newest first. ``next`` is the cursor of the page after this one; null on the last."""
+    """Alerts, newest first. ``next`` is the cursor of the next page; null on the last."""
 
     items: list[HeardAlertView]
     next: str | None
@@ -151,8 +151,9 @@ async def page(
     cursor: str | None = None,
     most_bytes: int = 8 * MIB,
 ) -> HeardAlertPage:
-    """A page of the alerts that were heard; fewer than `limit` where they are so large that `most_bytes` are reached
-    before. Raises ValueError on a cursor that no page gave."""
+    """Return a page of received alerts; fewer than `limit` if `most_bytes` is reached. Raises ValueError for an invalid
+    cursor.
+    """
     newest_first: list[AlertRecord] = []
     size = 0
     while True:
@@ -176,13 +177,11 @@ async def _every(alerts: ReceivedAlerts, matching: ReceivedAlertFilter) -> Async
 
 
 def _size(alert: Alert) -> int:
-    """Return the number of characters of its labels, the original ones too, and annotations."""
     texts = (alert.labels, alert.annotations, alert.original or {})
     return sum(len(name) + len(value) for mapping in texts for name, value in mapping.items())
 
 
 def view(record: AlertRecord, names: ReactingPlaybooks) -> HeardAlertView:
-    """Return the alert as the API shows it."""
     alert = record.alert
     suggestion = None if record.reactions else suggested(alert, names)
     return HeardAlertView(
@@ -206,15 +205,14 @@ def view(record: AlertRecord, names: ReactingPlaybooks) -> HeardAlertView:
 
 
 _MISSPELT = 0.8
-"""How like a name another one is that was meant: alerts of one thing begin alike."""
+"""Similarity of names that suggests a misspelling. Alerts about one thing begin alike."""
 
 
 ReactingPlaybooks = Mapping[str, Sequence[CompiledPlaybook]]
-"""Playbooks by the alertname that they name, in alphabetical order."""
+"""Playbooks by alertname, in alphabetical order."""
 
 
 def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
-    """Return the alertnames to which the loaded playbooks react."""
     naming: dict[str, list[CompiledPlaybook]] = {}
     for playbook in catalog.all():
         for name in dict.fromkeys(playbook.definition.on.alertnames):
@@ -223,7 +221,6 @@ def alertnames(catalog: CatalogPort) -> ReactingPlaybooks:
 
 
 def reason_for_nothing(record: AlertRecord, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
-    """Why no playbook reacted to the alert, for a person."""
     if record.reactions:
         return "; ".join(
             f"{each.playbook}: {each.reason or each.decision}" if each.playbook else _of_none(each)
@@ -238,11 +235,10 @@ def _of_none(reaction: Reaction) -> str:
 
 
 def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView | None = None) -> str:
-    """Return why an alert of this name matched no playbook, and a possible rename or correct spelling."""
     if not name:
-        return "it has no alertname, by which playbooks are found"
+        return "it has no alertname, which playbooks match"
     if name in names:
-        return f"no playbook reacted to {name!r} when it was heard; one does now"
+        return f"no playbook reacted to {name!r} when it was received; one does now"
     if suggestion is not None:
         return (
             f"no playbook reacts to {name!r}; by {suggestion.because} it means {suggestion.alert_name}, "
@@ -252,13 +248,11 @@ def no_playbook(name: str, names: ReactingPlaybooks, suggestion: SuggestionView 
 
 
 def _renamed(alert: Alert, name: str) -> dict[str, str]:
-    """Return the labels that an alert map would make from the alert's by this rename."""
     kept = {label: value for label, value in alert.labels.items() if label != SHIPPED_RULE_LABEL}
     return {**kept, "alertname": name}
 
 
 def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
-    """Return the rename that an alert map could have for it. None if a playbook names it, or nothing fits it."""
     if not alert.name or alert.name in names:
         return None
     rename = suggest(alert.labels, alert.generator_url, alert.annotations.values(), names)
@@ -266,7 +260,7 @@ def suggested(alert: Alert, names: ReactingPlaybooks) -> SuggestionView | None:
         return None
     renamed = replace(alert, labels=_renamed(alert, rename.name))
     reacting = [each.definition for each in names[rename.name] if each.match(renamed).matched]
-    if not reacting:  # A rename that starts nothing has no use.
+    if not reacting:  # a rename that starts nothing has no use
         return None
     playbooks = [SuggestedPlaybook(playbook=each.name, summary=each.summary) for each in reacting]
     entry = snippet(alert.original_name or alert.name, rename)
@@ -281,13 +275,12 @@ def router(
     limits: ServerLimits,
     reads: ReadTurns,
 ) -> ApiRoutes:
-    """The route ``GET /alerts``."""
     routes = ApiRoutes("alerts", [Depends(requires(auth, TokenRole.VIEWER))])
     exports: Exports[AlertRecord] = Exports(limits, HeardAlertView, lambda record: view(record, alertnames(catalog)))
 
     @routes.get(
         "/alerts",
-        summary="Every alert that was heard, newest first, and what became of it",
+        summary="Received alerts, newest first, and the reactions",
         response_model=HeardAlertPage,
         responses={**AS_STREAM, **responses(401, 403, 422, 503)},
     )
@@ -297,12 +290,11 @@ def router(
         cursor: PageCursor = None,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Response:
-        """A page of alerts, by when each was first heard of, with what each playbook made of it and why.
+        """A page of alerts by the time of first receipt, with each playbook's reaction and its reason.
 
-        Alerts that no playbook reacted to are among them; `reacted=false` asks for those alone. An alert that is
-        reported again is the same item with a higher count, as long as it began at the same time. With
-        `Accept: application/x-ndjson` or `text/csv` the whole filtered result is streamed, and `limit` and `cursor`
-        have no meaning.
+        Alerts without a reaction are included; `reacted=false` selects only those. A repeated alert with the same start
+        is one item with a higher count. With `Accept: application/x-ndjson` or `text/csv`, stream the whole filtered
+        result; `limit` and `cursor` are ignored.
         """
         kind = preferred(accept, ("application/json", NDJSON, CSV))
         if kind != "application/json":
@@ -317,8 +309,6 @@ def router(
 
 
 def _filter(clock: Clock) -> Callable[..., ReceivedAlertFilter]:
-    """A dependency for FastAPI that reads the filters from the query."""
-
     async def conditions(
         alertname: Name | None = None,
         labels: LabelFilters = [],  # noqa: B006 - FastAPI copies it

@@ -1,14 +1,13 @@
-"""The parts by which the server tells people: notification channels, and the messages that it sends by itself.
-
-Who calls it: ``wiring.server``.
-"""
+"""Assembly of notification channels, the server's own messages, and approvals in Slack."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import platform
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 from trainmedic_core.problems import FileProblem
 from trainmedic_server import telemetry
@@ -18,7 +17,11 @@ from trainmedic_server.adapters.sql_store.store import SqlStore
 from trainmedic_server.api.channels import ChannelsApi
 from trainmedic_server.domain.message import NO_CHANNEL
 from trainmedic_server.domain.missing_channels import unset_channels
+from trainmedic_server.engine import loops
+from trainmedic_server.engine.event_dispatch import EventDispatcher
 from trainmedic_server.engine.message_delivery import MessageDelivery
+from trainmedic_server.engine.service import Engine
+from trainmedic_server.errors import ConfigurationError
 from trainmedic_server.ports.ending import end_tasks
 from trainmedic_server.ports.outside import Clock, Notifier
 from trainmedic_server.ports.playbooks import Catalog
@@ -28,14 +31,12 @@ log = telemetry.logger(__name__)
 
 
 def notifier_of(settings: ServerSettings) -> AppriseNotifier | None:
-    """The channels that are set; None where there is none. Raises ConfigurationError."""
     settings.message_rules, settings.routes  # noqa: B018  # read for their checks
     channels = {name: tuple(url.get_secret_value() for url in urls) for name, urls in settings.notify_urls.items()}
     return AppriseNotifier(channels) if channels else None
 
 
 def channels_of(settings: ServerSettings, store: SqlStore, notifier: Notifier | None, clock: Clock) -> ChannelsApi:
-    """What people may see of the channels: their names, and of each URL no more than its kind."""
     services = {name: [_kind(url.get_secret_value()) for url in urls] for name, urls in settings.notify_urls.items()}
     return ChannelsApi(store, clock, services, settings.message_rules, notifier, settings.routes)
 
@@ -46,7 +47,7 @@ def _kind(url: str) -> str:
 
 
 def name_among_several(settings: ServerSettings) -> str | None:
-    """The name by which people tell this server from the others; None where there are no others."""
+    """Return this server's name in messages. None if it shares no database with other servers."""
     if not postgresql.names_postgresql(settings.database_url):
         return None
     return settings.advertise or platform.node()
@@ -59,16 +60,16 @@ def missing_channels(settings: ServerSettings) -> str:
 
 
 def warn_of_missing_channels(settings: ServerSettings, catalog: Catalog) -> None:
-    """Log which playbooks notify channels that are not set."""
+    """Log playbooks that notify unknown channels, and a missing default channel."""
     unheard = unset_channels((compiled.definition for compiled in catalog.all()), settings.notify_urls)
     if unheard:
-        log.warning("people are not notified", why=unheard)
+        log.warning("playbooks notify channels that are not set", why=unheard)
     if caveat := settings.routes.caveat:
         log.warning("no default channel for messages", why=caveat)
 
 
 @contextlib.asynccontextmanager
-async def telling(
+async def sending_messages(
     settings: ServerSettings,
     store: SqlStore,
     notifier: Notifier | None,
@@ -76,10 +77,6 @@ async def telling(
     metrics: telemetry.Metrics,
     problems: Callable[[], Sequence[FileProblem]],
 ) -> AsyncIterator[None]:
-    """Tell people for as long as the block lasts; nobody where no channel is set.
-
-    `problems` says what is wrong with the playbook files.
-    """
     if notifier is None:
         yield
         return
@@ -101,3 +98,41 @@ async def telling(
         yield
     finally:
         await end_tasks([task])
+
+
+def slack_loops(
+    settings: ServerSettings,
+    store: SqlStore,
+    engine: Engine,
+    metrics: telemetry.Metrics,
+    stack: contextlib.AsyncExitStack,
+) -> list[tuple[Coroutine[Any, Any, None], str]]:
+    if settings.slack is None:
+        return []
+    # Imported here, because it is an extra, and most servers have none.
+    try:
+        from trainmedic_server.adapters.slack.socket_mode import SocketMode
+    except ImportError as error:
+        raise ConfigurationError("--slack needs the extra: pip install 'trainmedic-server[slack]'") from error
+    from trainmedic_server.adapters.slack import people
+    from trainmedic_server.adapters.slack.button_clicks import SlackButtonClicks
+    from trainmedic_server.adapters.slack.questions import LOOK_EVERY, SlackQuestions
+    from trainmedic_server.adapters.slack.web_api import SlackApi
+
+    read = functools.partial(people.read, settings.slack)
+    api = SlackApi(read().api, *settings.slack_tokens())
+    stack.push_async_callback(api.close)
+    left_out = metrics.slack_left_out.inc
+    questions = SlackQuestions(api, store, store, read, settings.external_url, left_out, store.fence)
+    presses = SlackButtonClicks(
+        api, engine, questions, read, lambda outcome: metrics.slack_presses.labels(outcome).inc()
+    )
+    socket = SocketMode(api.open_socket, presses.handle, metrics.slack_connected.set)
+    teller = EventDispatcher(store, store, questions, metrics)
+    waiting = "waiting questions in Slack"
+    return [
+        (teller.run(), "questions in Slack"),
+        # Again and again, because a channel that refused a message may take it by now.
+        (loops.repeat(questions.show_waiting, LOOK_EVERY, waiting, metrics), waiting),
+        (socket.run(), "presses in Slack"),
+    ]

@@ -1,4 +1,4 @@
-"""Where a job runs now, and where it has run: whom to ask for what it has left there."""
+"""Nodes and pods on which a job runs or ran, to find its logs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ MOST_NODES = 2000
 
 
 class JobNodes(Struct, frozen=True):
-    """The nodes of a job, those where it was last first, and its pods."""
-
     nodes: tuple[str, ...] = ()
     pods: tuple[str, ...] = ()
-    """``namespace/name``."""
+    """As ``namespace/name``."""
     is_whole: bool = True
-    """False where Redis did not answer, so that the job itself could not be asked."""
+    """False if Redis did not respond, so that the job's own report is missing."""
     readers: tuple[str, ...] = ()
-    """True for all nodes whose agents read logs, if the job's nodes are unknown."""
+    """All nodes whose agents read logs."""
 
 
-class Whereabouts:
-    """Looks up jobs by name."""
-
+class JobLocations:
     def __init__(
         self, bus: CommandBus, store: RunStore, cluster_topology: Callable[[], ClusterTopology] = ClusterTopology
     ) -> None:
@@ -38,8 +34,7 @@ class Whereabouts:
         self._cluster_topology = cluster_topology
 
     async def of(self, job: str) -> JobNodes:
-        """What the job says itself, what the cluster knows of its pods, and where it was seen before. Raises
-        StoreUnavailable."""
+        """Return the nodes and pods from the job's presence, the cluster and stored places. Raises StoreUnavailable."""
         cluster = self._cluster_topology()
         nodes: list[str] = []
         pods = [(pod.namespace, pod.name) for pod in cluster.pods_by_job.get(job, ())]

@@ -1,4 +1,4 @@
-"""The pages about playbooks."""
+"""Pages about playbooks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from trainmedic_server.http.problems import HttpProblem
 
 UNCOUNTED = {"counted": "false"}
 _MOST_OFFERED = 300
-"""Targets that the form for runs by hand offers."""
+"""Most targets offered in the form for manual runs."""
 
 
 async def playbooks(page: PageRequest) -> Response:
-    """All that are loaded, and files that could not be. Counting their runs takes a while in a long history, so the
-    page asks for that once the rest is there."""
+    """Show loaded playbooks and failed files. Slow counts are loaded afterwards."""
     whole = "whole" in page.query
     listed = await page.get("/playbooks", None if whole else UNCOUNTED)
     return await page.page(
@@ -29,8 +28,7 @@ async def playbooks(page: PageRequest) -> Response:
 
 
 async def playbook(page: PageRequest, **more: Any) -> Response:
-    """One: its text with a mark at each line, what it did, what it was. Its versions take a while in a long history,
-    so the page asks for them once the rest is there. `more` is what a form has found out."""
+    """Show a playbook. Slow versions are loaded afterwards. `more` is a form's result."""
     name = page.parameters["playbook"]
     shown = await page.get(f"/playbooks/{name}", UNCOUNTED)
     runs, older = await folding.runs(page, {"playbook": name})
@@ -58,7 +56,6 @@ async def playbook(page: PageRequest, **more: Any) -> Response:
 
 
 async def played(page: PageRequest) -> Response:
-    """The page with what came of the playbook's tests."""
     path = f"/playbooks/{page.parameters['playbook']}/test"
     try:
         return await playbook(page, tests=await page.api.ask(page.principal, "POST", path))
@@ -67,7 +64,6 @@ async def played(page: PageRequest) -> Response:
 
 
 async def tried(page: PageRequest, fields: Mapping[str, str]) -> Response:
-    """The page with what a run by hand would do."""
     body = start_of(page.parameters["playbook"], fields) | {"dry_run": True}
     try:
         preview = await page.api.ask(page.principal, "POST", "/runs", body=body)
@@ -77,14 +73,12 @@ async def tried(page: PageRequest, fields: Mapping[str, str]) -> Response:
 
 
 def start_of(name: str, fields: Mapping[str, str]) -> dict[str, Any]:
-    """What the form for runs by hand asks of the API."""
     pieces = [piece.partition("=") for piece in fields.get("labels", "").replace(",", " ").split()]
     labels = {label: value for label, _, value in pieces}
     return {"playbook": name, "target": fields.get("target", "").strip(), "labels": labels}
 
 
 async def _targets(page: PageRequest, kind: str) -> list[str]:
-    """The targets of this kind that are there, as far as a list of suggestions goes."""
     if kind == "cluster":
         return ["cluster"]
     items = (await page.get("/jobs" if kind == "job" else "/agents"))["items"]

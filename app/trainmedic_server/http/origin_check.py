@@ -1,12 +1,8 @@
-"""For which site a request was made: checks of Host and Origin, so that no web page borrows what a browser may do.
+"""Checks of Host and Origin against web pages that misuse a browser's access.
 
-A page can send requests to any address that the browser reaches, loopback included. Two checks stand against it. A
-request that acts must come from a page of this server (its Origin is the Host). And where no tokens are set, the Host
-must be one that an attacker cannot own: a page of ``evil.example`` may have that name point to 127.0.0.1 (DNS
-rebinding), and then its Origin is the Host, but it needs a name in the public DNS for it. Where tokens are set, a
-rebound page has none.
-
-Who calls it: the factory before anything else of a request, and ``auth``.
+- A request that changes something must come from a page of this server: its Origin equals the Host.
+- Without tokens, the Host must be a name that no attacker can own (DNS rebinding). With tokens, a foreign page has
+  none.
 """
 
 from __future__ import annotations
@@ -25,16 +21,16 @@ from trainmedic_server.http.problems import HttpProblem
 _AUTHORITY = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::[0-9]{1,5})?"
 _HOST = re.compile(_AUTHORITY)
 _ORIGIN = re.compile(rf"null|[A-Za-z][A-Za-z0-9+.-]*://(?P<authority>{_AUTHORITY})")
-# Names under these are a cluster's own, or the machine's; the public DNS has none of them.
+# Names that do not exist in the public DNS: a cluster's own, or the machine's.
 _PRIVATE_ENDINGS = (".localhost", ".svc", ".svc.cluster.local")
 _REMEMBERED = 1024
 
 
-class SiteCheck:
-    """Refuses requests whose Host or Origin is malformed, and, while `is_open`, those for a name of somebody else.
+class OriginCheck:
+    """Refuses malformed Host and Origin headers and, while `is_open`, foreign names.
 
-    `names` are accepted beside addresses, ``localhost``, names without a dot and names of a cluster's
-    services. ``*.example.org`` stands for every name under ``example.org``.
+    Accepted are addresses, ``localhost``, names without a dot, names of cluster services, and `names`.
+    ``*.example.org`` matches every name under ``example.org``.
     """
 
     def __init__(self, names: Iterable[str] = (), is_open: Callable[[], bool] = lambda: True) -> None:
@@ -45,7 +41,6 @@ class SiteCheck:
         self._is_ours = lru_cache(_REMEMBERED)(self._is_address_or_name_of_ours)
 
     def check(self, scope: Scope) -> None:
-        """Raise HttpProblem: 400 for what is malformed, 421 for another site's name."""
         hosts: list[bytes] = []
         origins: list[bytes] = []
         for name, value in scope["headers"]:
@@ -57,7 +52,7 @@ class SiteCheck:
             raise _malformed("Origin", "is not an origin, such as https://trainmedic.example.org")
         if len(hosts) != 1:
             if hosts or scope.get("http_version") == "1.1":
-                raise _malformed("Host", "must be there once")
+                raise _malformed("Host", "must be present exactly once")
             return
         host = hosts[0].decode("latin-1")
         match = _HOST.fullmatch(host)
@@ -67,7 +62,7 @@ class SiteCheck:
             name = match[1]
             raise HttpProblem(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                f"This server has no tokens, and {name} may be another site's name for it. Ask it by its address, "
+                f"This server has no tokens, and {name} may be a foreign name for it. Use its address, "
                 f"give it tokens (--tokens), or start it with --allowed-hosts {name} (TRAINMEDIC_ALLOWED_HOSTS).",
                 closes=True,
             )
@@ -75,7 +70,7 @@ class SiteCheck:
     def _is_address_or_name_of_ours(self, host: str) -> bool:
         name = host.lower().rstrip(".")
         if "." not in name or name in self._names or name.endswith(self._endings):
-            return True  # a name without a dot is of the local network; an IPv6 address may have none either
+            return True  # a name without a dot is local; an IPv6 address may have none either
         try:
             ipaddress.ip_address(name.strip("[]"))
         except ValueError:
@@ -84,7 +79,7 @@ class SiteCheck:
 
 
 def refuse_other_sites(request: HTTPConnection) -> None:
-    """Refuse what another site's page sends: it must not act with the rights that an operator's browser has."""
+    """Raise HttpProblem for a request from another site's page, which must not use an operator's session."""
     headers: dict[bytes, bytes] = dict(request.scope["headers"])
     if b"origin" not in headers:
         return
@@ -92,7 +87,7 @@ def refuse_other_sites(request: HTTPConnection) -> None:
     match = _ORIGIN.fullmatch(origin)
     site = match["authority"] if match else None
     if not site or site.lower() != headers.get(b"host", b"").decode("latin-1").lower():
-        raise HttpProblem(HTTPStatus.FORBIDDEN, "A page of another site may not do this.", closes=True)
+        raise HttpProblem(HTTPStatus.FORBIDDEN, "Pages of other sites may not do this.", closes=True)
 
 
 def _is_origin(value: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""What the server does with what was done: measures whether it helped, and tells programs outside of it."""
+"""Listeners for history events: effect measurement, CloudEvents, Grafana annotations and traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from trainmedic_server.settings.server import ServerSettings
 def opened_prometheus(
     settings: ServerSettings, stack: contextlib.AsyncExitStack, on_error: Callable[[], None]
 ) -> PrometheusApi | None:
-    """The Prometheus that is set; `stack` closes it."""
     if settings.prometheus is None:
         return None
     prometheus = PrometheusApi(settings.prometheus.get_secret_value(), settings.prometheus_token, on_error)
@@ -31,7 +30,7 @@ def opened_prometheus(
     return prometheus
 
 
-async def after_the_act(
+async def listener_loops(
     settings: ServerSettings,
     store: SqlStore,
     catalog: Catalog,
@@ -40,7 +39,6 @@ async def after_the_act(
     metrics: telemetry.Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> list[tuple[Coroutine[Any, Any, None], str]]:
-    """The loops to run, each with its name; `stack` closes what they use. Raises StoreUnavailable."""
     loops: list[tuple[Coroutine[Any, Any, None], str]] = []
     listeners: list[EventListener] = []
     if prometheus is not None:
@@ -49,7 +47,7 @@ async def after_the_act(
     if settings.events_to is not None:
         endpoint = JsonEndpoint(settings.events_to.get_secret_value(), settings.events_token, "the receiver of events")
         stack.push_async_callback(endpoint.close)
-        # Without an address of its own, the store's identity tells two clusters' events apart.
+        # Without an external URL, the store's identity distinguishes the events of two clusters.
         source = settings.external_url or f"urn:trainmedic:{await store.identity()}"
         listeners.append(CloudEvents(endpoint, source, settings.events_kinds, metrics.events_left_out.inc))
     if settings.grafana is not None:
