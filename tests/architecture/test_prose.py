@@ -71,7 +71,7 @@ def paragraphs(file: str, first_line: int, text: str) -> Iterator[Passage]:
 
 def docstrings(folders: tuple[str, ...]) -> list[Passage]:
     """Return the paragraphs of all strings that stand alone: docstrings, and descriptions of fields."""
-    passages = []
+    passages: list[Passage] = []
     for path in sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
@@ -82,7 +82,7 @@ def docstrings(folders: tuple[str, ...]) -> list[Passage]:
 
 def manual() -> list[Passage]:
     """Return the paragraphs of all pages, without code."""
-    passages = []
+    passages: list[Passage] = []
     for path in sorted(ROOT.rglob("*.md")):
         name = str(path.relative_to(ROOT))
         if not name.startswith(NOT_MANUAL) and not _GENERATED.search(f"/{name}"):
