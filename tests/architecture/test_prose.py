@@ -38,7 +38,8 @@ MOST_DOCS_WORDS = 60_000
 SHOWN = 20
 _WORD = re.compile(r"[A-Za-z']+")
 _GENERATED = re.compile(r"/(?:\.|node_modules/|build/|dist/|vendor/)")
-_CODE = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->", re.DOTALL)
+_CODE = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->|(?<=\])\([^)\s]*\)", re.DOTALL)
+"""Code, comments and the targets of links."""
 
 
 @dataclass(frozen=True)
