@@ -1,9 +1,8 @@
 # Two images. By default everything: `trainmedic serve`, `trainmedic agent` and the command line. With
 # `--target agent` only what runs on a GPU node, without the server's packages.
 #
-# BASE_IMAGE may be any image with Python 3.11 or newer and its venv module; name it by its digest where it
-# comes from a registry. Nothing is compiled, so the same file builds for amd64 and arm64.
-# The server's Redis is not in it: give its URL in TRAINMEDIC_REDIS_URL.
+# BASE_IMAGE may be any image with Python 3.11 or newer and its venv module. Name it by its digest if it comes from a
+# registry. Nothing is compiled, so the file builds for amd64 and arm64. It contains no Redis: set TRAINMEDIC_REDIS_URL.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build

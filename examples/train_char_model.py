@@ -1,13 +1,12 @@
-"""Train a small character model on the CPU, with Trainmedic looking after it.
+"""Train a small character model on the CPU under Trainmedic.
 
-A plain PyTorch loop of the kind that people write: a causal transformer, AdamW, a data loader. What Trainmedic
-adds is all in ``train``: it attaches to the parts, gives the batches, and hears how each step went. From then on
-the run goes back to a checkpoint, changes its learning rate, pauses or stops when a playbook says so.
+A typical PyTorch loop: a causal transformer, AdamW, a data loader. ``train`` contains everything that Trainmedic adds:
+it attaches to the parts, yields the batches, and gets a report of each step. Playbooks can then roll the run back,
+change its learning rate, pause it or stop it.
 
     python examples/train_char_model.py --checkpoints /tmp/char-model --poison-at 600
 
-``--poison-at`` spoils the labels of some batches, so that the loss jumps and there is something to repair.
-Needs torch and trainmedic.
+``--poison-at`` damages the labels of some batches, so that the loss jumps. Needs torch and trainmedic.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 48, 64, 4, 2, 16
 
 
 class CharModel(nn.Module):
-    """A decoder-only transformer over characters; gives the logits of each next one."""
+    """Decoder-only transformer over characters. Returns the logits of each next character."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -48,7 +47,7 @@ class CharModel(nn.Module):
 
 
 class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Row number n is a piece of the text, the same every time; those of poisoned batches have random labels."""
+    """Row n is always the same piece of the text. Rows of poisoned batches have random labels."""
 
     def __init__(self, text: str, poisoned: range) -> None:
         self.vocabulary = sorted(set(text))
@@ -57,7 +56,7 @@ class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.poisoned = poisoned
 
     def __len__(self) -> int:
-        return 1_000_000_000  # there is no end of them
+        return 1_000_000_000  # endless
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         dice = torch.Generator().manual_seed(number)

@@ -87,7 +87,7 @@ local function level_of(text)
   return words:match("[^%w_]DEBUG[^%w_]") and "debug" or "info"
 end
 
--- The global rank of a local one, by the sources file that the rank has written beside its logs.
+-- The global rank of a local one, by the sources file that the rank has written next to its logs.
 local function rank_of(attempt, node, local_rank)
   local name = attempt .. "/sources-" .. node .. "-" .. local_rank .. ".json"
   if ranks[name] == nil then

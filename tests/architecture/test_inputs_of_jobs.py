@@ -6,15 +6,13 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/explanation/security.md"
-TITLE = "## What jobs can write, and who reads it"
+PAGE = ROOT / "tests/architecture/inputs_of_jobs.md"
 PACKAGES = tuple(ROOT / folder for folder in ("app/trainmedic_server", "agent", "logs", "sdk/trainmedic"))
 
 
 def rows() -> list[list[str]]:
     """The cells of each row, without the heading."""
-    section = PAGE.read_text(encoding="utf-8").split(TITLE, 1)[1].split("\n## ", 1)[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
 
 

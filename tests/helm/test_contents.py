@@ -230,6 +230,19 @@ def test_the_shipped_rules_are_rules_that_prometheus_takes(tmp_path: Path) -> No
         subprocess.run(["promtool", "check", "rules", path], check=True, capture_output=True)
 
 
+def test_a_value_changes_the_links_of_the_alerts() -> None:
+    """Every alert links to its section below the given page; the default is an absolute URL too."""
+    for base in (None, "https://git.example.org/manual/on-call.md"):
+        rule = {"enabled": True} | ({"runbookBaseUrl": base} if base else {})
+        found = charts.parsed(charts.rendered({"monitoring": {"prometheusRule": rule}}))
+        groups = [g for one in found if one["kind"] == "PrometheusRule" for g in one["spec"]["groups"]]
+        alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+        assert len(alerts) > 50
+        for alert in alerts:
+            url = f"{base or 'https://trainmedic.example/docs/on-call.md'}#{alert['alert'].lower()}"
+            assert alert["annotations"]["runbook_url"] == url
+
+
 def test_the_receiver_inhibits_as_the_shipped_configuration_does() -> None:
     """Each inhibition rule of monitoring/alertmanager.yml is there in the operator's form."""
 

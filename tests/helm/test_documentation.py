@@ -19,7 +19,7 @@ import yaml
 from tests.helm import charts
 from tests.support import doc_pages
 
-PAGES = ("docs/how-to/kubernetes.md", "docs/how-to/upgrade.md")
+PAGES = ("docs/how-to/install.md", "docs/how-to/upgrade.md")
 FLAGS = {
     "install": {"--namespace", "--create-namespace", "--wait", "--values", "--set"},
     "upgrade": {

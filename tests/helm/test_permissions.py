@@ -27,7 +27,7 @@ from trainmedic_server.errors import ClusterRefused
 from trainmedic_server.ports.cluster import JOBS, Ref, Resource
 
 TABLE = charts.CHART / "files" / "permissions.yaml"
-GUIDE = charts.ROOT / "docs" / "how-to" / "kubernetes.md"
+GUIDE = charts.ROOT / "docs" / "how-to" / "install.md"
 ACTIONS = {one.name: one for one in registry.BUILT_IN if isinstance(one, type) and issubclass(one, ClusterAction)}
 IDENTITY = [("", "nodes", ("list", "watch")), ("", "pods", ("list", "watch"))]
 """What `KubernetesTopology` needs."""

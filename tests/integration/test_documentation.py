@@ -17,10 +17,9 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Followed elsewhere, because they need real programs beside the server, or check their blocks in a way of their own.
 ELSEWHERE = {
     "docs/tutorial/protect-a-training-run.md": "tests/acceptance/test_loss_spike.py",
-    "docs/how-to/kubernetes.md": "tests/helm/test_documentation.py",
+    "docs/how-to/install.md": "tests/helm/test_documentation.py",
     "docs/how-to/upgrade.md": "tests/helm/test_documentation.py",
     "docs/how-to/check-a-release.md": "tests/integration/test_supply.py",
-    "docs/how-to/monitoring.md": "tests/integration/test_monitoring.py",
     "docs/how-to/write-a-playbook.md": "tests/unit/docs/test_playbook_examples.py",
     "docs/how-to/write-an-action.md": "tests/unit/docs/test_write_an_action.py",
     "docs/reference/actions.md": "tests/unit/docs/test_actions_reference.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -85,6 +86,10 @@ ALERTS = {
     "MessagesNotSent": "critical",
     "RetentionFailing": "warning",
 }
+
+ON_CALL = programs.ROOT / "docs" / "on-call.md"
+RUNBOOK = "https://trainmedic.example/docs/on-call.md"
+"""The base of the shipped rules' links; the chart's value `monitoring.prometheusRule.runbookBaseUrl` replaces it."""
 
 OF_VERDICTS = {"TrainingFailed", "TrainingSlow"}
 """The alerts of the server's own diagnosis."""
@@ -184,14 +189,41 @@ def test_no_alert_that_is_repaired_ends_because_one_scrape_failed() -> None:
             assert "keep_firing_for" in rule, name
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
 def test_every_alert_explains_itself() -> None:
-    """Summary, description and a runbook section that exists."""
-    headings = re.findall(r"^#+ (.+)$", (programs.ROOT / "docs/how-to/monitoring.md").read_text(), re.MULTILINE)
+    """Summary, description, and an absolute link to a section of the on-call page."""
+    there = anchors(ON_CALL)
     for name, rule in shipped_alerts().items():
-        assert rule["annotations"]["summary"]
-        assert rule["annotations"]["description"]
-        assert rule["annotations"]["runbook_url"] == f"docs/how-to/monitoring.md#{name.lower()}"
-        assert name in headings
+        annotations = rule["annotations"]
+        assert annotations["summary"], name
+        assert annotations["description"], name
+        assert annotations["runbook_url"] == f"{RUNBOOK}#{name.lower()}"
+        assert name.lower() in there
+    assert {name.lower() for name in OF_VERDICTS | {"NodeSuspect"}} <= there
+
+
+def test_the_on_call_page_names_every_alert_of_a_log_rule() -> None:
+    """Each of them is in its table."""
+    page = ON_CALL.read_text()
+    names = {rule["alert"]["name"] for rule in shipped_log_rules() if "alert" in rule}
+    assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+def test_one_command_changes_the_links_of_all_rules(tmp_path: Path) -> None:
+    """The command of the documentation, on a copy of the rules: each link has the new base and its anchor."""
+    page = (programs.ROOT / "docs/how-to/use-your-own-alerts.md").read_text()
+    (command,) = re.findall(r"^\s*(sed -i .*runbook.*|sed -i .*on-call.*)$", page, re.MULTILINE)
+    shutil.copytree(MONITORING, tmp_path / "monitoring")
+    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
+    changed = [load(path) for path in sorted((tmp_path / "monitoring" / "rules").glob("*.yaml"))]
+    rules = [rule for document in changed for group in document["groups"] for rule in group["rules"] if "alert" in rule]
+    links = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules}
+    assert links == {name: f"https://git.example.org/trainmedic/docs/on-call.md#{name.lower()}" for name in ALERTS}
 
 
 def test_alertmanager_accepts_the_configuration_with_and_without_a_token(alertmanager: Path, tmp_path: Path) -> None:
@@ -248,8 +280,8 @@ def receivers_of_all(amtool: Path, config: Path) -> dict[str, list[str]]:
 
 def documented_receivers() -> dict[str, str]:
     """The team of each component, as the documentation's table has it."""
-    page = (programs.ROOT / "docs/how-to/monitoring.md").read_text().partition("### Who is told")[2]
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| `([\w-]+)` \|", page.partition("\n### ")[0], re.MULTILINE)
+    page = (programs.ROOT / "docs/how-to/use-your-own-alerts.md").read_text().partition("## Who gets which alert")[2]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| `([\w-]+)` \|", page.partition("\n## ")[0], re.MULTILINE)
     return {each.strip("`"): receiver for components, receiver in rows for each in components.split(", ")}
 
 

@@ -20,13 +20,13 @@ somebody else keeps the server's password, none is generated here, and agents ha
 - name: default
   secret: {{ include "trainmedic.redisSecret" . }}
   key: password
-  # Our own keys, and nothing that administers, inspects others or runs scripts.
+  # Trainmedic's keys only; no administration, no inspection of others, no scripts.
   rules: "~trainmedic:* resetchannels +@all -@dangerous -@admin -@scripting +client|setname +info"
 {{- if and .Values.agent.enabled (or $users.existingSecret (not .Values.redis.existingSecret)) }}
 - name: agent
   secret: {{ default (printf "%s-redis-agent" $name) $users.existingSecret }}
   key: {{ ternary "agent" "password" (not (empty $users.existingSecret)) }}
-  # Findings are appended and counted, and read by nobody but the server; the rules are read.
+  # Findings are appended and counted; only the server reads them. Rules are read.
   rules: "~trainmedic:commands:node:* ~trainmedic:agent:* %R~trainmedic:logrules %R~trainmedic:logrules:* {{ $rules }} (~trainmedic:findings +xadd +xlen) +time +info"
 {{- end }}
 {{- range $job := $users.jobs }}

@@ -52,13 +52,6 @@ def test_what_a_page_names_is_there(page: str) -> None:
     assert {name for name in names if not is_there(name)} == set()
 
 
-def test_the_glossarys_classes_are_there() -> None:
-    """Those that it names without their module."""
-    names = set(re.findall(r"`([A-Z][a-z]\w*)`", (ROOT / PAGES[0]).read_text()))
-    assert names
-    assert {name for name in names if not re.search(rf"^class {name}\b", SOURCES, re.MULTILINE)} == set()
-
-
 def test_each_promise_of_the_security_page_has_its_test() -> None:
     """By its file, or by its name in it; where a test is renamed, the page is changed as well."""
     text = (ROOT / "docs/explanation/security.md").read_text()
