@@ -18,7 +18,7 @@ from trainmedic_logs.diagnosis import exits, merged_attempts, reported_end, word
 from trainmedic_logs.diagnosis.collecting import Collector
 from trainmedic_logs.diagnosis.exits import LAUNCHER, Exit
 from trainmedic_logs.diagnosis.facts import Earlier
-from trainmedic_logs.diagnosis.flight_recorder import absentees
+from trainmedic_logs.diagnosis.flight_recorder import missing_ranks
 from trainmedic_logs.diagnosis.judge import diagnose
 from trainmedic_logs.diagnosis.reported_end import ReportedEnd
 from trainmedic_logs.diagnosis.verdict import Verdict
@@ -191,7 +191,7 @@ def _attempt(
             left_out[part.file.origin.stream] = error.strerror or str(error)
     dumps, refused = dump_reader.read_files([file.path for file in files if file.kind is Kind.DUMP], limits)
     names = {file.path: file.origin.stream for file in files}
-    reading = absentees.read_together(dumps) if dumps else None
+    reading = missing_ranks.read_together(dumps) if dumps else None
     refused_dumps = {names[path]: reason for path, reason in refused.items()}
     reports = [report for file in files if file.kind is Kind.ATTEMPTS for report in _reports_of(file, attempt, limits)]
     for ended in filter(None, (report.exit for report in reports)):

@@ -7,7 +7,7 @@ here: the format of tests (``suite_format``), and comparing (``expectations``). 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from trainmedic_core import duration
-from trainmedic_core.problems import DocumentPath, FileProblem, path_text
+from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean, path_text
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_logs.simulation import log_fixtures
@@ -30,19 +30,20 @@ from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
+from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import step_sequence
 from trainmedic_server.engine.finding_teller import IntakeTeller
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.simulation import (
     expectations,
-    log_expectations,
     log_scenario,
     suite_format,
-    unknown_names,
     virtual_time,
 )
 from trainmedic_server.simulation.expectations import Observations
@@ -52,11 +53,11 @@ from trainmedic_server.simulation.suite_format import (
     AlertEntry,
     Check,
     OrderEntry,
+    RunExpected,
     SimulatedOperation,
     Suite,
     TestEntry,
 )
-from trainmedic_server.simulation.timeline import checks, timeline
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)
@@ -97,7 +98,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
         files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
         playbooks = [playbook for file in files for playbook in file.playbooks]
-        problems.extend(unknown_names.problems(suite, playbooks, actions))
+        problems.extend(unknown_names(suite, playbooks, actions))
         rules = LogRuleLibrary(suite.rules)
         rules.reload()
         fixtures, wrong = log_fixtures.of_suite(suite)
@@ -179,7 +180,7 @@ class _Scenario:
         self.scripted = ScriptedActions(self.actions, self.script, self.store, self.clock)
         self.engine = await self._start()
         self.logs = self._log_scenario()
-        for moment, path, entry in timeline(self.test):
+        for moment, path, entry in _timeline(self.test):
             await self._pass_until(BEGINNING + moment)
             match entry:
                 case LineEntry():
@@ -192,7 +193,7 @@ class _Scenario:
                     await self._check(entry, path)
             await self._run_until_idle()
         await self._to_the_end()
-        for path, check in checks(self.test):
+        for path, check in _checks(self.test):
             if check.at is None:
                 await self._check(check, path)
         await self.engine.stop()
@@ -314,8 +315,8 @@ class _Scenario:
         await self._run_until_idle()
         observed = await self.observe()
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
-        in_logs = log_expectations.differences(check, await self.logs.findings())
-        on_job = log_expectations.verdict_differences(check.verdict, self.logs.verdict()) if check.verdict else ()
+        in_logs = expectations.finding_differences(check, await self.logs.findings())
+        on_job = expectations.verdict_differences(check.verdict, self.logs.verdict()) if check.verdict else ()
         for difference in (*expectations.differences(check, observed), *in_logs, *on_job):
             message = f"{when}, {path_text(difference.path)}: expected {difference.expected}, got {difference.got}"
             failed = "".join(f"\n      {text}" for text in expectations.failed_runs(observed, message))
@@ -334,3 +335,61 @@ def _is_busy(run: Run) -> bool:
         waits_for_somebody = run.waiting_on in ("approval", "resume", "resolved")
         return not waits_for_somebody or any(step.deadline and not step.status.is_final for step in run.steps)
     return any(step.undo and step.undo.status == "running" for step in run.steps)
+
+
+_Entry = LineEntry | AlertEntry | OrderEntry | Check
+
+
+def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, _Entry]]:
+    """The entries that have a time, in its order; at one time first lines, then alerts, orders, and checks."""
+    entries: list[tuple[timedelta, DocumentPath, _Entry]] = []
+    for index, line in enumerate(test.lines):
+        entries.extend((line.at + line.every * number, ("lines", index), line) for number in range(line.times))
+    entries.extend((alert.at, ("alerts", index), alert) for index, alert in enumerate(test.alerts))
+    entries.extend((order.at, ("orders", index), order) for index, order in enumerate(test.orders))
+    entries.extend((check.at, path, check) for path, check in _checks(test) if check.at is not None)
+    return sorted(entries, key=lambda entry: entry[0])
+
+
+def _checks(test: TestEntry) -> Iterator[tuple[DocumentPath, Check]]:
+    """What the test expects, each with where it is written."""
+    for index, check in enumerate(test.expect):
+        yield ("expect", index), check
+
+
+def unknown_names(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[FileProblem]:
+    """A problem for each step, action and playbook that a test names and that does not exist.
+
+    A reply or an expectation for it would never be used, so that the test would pass without testing it.
+    """
+    if not playbooks:
+        return
+    playbook_names = {playbook.definition.name for playbook in playbooks}
+    states = [state for playbook in playbooks for state in step_sequence.initial_steps(playbook, ask_first=False)]
+    step_ids = {state.id for state in states}
+    undos = {f"{step_id}.undo" for step_id in step_ids}
+    reply_keys = {*step_ids, *undos, *(state.action for state in states if state.action), *actions.names()}
+    for index, test in enumerate(suite.spec.tests):
+        path: DocumentPath = ("tests", index)
+        for key in test.replies:
+            if key not in reply_keys:
+                yield _no_such(suite, (*path, "replies", key), "step or action", key, reply_keys)
+        for number, check in enumerate(test.expect):
+            for run_number, run in enumerate(check.runs or ()):
+                run_path = (*path, "expect", number, "runs", run_number)
+                yield from _unknown_in_run(suite, run_path, run, step_ids, playbook_names)
+
+
+def _unknown_in_run(
+    suite: Suite, path: DocumentPath, run: RunExpected, step_ids: set[str], playbook_names: set[str]
+) -> Iterator[FileProblem]:
+    for step_id in run.steps:
+        if step_id not in {*step_ids, APPROVAL}:
+            yield _no_such(suite, (*path, "steps", step_id), "step", step_id, step_ids)
+    if run.playbook is not None and run.playbook not in playbook_names:
+        yield _no_such(suite, (*path, "playbook"), "playbook", run.playbook, playbook_names)
+
+
+def _no_such(suite: Suite, path: DocumentPath, kind: str, name: str, existing: Iterable[str]) -> FileProblem:
+    message = f"there is no {kind} {name!r} in the playbooks under test{did_you_mean(name, existing)}"
+    return suite.problem(path, message, at_key=kind != "playbook")

@@ -15,12 +15,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from trainmedic_logs.diagnosis import clock_guess, exits
-from trainmedic_logs.diagnosis.aftermath import Aftermath
 from trainmedic_logs.diagnosis.collectives import CollectiveLines
 from trainmedic_logs.diagnosis.exits import Exit
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.own_times import OwnTimes
 from trainmedic_logs.diagnosis.rank_seen import RankSeen
+from trainmedic_logs.diagnosis.recovery_evidence import RecoveryEvidence
 from trainmedic_logs.diagnosis.slow import RankStep
 from trainmedic_logs.domain.finding import Finding, Origin, TimeSource
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES, TEXT_SOURCES
@@ -81,7 +81,7 @@ class Collector:
         self._first_at: datetime | None = None  # of the first line of the job with a time
         self._began_at: datetime | None = None
         self._nobodys: set[str] = set()  # streams with lines of whichever rank
-        self._aftermath = Aftermath()
+        self._recovery = RecoveryEvidence()
         self._used_nccl = False
         self._own_times: dict[str, OwnTimes] = defaultdict(OwnTimes)
         self._collectives = CollectiveLines()
@@ -150,11 +150,11 @@ class Collector:
             throughput_drop=next((drop for own in self._own_times.values() if (drop := own.drop())), None),
             loss_rise=next((own.rise for own in self._own_times.values() if own.rise), None),
             began_at=self._began_at,
-            outlived=frozenset(self._aftermath.outlived),
+            outlived=frozenset(self._recovery.outlived),
             used_nccl=self._used_nccl,
             collectives=self._collectives,
-            followed=dict(self._aftermath.followed),
-            excused=frozenset(self._aftermath.excused),
+            followed=dict(self._recovery.followed),
+            excused=frozenset(self._recovery.excused),
             **more,
         )
 
@@ -172,9 +172,9 @@ class Collector:
             step = self._step_of(line) if not found else None
             self._of_job(line, has_time, step)
             self._note_beginning(line, has_time, is_trouble=bool(found))
-            self._aftermath.found(line, found)
+            self._recovery.found(line, found)
             if not found:
-                self._aftermath.plain(line, is_timed=has_time, is_step=step is not None)
+                self._recovery.plain(line, is_timed=has_time, is_step=step is not None)
         for finding in found:
             self._keep(finding, error)
 
@@ -187,7 +187,7 @@ class Collector:
 
     def _clear(self) -> None:
         """Drop what the training went on after, and of more than anybody can look at the oldest."""
-        for each in self._aftermath.forgotten():
+        for each in self._recovery.forgotten():
             self._findings.pop(each, None)
         if len(self._findings) > _MOST_FINDINGS:
             newest = sorted(self._findings.values(), key=lambda finding: finding.last_at)[-_MOST_FINDINGS // 2 :]
@@ -212,7 +212,7 @@ class Collector:
     def _tried(self, line: Line, source: str, match: LineMatch) -> Line:
         """The line as one of that source, in which each rank of a shared stream has findings of its own, so that it is
         known when each of them failed."""
-        origin, chapter = line.origin, self._aftermath.chapter(line)
+        origin, chapter = line.origin, self._recovery.chapter(line)
         is_shared = origin.rank is not None or chapter
         generation = f"rank {origin.rank} {chapter}" if is_shared else origin.generation
         return _of_its_own(line._replace(origin=replace(origin, source=source, generation=generation)), match)
@@ -229,7 +229,7 @@ class Collector:
         if not has_form or line.origin.source in KERNEL_SOURCES or "\n" in line.text:
             return None
         # While no finding waits for a step, a sample of the lines is enough to learn the form.
-        if line.number % _LEARN_FROM and not self._aftermath.is_waiting(line.origin.stream):
+        if line.number % _LEARN_FROM and not self._recovery.is_waiting(line.origin.stream):
             return None
         return self._progress[line.origin.stream, line.origin.rank].step_of(line.text)
 
@@ -250,12 +250,12 @@ class Collector:
             seen.on(line.origin.node, record.get("node"))
         if record.get("event") == "end" and not record.get("reason"):
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
-            self._aftermath.finished(line.origin.stream)
+            self._recovery.finished(line.origin.stream)
         step = _whole(record.get("step"))
         is_step = learned_step is not None or (record.get("event") == "step" and step is not None)
         is_step = is_step and not (line.has_words and learned_step is None)
         step = learned_step if step is None else step
-        # A line without a time has only its place, which `Aftermath` uses.
+        # A line without a time has only its place, which `RecoveryEvidence` uses.
         if is_step and has_time:
             self._last_step_at = max(line.at, self._last_step_at or line.at)
             if seen and step is not None:
@@ -277,7 +277,7 @@ class Collector:
             at = line.at if line.time_source is TimeSource.LINE else None
             self._exits += [_placed(ended, line.origin, at) for ended in ends]
             if any(ended.code == 0 for ended in ends):
-                self._aftermath.finished(line.origin.stream)
+                self._recovery.finished(line.origin.stream)
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:

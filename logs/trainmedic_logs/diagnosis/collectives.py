@@ -14,7 +14,7 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
-from trainmedic_logs.diagnosis.accusation import Accusation, Moment, Witness
+from trainmedic_logs.diagnosis.attribution import Attribution, Moment, Witness
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.domain.finding import CauseClass
 
@@ -92,12 +92,12 @@ class CollectiveLines(Struct):
             self.missing.append(named)
 
 
-def differing(lines: CollectiveLines) -> Iterator[Accusation]:
+def differing(lines: CollectiveLines) -> Iterator[Attribution]:
     """Return the combined result of the lines of all ranks."""
     for group, of_group in _first_waits(lines.waits).items():
         unlike = _differ(of_group)
         if unlike is not None:
-            yield _accusation(unlike, of_group, group)
+            yield _attribution(unlike, of_group, group)
             return
     yield from _missing(lines.missing)
 
@@ -127,14 +127,14 @@ def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
     return everybody if len(largest) > 1 else everybody - frozenset(largest[0])
 
 
-def _accusation(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: str) -> Accusation:
+def _attribution(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: str) -> Attribution:
     shown = sorted(waits, key=lambda wait: (wait.rank not in ranks, wait.rank))[:4]
     called = "; ".join(f"rank {wait.rank} waits in #{wait.number} {wait.operation.lower()}" for wait in shown[:2])
     evidence = tuple(
         Evidence(f"the ranks called different collectives: {called}", wait.line, "training", rank=wait.rank, at=wait.at)
         for wait in shown
     )
-    return Accusation(
+    return Attribution(
         Witness.RECORDER,
         CauseClass.CODE,
         _worth(waits, group),
@@ -155,14 +155,14 @@ def _worth(waits: Sequence[CollectiveWait], group: str) -> Confidence:
     return Confidence.MEDIUM if is_near else Confidence.LOW
 
 
-def _missing(reports: Sequence[NotJoined]) -> Iterator[Accusation]:
+def _missing(reports: Sequence[NotJoined]) -> Iterator[Attribution]:
     """Return the ranks that the watchdog of others names as missing."""
     if not reports or len(reports[0].ranks) > _MOST_TO_ACCUSE:
         return
     named = reports[0]
     ranks = ", ".join(map(str, sorted(named.ranks)))
     why = f"rank {ranks} did not join collective #{named.number}, by the watchdog's own comparison"
-    yield Accusation(
+    yield Attribution(
         Witness.RECORDER,
         CauseClass.HANG,
         Confidence.MEDIUM,

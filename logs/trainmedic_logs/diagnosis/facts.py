@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from trainmedic_logs.diagnosis.collectives import CollectiveLines
 from trainmedic_logs.diagnosis.exits import LAUNCHER, Exit
-from trainmedic_logs.diagnosis.flight_recorder.absentees import Reading
+from trainmedic_logs.diagnosis.flight_recorder.missing_ranks import Reading
 from trainmedic_logs.diagnosis.own_times import LossRise
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 from trainmedic_logs.diagnosis.verdict import Evidence

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainmedic_logs.diagnosis.accusation import RERUN, Accusation, Witness, clock_of, evidence_of, moment_of, rank_of
+from trainmedic_logs.diagnosis.attribution import RERUN, Attribution, Witness, clock_of, evidence_of, moment_of, rank_of
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence
 from trainmedic_logs.diagnosis.window import Relevant
@@ -81,7 +81,7 @@ _WORST_CLOCK = 900.0
 """Seconds by which a clock is wrong at times. Nobody is named for certain by an order that depends on it."""
 
 
-def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """The first line of the job itself that can be where it began."""
     if not relevant.roots:
         return
@@ -116,7 +116,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     # An exception can be what became of another one, on a rank of which nothing was read.
     is_of_one = leading.cause is CauseClass.CODE and not _COMPARES.search(leading.line)
     is_sure = is_sure and not (is_of_one and facts.unread_ranks)
-    yield Accusation(
+    yield Attribution(
         Witness.LINE,
         _cause_of_line(leading, facts),
         _worth(leading, facts, relevant, is_sure=is_sure),

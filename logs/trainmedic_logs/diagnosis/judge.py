@@ -17,7 +17,7 @@ from trainmedic_logs.diagnosis import (
     witnesses,
     wording,
 )
-from trainmedic_logs.diagnosis.accusation import Accusation, Witness, evidence_of, rank_of
+from trainmedic_logs.diagnosis.attribution import Attribution, Witness, evidence_of, rank_of
 from trainmedic_logs.diagnosis.exits import LAUNCHER
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.own_times import LossRise
@@ -43,20 +43,20 @@ def diagnose(facts: Facts) -> Verdict:
         slowness = slow.diagnose(facts.steps) if facts.steps else None
         return slowness if slowness is not None and slowness.cause is not CauseClass.UNKNOWN else _ended_well(facts)
     counting = relevant(facts)
-    accusations = sorted(_all(facts, counting), key=lambda accusation: accusation.witness)
-    if not accusations and counting.ended is None and _has_finished(facts):
+    attributions = sorted(_all(facts, counting), key=lambda attribution: attribution.witness)
+    if not attributions and counting.ended is None and _has_finished(facts):
         return _ended_well(facts)
-    slowness = slow.diagnose(facts.steps) if not accusations and facts.steps and counting.ended is None else None
+    slowness = slow.diagnose(facts.steps) if not attributions and facts.steps and counting.ended is None else None
     if slowness is not None and (slowness.cause is not CauseClass.UNKNOWN or facts.loss_rise is None):
         return slowness  # nothing has failed
-    if not accusations and facts.loss_rise is not None and counting.ended is None:
+    if not attributions and facts.loss_rise is not None and counting.ended is None:
         return _loss_rose(facts.loss_rise)
-    if not accusations and facts.throughput_drop is not None and not facts.steps and counting.ended is None:
+    if not attributions and facts.throughput_drop is not None and not facts.steps and counting.ended is None:
         return slow.by_throughput(facts.throughput_drop, _timeouts(facts))
-    if not accusations:
+    if not attributions:
         return _nobody(facts, counting)
-    leader = _leader(accusations)
-    leader, against = _weighed(leader, [other for other in accusations if other is not leader])
+    leader = _leader(attributions)
+    leader, against = _weighed(leader, [other for other in attributions if other is not leader])
     return _verdict(leader, against, facts, counting)
 
 
@@ -66,9 +66,9 @@ def _timeouts(facts: Facts) -> list[Evidence]:
     return [evidence_of(finding, slow.WHY_TIMEOUT) for finding in timeouts.values()]
 
 
-def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
+def _all(facts: Facts, counting: Relevant) -> Iterable[Attribution]:
     yield from witnesses.kernel(facts, counting)
-    yield from pods.accusations(facts)
+    yield from pods.attributions(facts)
     yield from witnesses.recorder(facts)
     if any(finding.cause is CauseClass.HANG for finding in counting.cascades):
         yield from collectives.differing(facts.collectives)
@@ -81,7 +81,7 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
         return
     stopped = list(stops.on_purpose(facts, counting))
     # A scheduler also ends what is left of a step of which a process was killed, and then says no reason.
-    is_told_why = any(accusation.confidence is Confidence.HIGH for accusation in stopped)
+    is_told_why = any(attribution.confidence is Confidence.HIGH for attribution in stopped)
     killed = [] if is_told_why else list(stops.told_kills(facts, counting))
     # Who was killed then was killed by whoever wanted the end.
     yield from killed or stopped or witnesses.first_exits(facts, counting)
@@ -89,23 +89,23 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
     yield from stragglers.left_behind(facts, counting)
 
 
-def _leader(accusations: Sequence[Accusation]) -> Accusation:
+def _leader(attributions: Sequence[Attribution]) -> Attribution:
     """The strongest witness, and of several of the same the first; not one that spoke of what came afterwards."""
-    likely = [a for a in accusations if a.confidence is not Confidence.LOW and not _was_killed(a, accusations)]
+    likely = [a for a in attributions if a.confidence is not Confidence.LOW and not _was_killed(a, attributions)]
     errors = [a for a in likely if a.witness is Witness.LINE and a.cause in _PLAIN_ERRORS]
     # A link or a file system that was away, or another's memory, may be beside the matter, and a plain error is not.
-    strongest = next((a for a in likely if not (errors and _may_be_beside(a))), accusations[0])
+    strongest = next((a for a in likely if not (errors and _may_be_beside(a))), attributions[0])
     if strongest in errors:
         return strongest
     if strongest.witness is Witness.LINE and strongest.cause is CauseClass.NETWORK:
         # Who crashes takes its wires with it, and the others see those break.
         strongest = next((a for a in likely if a.witness is Witness.EXIT and a.cause in _PLAIN_ERRORS), strongest)
-    alike = [other for other in accusations if other.witness is strongest.witness]
+    alike = [other for other in attributions if other.witness is strongest.witness]
     alike.sort(
         key=lambda a: (not a.is_proven, a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at)
     )
     first = alike[0]
-    lines = [other for other in accusations if other.witness is Witness.LINE]
+    lines = [other for other in attributions if other.witness is Witness.LINE]
     # A line of the job that is certainly older, and of somewhere else, began it, whatever the stronger one saw then.
     for line in lines:
         if first.witness < Witness.LINE and line.is_before(first) and not line.concerns(first):
@@ -113,15 +113,15 @@ def _leader(accusations: Sequence[Accusation]) -> Accusation:
     return first
 
 
-def _may_be_beside(accusation: Accusation) -> bool:
-    is_sure = accusation.confidence is Confidence.HIGH
-    has_time = accusation.moment is not None and accusation.moment.is_known
-    is_vague = accusation.cause in _OFTEN_BESIDE or not has_time
-    return accusation.witness is Witness.KERNEL and not is_sure and is_vague
+def _may_be_beside(attribution: Attribution) -> bool:
+    is_sure = attribution.confidence is Confidence.HIGH
+    has_time = attribution.moment is not None and attribution.moment.is_known
+    is_vague = attribution.cause in _OFTEN_BESIDE or not has_time
+    return attribution.witness is Witness.KERNEL and not is_sure and is_vague
 
 
-def _weighed(leader: Accusation, others: Sequence[Accusation]) -> tuple[Accusation, list[Evidence]]:
-    """The leading accusation with what others add to it, and what speaks against it."""
+def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
+    """The leading attribution with what others add to it, and what speaks against it."""
     leader, against = _merged(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
@@ -134,7 +134,7 @@ def _weighed(leader: Accusation, others: Sequence[Accusation]) -> tuple[Accusati
     return leader, against
 
 
-def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation, list[Evidence]]:
+def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
     """What witnesses of the same add: a cause where the leader knows none, ranks, a card, and sureness; and what they
     say against it."""
     against: list[Evidence] = []
@@ -176,17 +176,17 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
     return leader, against
 
 
-def _was_killed(printed: Accusation, accusations: Sequence[Accusation]) -> bool:
-    return any(_was_killed_instead(printed, other) and printed.concerns(other) for other in accusations)
+def _was_killed(printed: Attribution, attributions: Sequence[Attribution]) -> bool:
+    return any(_was_killed_instead(printed, other) and printed.concerns(other) for other in attributions)
 
 
-def _was_killed_instead(printed: Accusation, other: Accusation) -> bool:
+def _was_killed_instead(printed: Attribution, other: Attribution) -> bool:
     """Whether what printed an exception was ended by SIGKILL, which no exception does: it may have caught it."""
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
     return may_be_caught and printed.witness is Witness.LINE and other.is_kill
 
 
-def _explains(leader: Accusation, other: Accusation) -> bool:
+def _explains(leader: Attribution, other: Attribution) -> bool:
     """Whether what the kernel says is why a job printed something else. A lost card or a machine's end shows itself in
     whatever a program does then; a link, a file system or a killed process only in errors of its own kind."""
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
@@ -195,11 +195,11 @@ def _explains(leader: Accusation, other: Accusation) -> bool:
     return is_before and leader.cause in (CauseClass.GPU, CauseClass.NODE)
 
 
-def _both_know_ranks(one: Accusation, other: Accusation) -> bool:
+def _both_know_ranks(one: Attribution, other: Attribution) -> bool:
     return bool(one.ranks) and bool(other.ranks)
 
 
-def _is_worth(leader: Accusation, other: Accusation) -> bool:
+def _is_worth(leader: Attribution, other: Attribution) -> bool:
     """Two that are each likely make it sure; a hint makes nothing sure."""
     return Confidence.LOW not in (leader.confidence, other.confidence)
 
@@ -293,7 +293,7 @@ def _nobody(facts: Facts, counting: Relevant) -> Verdict:
     )
 
 
-def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, counting: Relevant) -> Verdict:
+def _verdict(leader: Attribution, against: Sequence[Evidence], facts: Facts, counting: Relevant) -> Verdict:
     node = leader.node if _may_name_node(leader) else None
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == leader.fingerprint)
     evidence = [*leader.evidence, *_confirming(leader, counting)]
@@ -323,12 +323,12 @@ def _without_repeats(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
     return tuple(each for each in evidence if firsts[each.line or each.why, each.rank] is each)[:_MOST_EVIDENCE]
 
 
-def _may_name_node(leader: Accusation) -> bool:
+def _may_name_node(leader: Attribution) -> bool:
     """Only what no job can have written names a node, and only where nothing speaks against it."""
     return leader.confidence is Confidence.HIGH and leader.is_trusted and leader.names_node and bool(leader.node)
 
 
-def _confirming(leader: Accusation, counting: Relevant) -> list[Evidence]:
+def _confirming(leader: Attribution, counting: Relevant) -> list[Evidence]:
     """Further lines of the kernel on the same node. Whom it killed says nothing of any other cause."""
     return [
         evidence_of(finding, "the same node's kernel wrote this as well")

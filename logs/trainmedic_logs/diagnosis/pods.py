@@ -1,4 +1,4 @@
-"""Signs of a failure, and accusations, from Kubernetes' statements about a job's pods.
+"""Signs of a failure, and attributions, from Kubernetes' statements about a job's pods.
 
 The kubelet and the controllers of the cluster write a pod's status; a job cannot. So a status proves what it states.
 Accounts of the pod's namespace can write events, so an event proves nothing.
@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from trainmedic_logs.diagnosis import exits
-from trainmedic_logs.diagnosis.accusation import Accusation, Moment, Witness
+from trainmedic_logs.diagnosis.attribution import Attribution, Moment, Witness
 from trainmedic_logs.diagnosis.exits import Exit
 from trainmedic_logs.diagnosis.facts import Facts, Sign
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
@@ -124,24 +124,24 @@ def ends(facts: Facts) -> Sequence[Exit]:
     ]
 
 
-def accusations(facts: Facts) -> Iterator[Accusation]:
-    """Yield accusations from the pods' statuses and events, and from their nodes' conditions."""
+def attributions(facts: Facts) -> Iterator[Attribution]:
+    """Yield attributions from the pods' statuses and events, and from their nodes' conditions."""
     alike: dict[tuple[PodFaultKind, CauseClass, bool], list[PodFault]] = {}
     for fault in facts.pods.faults:
         if fault.kind is not PodFaultKind.EXITED and (fault.is_training or fault.kind is PodFaultKind.OUT_OF_MEMORY):
             cause, _ = _meaning(fault)
             alike.setdefault((fault.kind, cause, fault.is_event), []).append(fault)
     for (kind, cause, _), faults in alike.items():
-        yield _accusation(kind, cause, faults, facts)
+        yield _attribution(kind, cause, faults, facts)
     for not_ready in facts.pods.not_ready:
         yield _of_node(not_ready, facts)
 
 
-def _accusation(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Accusation:
+def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Attribution:
     first = faults[0]
     worth = min((_worth(fault) for fault in faults), key=list(Confidence).index)
     nodes = {fault.node for fault in faults}
-    return Accusation(
+    return Attribution(
         Witness.KERNEL if not first.is_event else Witness.EXIT,
         cause,
         worth,
@@ -287,7 +287,7 @@ def _why(fault: PodFault) -> str:
     return f"{stated}the kubelet restarts a container of {pod}, because its probe failed{words}"
 
 
-def _of_node(not_ready: NodeNotReady, facts: Facts) -> Accusation:
+def _of_node(not_ready: NodeNotReady, facts: Facts) -> Attribution:
     """Accuse a node that is not ready. A silent kubelet means, as a silent agent does, that the machine is lost. A
     kubelet that itself reports not ready can have many reasons, some of which harm no pod."""
     what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"
@@ -295,7 +295,7 @@ def _of_node(not_ready: NodeNotReady, facts: Facts) -> Accusation:
     why = f"node {not_ready.node} {what}{words}"
     is_the_jobs = not facts.nodes or not_ready.node in facts.nodes
     likely = Confidence.MEDIUM if is_the_jobs else Confidence.LOW
-    return Accusation(
+    return Attribution(
         Witness.NODE,
         CauseClass.NODE,
         Confidence.HIGH if not_ready.is_silent and is_the_jobs else likely,

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Iterator
 
-from trainmedic_logs.diagnosis.accusation import Accusation, Witness, evidence_of, moment_of
+from trainmedic_logs.diagnosis.attribution import Attribution, Witness, evidence_of, moment_of
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence
 from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
@@ -19,7 +19,7 @@ _BY_HAND = re.compile(
 _BY_SOMEBODY = re.compile(r"death signal|got signal: ")
 
 
-def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """What says that somebody wanted the end, where nothing says that anything failed."""
     worths = [(_worth(finding), finding) for finding in relevant.stopped]
     told = sorted(((w, f) for w, f in worths if w is not None), key=lambda each: list(Confidence).index(each[0]))
@@ -27,7 +27,7 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     if not told or relevant.roots or relevant.trusted or others or _has_failed(facts, told[0][0]):
         return
     worth, leading = told[0]
-    yield Accusation(
+    yield Attribution(
         Witness.PURPOSE,
         CauseClass.PREEMPTION,
         worth,
@@ -39,7 +39,7 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     )
 
 
-def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """Yield the scheduler's statements about an OOM-killed process, if no exit is known.
 
     A job that completed all its steps without a failure did not need that process.
@@ -54,7 +54,7 @@ def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         if finding.rule != MEMORY_FULL
     ]
     if told and not any(ended.is_failure for ended in facts.exits):
-        yield Accusation(
+        yield Attribution(
             Witness.EXIT,
             CauseClass.HOST_MEMORY,
             Confidence.MEDIUM,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainmedic_logs.diagnosis import wording
-from trainmedic_logs.diagnosis.accusation import Accusation, Witness, evidence_of
+from trainmedic_logs.diagnosis.attribution import Attribution, Witness, evidence_of
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.diagnosis.window import Relevant
@@ -15,7 +15,7 @@ _FEWEST_RANKS = 3
 _MOST_BEHIND = 0.25
 
 
-def left_behind(facts: Facts, counting: Relevant) -> Iterator[Accusation]:
+def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
     """The few ranks whose last step is earlier than that of all others.
 
     A rank that waits in a collective has not completed its step either, so this tells only where ranks run a step
@@ -31,7 +31,7 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Accusation]:
     least = min(steps[rank] for rank in behind)
     why = f"the others completed step {furthest}, and {wording.ranks(behind)} had come to step {least}"
     nodes = {facts.node_of(rank) for rank in behind}
-    yield Accusation(
+    yield Attribution(
         Witness.STRAGGLER,
         CauseClass.HANG if counting.cascades else CauseClass.UNKNOWN,
         Confidence.LOW,
@@ -42,7 +42,7 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Accusation]:
     )
 
 
-def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """Nearly everybody waited in vain in a collective: who did not was elsewhere.
 
     Of those that waited some time out, and with them the peers of others go, whose wait ends by that.
@@ -56,7 +56,7 @@ def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     waited = len(everybody) - len(others)
     why = f"{waited} of {len(everybody)} ranks waited in vain in a collective, and {wording.ranks(others)} did not"
     nodes = {facts.node_of(rank) for rank in others}
-    yield Accusation(
+    yield Attribution(
         Witness.TIMED_OUT,
         CauseClass.HANG,
         Confidence.MEDIUM if len(others) == 1 else Confidence.LOW,

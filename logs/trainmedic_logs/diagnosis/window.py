@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from trainmedic_logs.diagnosis.accusation import Moment, clock_of, moment_of, rank_of
+from trainmedic_logs.diagnosis.attribution import Moment, clock_of, moment_of, rank_of
 from trainmedic_logs.diagnosis.clock_guess import ERROR
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 from trainmedic_logs.diagnosis import exits, wording
-from trainmedic_logs.diagnosis.accusation import Accusation, Moment, Witness, evidence_of, moment_of, rank_of
+from trainmedic_logs.diagnosis.attribution import Attribution, Moment, Witness, evidence_of, moment_of, rank_of
 from trainmedic_logs.diagnosis.clock_guess import UNKNOWN
 from trainmedic_logs.diagnosis.exits import Exit
 from trainmedic_logs.diagnosis.facts import Facts
@@ -35,7 +35,7 @@ _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the
 """Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 
 
-def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """What the kernels and fabric managers of the job's nodes wrote."""
     ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
@@ -53,7 +53,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
                 ranks = frozenset(
                     rank for own in errors if (rank := rank_of(own)) is not None and not facts.node_of(rank)
                 )
-            yield Accusation(
+            yield Attribution(
                 Witness.KERNEL,
                 finding.cause,
                 _worth_of_kernel(finding, gpu, facts, relevant),
@@ -146,7 +146,7 @@ def _same_gpu(one: str | None, other: str) -> bool:
     return plain(one) == plain(other)
 
 
-def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Accusation:
+def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
     """The kernel killed a process: whose it was, its number says, or who was killed on that node."""
     node, pid = finding.origin.node, finding.fields.get("pid", "")
     killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _is_on(ended, node, facts)]
@@ -170,7 +170,7 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Accusa
     worth = Confidence.MEDIUM if is_ours or is_likely else Confidence.LOW
     if worth is Confidence.MEDIUM and (len(ranks) == 1 or (killed and len(named) == 1)):
         worth = Confidence.HIGH
-    return Accusation(
+    return Attribution(
         Witness.KERNEL,
         CauseClass.HOST_MEMORY,
         worth,
@@ -231,7 +231,7 @@ def _evidence_of_exit(ended: Exit, why: str) -> Evidence:
     return Evidence(why, ended.line, "exit", ended.node, ended.rank, ended.at)
 
 
-def recorder(facts: Facts) -> Iterator[Accusation]:
+def recorder(facts: Facts) -> Iterator[Attribution]:
     """What the flight recorder's dumps say."""
     reading = facts.recorder
     if reading is None:
@@ -243,7 +243,7 @@ def recorder(facts: Facts) -> Iterator[Accusation]:
             f"{wait.group.description or wait.group.name}"
         )
         evidence = (Evidence(why, source="flight recorder", at=wait.since),)
-        yield Accusation(
+        yield Attribution(
             Witness.RECORDER, CauseClass.CODE, Confidence.HIGH, evidence, frozenset(reading.differing),
             moment=Moment(wait.since) if wait.since else None, fingerprint="code:flight-recorder",
         )  # fmt: skip
@@ -257,7 +257,7 @@ def recorder(facts: Facts) -> Iterator[Accusation]:
         f"wait in {first.operation} number {first.number}, which {wording.ranks(first.absent)} did not call"
     )
     nodes = {facts.node_of(rank) for rank in culprits}
-    yield Accusation(
+    yield Attribution(
         Witness.RECORDER,
         CauseClass.HANG,
         Confidence.MEDIUM if reading.silent else Confidence.HIGH,
@@ -269,13 +269,13 @@ def recorder(facts: Facts) -> Iterator[Accusation]:
     )
 
 
-def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """Nodes that are not there any more, as the server sees it."""
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
             continue
-        yield Accusation(
+        yield Attribution(
             Witness.NODE,
             CauseClass.NODE,
             Confidence.HIGH,
@@ -289,7 +289,7 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         )
 
 
-def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
+def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """How processes ended, where that was not as victims do: by a watchdog's signal, or with what they print who lost
     another rank."""
     victims = relevant.victims
@@ -316,7 +316,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         confirming = _told_out_of_memory(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
         if confirming:
             cause, why = CauseClass.HOST_MEMORY, confirming[0].why
-        yield Accusation(
+        yield Attribution(
             Witness.EXIT,
             cause,
             _worth_of_exit(bool(hard) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)),

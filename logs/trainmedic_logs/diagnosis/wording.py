@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from trainmedic_logs.diagnosis.accusation import Accusation
+from trainmedic_logs.diagnosis.attribution import Attribution
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.domain.finding import CauseClass
@@ -36,7 +36,7 @@ _PROGRESS_BAR = re.compile(r"^[^|\n]{0,80}\d%\|[^|\n]{0,400}\|[^\[\n]{0,60}\[[^\
 """As tqdm draws it: whoever prints next goes on in the line of a bar that has not ended."""
 
 
-def summary(leader: Accusation, facts: Facts) -> str:
+def summary(leader: Attribution, facts: Facts) -> str:
     """One sentence: what, where, and the words that say so."""
     named = sorted(leader.ranks)
     nodes = sorted({node for rank in named if (node := facts.node_of(rank))} or ({leader.node} - {""}))
@@ -62,7 +62,7 @@ def summary(leader: Accusation, facts: Facts) -> str:
     return said if leader.confidence is Confidence.HIGH else f"{_DOUBTS[leader.confidence]} {said[0].lower()}{said[1:]}"
 
 
-def _head(leader: Accusation, first: Evidence) -> str:
+def _head(leader: Attribution, first: Evidence) -> str:
     if leader.cause is CauseClass.HANG and first.rule == _NO_RENDEZVOUS:
         return _TOO_FEW
     if leader.cause is CauseClass.NODE and not leader.is_trusted and first.line and first.rule not in _LOST_NODES:

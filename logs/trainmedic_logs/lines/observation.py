@@ -19,7 +19,7 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.domain.finding import Finding, Origin, Role
 from trainmedic_logs.domain.finding_codec import LARGEST_RANK
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
-from trainmedic_logs.lines import records, rendering, shapes
+from trainmedic_logs.lines import records, rendering
 from trainmedic_logs.lines.line import Line
 from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.matcher import LineMatch
@@ -35,6 +35,16 @@ _LONGEST_VALUE = 256
 _MOST_FIELDS = 32
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+
+_VARYING = (
+    (re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"), "<id>"),
+    (re.compile(r"0x[0-9a-fA-F]+"), "<n>"),
+    (re.compile(r"(?:/[\w.@%+=:-]+){2,}/?"), "<path>"),
+    (re.compile(r"\b[0-9a-fA-F]{12,64}\b"), "<id>"),
+    (re.compile(r"[-+]?\d[\d.,:eE+-]*"), "<n>"),
+    (re.compile(r"\s+"), " "),
+)
+_LONGEST_SHAPED = 1024
 
 
 class FindingIdentity(Struct, frozen=True):
@@ -85,7 +95,7 @@ def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
         fields=_fields(match.fields),
         ranks=ranks_of(line),
         time_source=line.time_source,
-        shape=shapes.hash_of(shown),
+        shape=shape_hash(shown),
     )
 
 
@@ -156,3 +166,16 @@ def _written(value: Any) -> str:
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:g}" if abs(value) < 1e15 and value != int(value) else f"{value:.0f}"
     return str(value)
+
+
+def shape_of(text: str) -> str:
+    """Return the line without what differs from one printing to the next."""
+    text = text[:_LONGEST_SHAPED]
+    for pattern, instead in _VARYING:
+        text = pattern.sub(instead, text)
+    return text.strip()
+
+
+def shape_hash(text: str) -> str:
+    """Return 16 hexadecimal digits, the same for lines of one shape."""
+    return hashlib.sha256(shape_of(text).encode(errors="replace")).hexdigest()[:16]

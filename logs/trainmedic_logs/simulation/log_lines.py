@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from trainmedic.wire.envelope import write_time
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import LogLevel
-from trainmedic_logs.lines import kernel_text, levels, raw_text, records, told_line
+from trainmedic_logs.lines import kernel_text, parsed_line, raw_text, records
 from trainmedic_logs.lines.assembly import LineAssembler
 from trainmedic_logs.lines.line import LONGEST, Line
 from trainmedic_logs.lines.matcher import LineMatch, LineMatcher
@@ -107,8 +107,8 @@ class _Said(NamedTuple):
 def _said(physical: bytes, source: str) -> _Said:
     if source == "kernel":
         text, _ = raw_text.text_of(physical)
-        return _Said(levels.level_of_kernel(text), _written(kernel_text.split(text, None).at, text), {})
-    line = told_line.told(physical, source, _UNKNOWN)
+        return _Said(parsed_line.level_of_kernel(text), _written(kernel_text.split(text, None).at, text), {})
+    line = parsed_line.parse(physical, source, _UNKNOWN)
     if line is None:
         return _NOTHING_SAID
     return _Said(line.level, _written(line.at, line.text), records.metrics_of(line.text))

@@ -5,7 +5,7 @@ those of every other. Of each group there are the collectives that are under way
 a job has chosen are masked and bounded. Whoever reads a line believes nothing of its shape.
 
 Who calls it: the agent writes, the server reads. Not here: dumps (``dump``), and what they say together
-(``absentees``).
+(``missing_ranks``).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Moment(Struct, frozen=True):
         return Moment(self.at + timedelta(seconds=seconds), self.error, self.clock)
 
 
-class Accusation(Struct, frozen=True):
+class Attribution(Struct, frozen=True):
     """One witness's word."""
 
     witness: Witness
@@ -90,15 +90,15 @@ class Accusation(Struct, frozen=True):
     alike."""
     fingerprint: str = ""
 
-    def with_confidence(self, confidence: Confidence) -> Accusation:
+    def with_confidence(self, confidence: Confidence) -> Attribution:
         """The same, worth more or less."""
         return replace(self, confidence=confidence)
 
-    def is_before(self, other: Accusation) -> bool:
+    def is_before(self, other: Attribution) -> bool:
         """Whether it is certain that this was first."""
         return self.moment is not None and other.moment is not None and self.moment.is_before(other.moment)
 
-    def concerns(self, other: Accusation) -> bool:
+    def concerns(self, other: Attribution) -> bool:
         """Whether both mean the same place: a rank in common, or, where one of them knows no rank, the same node.
 
         Where nobody knows on which node a rank was, a line of some node's kernel is not about it.

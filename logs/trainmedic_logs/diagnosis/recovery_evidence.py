@@ -60,7 +60,7 @@ _RECENT = 16
 _Voice = tuple[str, int | None]
 
 
-class Aftermath(Struct):
+class RecoveryEvidence(Struct):
     """Takes the lines and the findings of all streams, each stream's in its order."""
 
     outlived: set[str] = field(default_factory=set)
