@@ -1,7 +1,4 @@
-"""What one physical line says, for people who search: its text, time, level and rank; and secrets that go over lines.
-
-Rules see blocks of lines (``assembly``). Who uses it: searching the files of a node, and shipping them to a store.
-"""
+"""Parsing of physical lines for search and shipping: text, time, level, rank; and masking of multi-line secrets."""
 
 from __future__ import annotations
 
@@ -37,29 +34,28 @@ _NAMES: Mapping[str, LogLevel] = {
     **dict.fromkeys(("warning", "warn"), LogLevel.WARNING),
     **dict.fromkeys(("debug", "trace"), LogLevel.DEBUG),
 }
-"""Names of levels in JSON. Any other name means info."""
+"""Level names in JSON; others mean info."""
 _BEGINNING = 200
-"""Characters in which a program's own level stands; a word further on is a part of what it says."""
+"""Characters searched for a level."""
 _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
 
 
 class ParsedLine(Struct, frozen=True):
-    """A line without the prefixes of those who passed it on; not masked."""
+    """Line without prefixes, not masked."""
 
     text: str
     at: datetime | None
-    """The time that it says; None where it says none with date and zone."""
+    """None unless the line states date and zone."""
     level: LogLevel
     rank: int | None = None
     local_rank: int | None = None
-    """The torchrun that passed it on has said so."""
+    """From torchrun's prefix."""
     stated: Stated | None = None
-    """The line's time if `at` is None: without a zone, or in a form that other numbers share."""
+    """Time without a zone or in an ambiguous form, if `at` is None."""
 
 
 def parse(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) -> ParsedLine | None:
-    """What a line of a source says, of which `longest` bytes are kept; None for what is no line of its own: more about
-    the last line of a kernel."""
+    """Parse a line, keeping `longest` bytes. None for a continuation of a kernel record."""
     text, _ = raw_text.text_of(raw, longest)
     if source == "kernel":
         kernel = kernel_text.split(text, booted_at)
@@ -76,24 +72,24 @@ def parse(raw: bytes, source: str, booted_at: datetime, longest: int = LONGEST) 
 
 
 class LineMask:
-    """Masks the lines of one stream. A private key goes over many lines: all of them are masked."""
+    """Masking of one stream's lines, including multi-line private keys."""
 
     def __init__(self) -> None:
         self._key_lines = 0
 
     @property
     def is_in_key(self) -> bool:
-        """Whether what comes next may be the rest of a key."""
+        """Return whether the next line may be part of a key."""
         return self._key_lines > 0
 
     def of(self, text: str) -> str:
-        """The next line, masked."""
+        """Return the next line, masked."""
         is_of_key = self.is_in_key
         self.skip(text)
         return MASK if is_of_key else masked(text)
 
     def skip(self, text: str) -> None:
-        """Take the next line without masking it, because it is not shown."""
+        """Take a line that is not shown."""
         if self._key_lines:
             self._key_lines = 0 if "-----END" in text else self._key_lines - 1
         elif _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:
@@ -101,7 +97,7 @@ class LineMask:
 
 
 def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
-    """Of a line without its prefixes; ``record`` is what it reports, where it does."""
+    """Return the level of a line without prefixes; INFO if it states none."""
     if record is not None:
         named = next((record[name] for name in ("level", "levelname", "severity") if name in record), "")
         return _NAMES.get(str(named).lower(), LogLevel.INFO)
@@ -118,7 +114,7 @@ def level_of(text: str, record: Mapping[str, Any] | None = None) -> LogLevel:
 
 
 def level_of_kernel(raw: str) -> LogLevel:
-    """Of a line of the kernel's log as it is kept, where that keeps the level."""
+    """Return the level of a raw kernel log line; INFO if it states none."""
     match = _KERNEL.match(raw)
     if match is None:
         return LogLevel.INFO
