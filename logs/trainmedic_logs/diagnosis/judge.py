@@ -1,4 +1,4 @@
-"""From what all witnesses say to one verdict."""
+"""Weighing of attributions into one verdict."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _NOT_A_NUMBER = "loss-nan"
-"""The shipped rule for a loss that is not a number."""
+"""Shipped rule for a loss that is NaN."""
 _VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
-"""Causes that say that something is, and not why: another witness of the same can say why."""
+"""Causes that another source can refine."""
 _OFTEN_BESIDE = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
 _PLAIN_ERRORS = frozenset({CauseClass.CODE, CauseClass.GPU_MEMORY})
 _MOST_EVIDENCE = 20
 
 
 def diagnose(facts: Facts) -> Verdict:
-    """The verdict on one attempt of a job."""
+    """Return the verdict on an attempt."""
     if facts.has_ended_well and not facts.is_known_to_fail:
         not_numbers = [finding for finding in relevant(facts).roots if finding.cause is CauseClass.NUMERICS]
         if not_numbers:
@@ -61,7 +61,7 @@ def diagnose(facts: Facts) -> Verdict:
 
 
 def _timeouts(facts: Facts) -> list[Evidence]:
-    """Return the NCCL timeouts of the job, including those that it survived."""
+    """Return NCCL timeouts, including survived ones."""
     timeouts = {f.rule: f for f in facts.findings if f.role is Role.CASCADE and f.cause is CauseClass.HANG}
     return [evidence_of(finding, slow.WHY_TIMEOUT) for finding in timeouts.values()]
 
@@ -75,30 +75,30 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Attribution]:
     yield from first_lines.first_line(facts, counting)
     yield from witnesses.gone_nodes(facts, counting)
     if facts.is_reported_hang:
-        # Its launcher ended the processes, so their exit codes do not explain the hang.
+        # The launcher ended the processes, so their exit codes explain nothing.
         yield from stragglers.not_timed_out(facts, counting)
         yield from stragglers.left_behind(facts, counting)
         return
     stopped = list(stops.on_purpose(facts, counting))
-    # A scheduler also ends what is left of a step of which a process was killed, and then says no reason.
+    # After an OOM kill, a scheduler also ends the rest of the step, without a reason.
     is_told_why = any(attribution.confidence is Confidence.HIGH for attribution in stopped)
     killed = [] if is_told_why else list(stops.told_kills(facts, counting))
-    # Who was killed then was killed by whoever wanted the end.
+    # Processes killed in a requested end were killed by it.
     yield from killed or stopped or witnesses.first_exits(facts, counting)
     yield from stragglers.not_timed_out(facts, counting)
     yield from stragglers.left_behind(facts, counting)
 
 
 def _leader(attributions: Sequence[Attribution]) -> Attribution:
-    """The strongest witness, and of several of the same the first; not one that spoke of what came afterwards."""
+    """Return the strongest source, the first of equals, unless it describes consequences."""
     likely = [a for a in attributions if a.confidence is not Confidence.LOW and not _was_killed(a, attributions)]
     errors = [a for a in likely if a.witness is Witness.LINE and a.cause in _PLAIN_ERRORS]
-    # A link or a file system that was away, or another's memory, may be beside the matter, and a plain error is not.
+    # A link, file system or other process's memory may be unrelated; a plain error is not.
     strongest = next((a for a in likely if not (errors and _may_be_beside(a))), attributions[0])
     if strongest in errors:
         return strongest
     if strongest.witness is Witness.LINE and strongest.cause is CauseClass.NETWORK:
-        # Who crashes takes its wires with it, and the others see those break.
+        # A crashing process breaks its connections, which the others report.
         strongest = next((a for a in likely if a.witness is Witness.EXIT and a.cause in _PLAIN_ERRORS), strongest)
     alike = [other for other in attributions if other.witness is strongest.witness]
     alike.sort(
@@ -106,7 +106,7 @@ def _leader(attributions: Sequence[Attribution]) -> Attribution:
     )
     first = alike[0]
     lines = [other for other in attributions if other.witness is Witness.LINE]
-    # A line of the job that is certainly older, and of somewhere else, began it, whatever the stronger one saw then.
+    # A certainly older job line from another place is the origin.
     for line in lines:
         if first.witness < Witness.LINE and line.is_before(first) and not line.concerns(first):
             return line
@@ -121,12 +121,12 @@ def _may_be_beside(attribution: Attribution) -> bool:
 
 
 def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """The leading attribution with what others add to it, and what speaks against it."""
+    """Return the leader with supporting evidence, and the evidence against it."""
     leader, against = _merged(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
             continue
-        # Who came last, or did not time out, is only asked where nobody says more.
+        # The last rank, or one that did not time out, matters only without better evidence.
         if other.witness > Witness.EXIT or (other.witness is Witness.EXIT and other.confidence is Confidence.LOW):
             continue
         against += other.evidence[:2]
@@ -135,8 +135,7 @@ def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attrib
 
 
 def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """What witnesses of the same add: a cause where the leader knows none, ranks, a card, and sureness; and what they
-    say against it."""
+    """Merge attributions of the same place: missing cause, ranks, GPU, confidence; and contradictions."""
     against: list[Evidence] = []
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
@@ -145,14 +144,14 @@ def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attributi
         if not agrees and not is_explained:
             if leader.is_proven or leader.is_before(other):
                 continue
-            # Both concern the same ranks, and say different things: who is stronger is believed, less.
+            # Same ranks, contradicting causes: the stronger counts, with less confidence.
             leader = leader.with_confidence(leader.confidence.lowered())
             against += other.evidence[:2]
             continue
         cause = other.cause if leader.cause in _VAGUE and other.cause not in _VAGUE else leader.cause
         is_narrower = other.confidence is not Confidence.LOW
         if cause is not leader.cause and not is_narrower:
-            leader = leader.with_confidence(Confidence.LOW)  # a cause is no surer than who names it
+            leader = leader.with_confidence(Confidence.LOW)  # a cause is no more certain than its source
         both = leader.ranks & other.ranks if is_narrower else leader.ranks
         ranks = both if leader.ranks and other.ranks else leader.ranks or other.ranks
         raised = other.witness <= Witness.EXIT and other.witness is not leader.witness
@@ -181,14 +180,16 @@ def _was_killed(printed: Attribution, attributions: Sequence[Attribution]) -> bo
 
 
 def _was_killed_instead(printed: Attribution, other: Attribution) -> bool:
-    """Whether what printed an exception was ended by SIGKILL, which no exception does: it may have caught it."""
+    """Return whether a process that printed an exception was ended by SIGKILL: it may have caught the exception."""
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
     return may_be_caught and printed.witness is Witness.LINE and other.is_kill
 
 
 def _explains(leader: Attribution, other: Attribution) -> bool:
-    """Whether what the kernel says is why a job printed something else. A lost card or a machine's end shows itself in
-    whatever a program does then; a link, a file system or a killed process only in errors of its own kind."""
+    """Return whether the kernel's statement explains a different error of the job.
+
+    A lost GPU or machine causes any error; a link, file system or killed process only errors of its kind.
+    """
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
     if leader.cause is CauseClass.HOST_MEMORY:
         return is_before and other.cause is CauseClass.DATA and bool(leader.ranks & other.ranks)
@@ -200,12 +201,12 @@ def _both_know_ranks(one: Attribution, other: Attribution) -> bool:
 
 
 def _is_worth(leader: Attribution, other: Attribution) -> bool:
-    """Two that are each likely make it sure; a hint makes nothing sure."""
+    """Return whether neither is just a hint."""
     return Confidence.LOW not in (leader.confidence, other.confidence)
 
 
 def _loss_rose(rise: LossRise) -> Verdict:
-    """Return a low-confidence hint: a loss may rise and fall again by itself."""
+    """Return a low-confidence hint: a loss may rise and fall by itself."""
     why = f"the loss was {rise.lowest:.3g}, and is {rise.last:.3g}"
     return Verdict(
         cause=CauseClass.NUMERICS,
@@ -218,7 +219,7 @@ def _loss_rose(rise: LossRise) -> Verdict:
 
 
 def _has_finished(facts: Facts) -> bool:
-    """Return whether something states that the training is done, and nothing states that a process failed."""
+    """Return whether a process states completion and none failed."""
     return any(each.code == 0 for each in facts.exits) and not any(each.is_failure for each in facts.exits)
 
 
@@ -239,7 +240,7 @@ def _ended_well(facts: Facts) -> Verdict:
 
 
 def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
-    """Nothing failed, and what was trained is of no use."""
+    """Return the verdict on a job that ended well with non-finite numbers."""
     rank = rank_of(first)
     where = f" on rank {rank}" if rank is not None else ""
     well = _ended_well(facts)
@@ -255,7 +256,7 @@ def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
 
 
 def _nobody(facts: Facts, counting: Relevant) -> Verdict:
-    """Nobody can be named. That there is a hang can still be said."""
+    """Return the verdict without a rank to name, possibly a hang."""
     hang = next((finding for finding in counting.cascades if finding.cause is CauseClass.HANG), None)
     by_rule = {finding.rule: finding for finding in reversed(counting.cascades)}
     evidence = [
@@ -297,7 +298,7 @@ def _verdict(leader: Attribution, against: Sequence[Evidence], facts: Facts, cou
     node = leader.node if _may_name_node(leader) else None
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == leader.fingerprint)
     evidence = [*leader.evidence, *_confirming(leader, counting)]
-    # A verdict without a known cause is a hint, even if the rank is certain.
+    # Without a known cause, a verdict is a hint even if the rank is certain.
     confidence = Confidence.LOW if leader.cause is CauseClass.UNKNOWN else leader.confidence
     return Verdict(
         cause=leader.cause,
@@ -318,18 +319,18 @@ def _verdict(leader: Attribution, against: Sequence[Evidence], facts: Facts, cou
 
 
 def _without_repeats(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    """The same line of a rank often stands in its own log and in the launcher's."""
+    """Drop lines that stand in both a rank's and the launcher's log."""
     firsts = {(each.line or each.why, each.rank): each for each in reversed(evidence)}
     return tuple(each for each in evidence if firsts[each.line or each.why, each.rank] is each)[:_MOST_EVIDENCE]
 
 
 def _may_name_node(leader: Attribution) -> bool:
-    """Only what no job can have written names a node, and only where nothing speaks against it."""
+    """Return whether trusted, high-confidence evidence names the node."""
     return leader.confidence is Confidence.HIGH and leader.is_trusted and leader.names_node and bool(leader.node)
 
 
 def _confirming(leader: Attribution, counting: Relevant) -> list[Evidence]:
-    """Further lines of the kernel on the same node. Whom it killed says nothing of any other cause."""
+    """Return further kernel lines of the node. OOM kills confirm no other cause."""
     return [
         evidence_of(finding, "the same node's kernel wrote this as well")
         for finding in counting.trusted

@@ -1,4 +1,4 @@
-"""What a person or a scheduler ended: jobs that nothing failed in, and processes of which only the scheduler tells."""
+"""Ends caused by users and schedulers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BY_SOMEBODY = re.compile(r"death signal|got signal: ")
 
 
 def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """What says that somebody wanted the end, where nothing says that anything failed."""
+    """Yield the evidence of a requested end, if nothing failed."""
     worths = [(_worth(finding), finding) for finding in relevant.stopped]
     told = sorted(((w, f) for w, f in worths if w is not None), key=lambda each: list(Confidence).index(each[0]))
     others = [cascade for cascade in relevant.cascades if cascade.cause is not CauseClass.UNKNOWN]
@@ -40,10 +40,7 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the scheduler's statements about an OOM-killed process, if no exit is known.
-
-    A job that completed all its steps without a failure did not need that process.
-    """
+    """Yield a scheduler's statement about an OOM kill, if no exit is known and the job did not complete."""
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
     told = [
@@ -66,8 +63,9 @@ def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def _worth(finding: Finding) -> Confidence | None:
-    """A scheduler that says its reason is believed. The signal that it sends, and a person would send, also ends what
-    is left of a job after one of its processes has failed; that a launcher ends its own says nothing at all."""
+    """Return the confidence: high with a scheduler's reason. Signals also end the rest of a failed job; a launcher's
+    own prove nothing (None).
+    """
     if finding.fields.get("why", "").strip():
         return Confidence.HIGH
     if _BY_HAND.search(finding.line):
@@ -76,7 +74,7 @@ def _worth(finding: Finding) -> Confidence | None:
 
 
 def _has_failed(facts: Facts, worth: Confidence) -> bool:
-    """Whether a process ended otherwise than by what ends all of them."""
+    """Return whether a process ended differently from the rest."""
     failed = [ended for ended in facts.exits if ended.is_failure and not ended.is_victims]
     were_all_killed = len(failed) > 1 and all(ended.signal == signal.SIGKILL for ended in failed)
     return bool(failed) and worth is not Confidence.HIGH and not were_all_killed

@@ -1,4 +1,4 @@
-"""Who is left behind, where nothing else tells: by who timed out, and by the last step of each rank."""
+"""Ranks left behind, by timeouts and last steps, if there is no better evidence."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ _MOST_BEHIND = 0.25
 
 
 def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
-    """The few ranks whose last step is earlier than that of all others.
-
-    A rank that waits in a collective has not completed its step either, so this tells only where ranks run a step
-    ahead of each other; it is a hint.
+    """Yield the few ranks whose last step is earlier than the others'. A hint: ranks waiting in a collective have not
+    completed their step either.
     """
     steps = {rank: known.last_step for rank, known in facts.ranks.items() if known.last_step is not None}
     if len(steps) < _FEWEST_RANKS or len(set(steps.values())) < 2:
@@ -43,9 +41,8 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
 
 
 def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Nearly everybody waited in vain in a collective: who did not was elsewhere.
-
-    Of those that waited some time out, and with them the peers of others go, whose wait ends by that.
+    """Yield the ranks that did not wait in a collective while nearly all others did, including victims of timed-out
+    peers.
     """
     timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
     ended = {rank for each in facts.exits if (rank := each.rank) is not None}

@@ -1,4 +1,4 @@
-"""What each witness says of a failure, before anybody compares them."""
+"""Attributions of each evidence source, before they are weighed."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""Causes for which a node is at fault. Out of memory is the fault of the job, or of another process on the node."""
+"""Causes for which the node is at fault. OOM is the fault of the job or a neighbour."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
-"""A lost card or a panic ends a job; a link or a file system may have been one that the job does not use."""
+"""Lost GPUs and panics end a job; links and file systems may be unused by it."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
-"""Names of processes, as the kernel writes them, that can be a training's. In a container its process ids are others
-than the kernel's, so the name is all that tells."""
+"""Process names in the kernel log that can be a training's. Process IDs differ in containers, so only the name helps.
+"""
 _SAME_FAULT = 120.0
-"""Seconds within which a program sees what the kernel said of its card."""
+"""Seconds between a kernel's GPU error and the program's."""
 _SEEN_WITHIN = 120.0
-"""Seconds within which a launcher tells of a process of its own that was killed."""
+"""Seconds within which a launcher reports a killed process."""
 _LOOKED_AFTER = 6.0
-"""Seconds after which a launcher has seen that: torchrun looks every five, and writes whole ones."""
+"""Seconds; torchrun polls every 5 s and writes whole seconds."""
 _MOST_TO_ACCUSE = 0.25
 MEMORY_FULL = "host-memory-full"
-"""The shipped rule for a training's own messages about the machine's memory."""
+"""Shipped rule for a training's own messages about host memory."""
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
-"""Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """What the kernels and fabric managers of the job's nodes wrote."""
+    """Yield attributions from kernels and fabric managers of the job's nodes."""
     ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
-            # Where the kernel names a process of the job, what else it killed was a neighbour.
+            # If the kernel names a process of the job, its other kills were neighbours.
             if finding in ours or not (ours or _is_anothers(finding, facts, relevant)):
                 yield _out_of_memory(finding, facts, relevant)
         elif finding.role is Role.ROOT:
             gpu = finding.target.gpu or finding.fields.get("pci") or None
             ranks = _ranks_of(finding.origin.node, gpu, facts)
             if ranks is None:
-                continue  # a card that none of the job's ranks uses
+                continue  # none of the job's ranks uses this GPU
             if not ranks and finding.origin.node not in facts.nodes:
                 errors = _same_fault(finding, relevant)
                 ranks = frozenset(
@@ -77,20 +76,19 @@ def _worth_of_kernel(finding: Finding, gpu: str | None, facts: Facts, relevant: 
         return Confidence.LOW
     on_node = [facts.ranks[rank].gpu for rank in facts.ranks_on(finding.origin.node)]
     if gpu and any(on_node) and not any(_same_gpu(used, gpu) for used in on_node):
-        return Confidence.LOW  # of some ranks it is not known which card they use
+        return Confidence.LOW  # some ranks' GPUs are unknown
     is_sure = finding.cause in _SURE_ALONE and _placed(finding, facts, relevant).is_known
     return Confidence.HIGH if is_sure and _is_the_jobs(finding, facts, relevant) else Confidence.MEDIUM
 
 
 def _placed(finding: Finding, facts: Facts, relevant: Relevant) -> Moment:
-    """When the kernel wrote it. Without any time of the job it may be of another job, and its time says nothing."""
+    """Return the time of the kernel's line; unknown if nothing of the job has a time."""
     has_times = facts.progressed_at is not None or (relevant.ended is not None and relevant.ended.is_known)
     return moment_of(finding) if has_times else Moment(finding.first_at, UNKNOWN)
 
 
 def _is_the_jobs(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Whether the node whose kernel wrote it is known to be one of the job's: as a rank's log or a launcher was there,
-    or as the program had an error of its card at that time."""
+    """Return whether the node is known to be the job's, by a log, a launcher, or a simultaneous GPU error."""
     node, pid = finding.origin.node, finding.fields.get("detail", "") + finding.line
     if facts.is_sure_of(node):
         return True
@@ -100,7 +98,7 @@ def _is_the_jobs(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
 
 
 def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
-    """The errors of a card that the job printed as the kernel wrote its line."""
+    """Yield simultaneous GPU errors printed by the job."""
     for own in relevant.roots if finding.cause is CauseClass.GPU else ():
         apart = abs((own.first_at - finding.first_at).total_seconds())
         if own.cause is CauseClass.GPU and moment_of(own).is_known and apart <= _SAME_FAULT:
@@ -108,13 +106,14 @@ def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
 
 
 def _is_elsewhere(node: str, facts: Facts) -> bool:
-    """Whether a node is none of the job's: of all ranks that there are, it is known that they were on others."""
+    """Return whether all ranks are known to be on other nodes."""
     return bool(facts.nodes) and node not in facts.nodes and all(known.node for known in facts.ranks.values())
 
 
 def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
-    """Whether the node that a line of its kernel is about would be at fault. Storage that several nodes lose at once
-    is somewhere else; and where the others' kernel logs were not read, nobody knows."""
+    """Return whether the node would be at fault. Storage lost by several nodes is elsewhere; unread kernel logs leave
+    it open.
+    """
     if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _is_the_jobs(finding, facts, relevant):
         return False
     if finding.cause is not CauseClass.STORAGE:
@@ -125,7 +124,7 @@ def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
 
 
 def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None:
-    """The ranks on a GPU; those of its node where the ranks' GPUs are not known; None where it is none of theirs."""
+    """Return the ranks on a GPU; empty if the ranks' GPUs are unknown; None if it is none of theirs."""
     on_node = facts.ranks_on(node)
     if gpu is None or not all(facts.ranks[rank].gpu for rank in on_node) or not on_node:
         return frozenset()
@@ -134,9 +133,9 @@ def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None
 
 
 def _same_gpu(one: str | None, other: str) -> bool:
-    """Drivers write a PCI address with or without its function, and its domain with four or eight digits."""
+    """Compare GPU names; PCI addresses vary in function and domain digits."""
     if one is None or one.startswith("GPU-") != other.startswith("GPU-"):
-        return one is not None  # a UUID and an address cannot be compared here: the node alone counts
+        return one is not None  # a UUID cannot be compared with an address: the node decides
     if one.startswith("GPU-"):
         return one == other
 
@@ -147,7 +146,7 @@ def _same_gpu(one: str | None, other: str) -> bool:
 
 
 def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
-    """The kernel killed a process: whose it was, its number says, or who was killed on that node."""
+    """Attribute an OOM kill by process ID, else by the processes killed on the node."""
     node, pid = finding.origin.node, finding.fields.get("pid", "")
     killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _is_on(ended, node, facts)]
     named = [ended for ended in killed if pid and str(ended.pid) == pid] or killed
@@ -185,26 +184,25 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attrib
 
 
 def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
-    """Whether the kernel killed a process as the job's was seen to end. In a container processes have other numbers
-    than the kernel's, so that the time is all that tells a neighbour's from the job's."""
+    """Return whether the kill coincides with the job's end, because process IDs differ in containers."""
     killed, ended = moment_of(finding), relevant.ended
     return ended is None or not (killed.is_before(ended, _LOOKED_AFTER) or ended.is_before(killed, _LOOKED_AFTER))
 
 
 def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
-    """Return whether the kernel reports out of memory just as the job ends, without naming the killed process."""
+    """Return whether the kernel reports OOM at the job's end without naming a process."""
     return "pid" not in finding.fields and finding in relevant.trusted and _was_just_then(finding, relevant)
 
 
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Whether the kernel killed a process so long before the launcher there saw one fail that it was none of its."""
+    """Return whether the kill was too long before the launcher's first failure to be the job's."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
     ended = relevant.ended
     return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)
 
 
 def _killed_ours(finding: Finding, facts: Facts) -> bool:
-    """Return whether the kernel reports an OOM kill of a process that ended by SIGKILL in the job."""
+    """Return whether the kernel killed a process that ended by SIGKILL in the job."""
     pid = finding.fields.get("pid")
     return finding.cause is CauseClass.HOST_MEMORY and any(
         ended.signal == signal.SIGKILL and str(ended.pid) == pid and _is_on(ended, finding.origin.node, facts)
@@ -223,7 +221,7 @@ def _rank_of_exit(ended: Exit, facts: Facts) -> int | None:
     on_node = facts.ranks_on(ended.node)
     if ended.local_rank is not None and ended.local_rank < len(on_node):
         return on_node[ended.local_rank]
-    # One node whose ranks are not known otherwise: then the local rank is the rank.
+    # A single node with unknown ranks: the local rank is the rank.
     return ended.local_rank if len(facts.nodes) <= 1 else None
 
 
@@ -232,7 +230,7 @@ def _evidence_of_exit(ended: Exit, why: str) -> Evidence:
 
 
 def recorder(facts: Facts) -> Iterator[Attribution]:
-    """What the flight recorder's dumps say."""
+    """Yield the attribution by flight recorder dumps."""
     reading = facts.recorder
     if reading is None:
         return
@@ -270,7 +268,7 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
 
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Nodes that are not there any more, as the server sees it."""
+    """Yield nodes that disappeared, as the server sees them."""
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
@@ -290,8 +288,7 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
 
 
 def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """How processes ended, where that was not as victims do: by a watchdog's signal, or with what they print who lost
-    another rank."""
+    """Yield the first ends that are not those of victims."""
     victims = relevant.victims
     failed = [
         ended
@@ -301,7 +298,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         and (ended.signal is not None or _rank_of_exit(ended, facts) not in victims)
         and not (ended.rank is None and relevant.is_said_by_victims(ended.said))
     ]
-    # A launcher kills those who do not end at once; only the first that it saw fail means something.
+    # A launcher kills slow processes; only the first failure that it saw counts.
     firsts = [ended for ended in failed if ended.is_first] or failed
     hard = [ended for ended in firsts if ended.signal is not None]
     chosen = hard or firsts
@@ -334,7 +331,7 @@ def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
 
 
 def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
-    """Return the statements of the scheduler or the container runtime about an OOM-killed process."""
+    """Return statements of the scheduler or container runtime about an OOM kill."""
     return [
         evidence_of(finding, _WHY_MEMORY.get(finding.rule, "a process was killed there, out of memory"))
         for finding in facts.findings

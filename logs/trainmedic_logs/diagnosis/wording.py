@@ -1,4 +1,4 @@
-"""A verdict's sentences for people, who read them at night and have not seen the job before."""
+"""Sentences of verdicts, for readers who do not know the job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CAUSES = {
     CauseClass.UNKNOWN: "Why it failed is not known",
 }
 _LOST_NODES = frozenset({"step-cancelled", "cluster-node-lost", "rank-failed"})
-"""Rules for lines in which a scheduler reports a lost machine. Other rules are about refused requests."""
+"""Rules for lost machines; others concern refused requests."""
 _REFUSED = "A machine, or its setup, refused what the job needs"
 _TOO_FEW = "Too few nodes joined the rendezvous"
 _NO_RENDEZVOUS = "rendezvous-timeout"
@@ -33,16 +33,16 @@ _DOUBTS = {Confidence.MEDIUM: "Probably", Confidence.LOW: "Perhaps"}
 _MOST_NAMED = 8
 _LONGEST_WORDS = 200
 _PROGRESS_BAR = re.compile(r"^[^|\n]{0,80}\d%\|[^|\n]{0,400}\|[^\[\n]{0,60}\[[^\]\n]{0,200}\]\s*(?=\S)")
-"""As tqdm draws it: whoever prints next goes on in the line of a bar that has not ended."""
+"""tqdm bar without a line end, before the next message."""
 
 
 def summary(leader: Attribution, facts: Facts) -> str:
-    """One sentence: what, where, and the words that say so."""
+    """Return one sentence: cause, place, evidence."""
     named = sorted(leader.ranks)
     nodes = sorted({node for rank in named if (node := facts.node_of(rank))} or ({leader.node} - {""}))
     on = f" ({few(nodes)})" if nodes else ""
     first = leader.evidence[0]
-    # Of a process that ended a launcher's line says less than what that means.
+    # For process ends, the interpretation says more than the launcher's line.
     is_told_better = first.source in ("exit", "kubernetes") or first.line.startswith("{")
     words = first.why if is_told_better or not first.line else _PROGRESS_BAR.sub("", first.line).partition("\n")[0]
     words = words[:_LONGEST_WORDS].rstrip(". ")
@@ -71,7 +71,7 @@ def _head(leader: Attribution, first: Evidence) -> str:
 
 
 def nobody(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
-    """Return the sentence for a failure without a rank to name. `joined` of `size` processes had started."""
+    """Return the sentence without a rank. `joined` of `size` processes had started."""
     if cause is CauseClass.HANG and joined:
         return f"It did not start: {joined} of {size} processes joined. Nothing that was read says why not all did."
     if cause is CauseClass.HANG:
@@ -85,7 +85,7 @@ ENDED_WELL = "Nothing failed: the training states that it has come to its end."
 
 
 def ranks(numbers: Collection[int]) -> str:
-    """``rank 3``, ``ranks 3 and 4``."""
+    """Return ``rank 3``, ``ranks 3 and 4``."""
     *others, last = [str(number) for number in sorted(numbers)] or ["?"]
     if len(others) + 1 > _MOST_NAMED:
         return f"ranks {few([*others, last])}"
@@ -93,13 +93,13 @@ def ranks(numbers: Collection[int]) -> str:
 
 
 def few(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first names and the number of the others."""
     shown = ", ".join(names[:_MOST_NAMED])
     return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
 
 
 def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
-    """What would have told more. To a verdict that is sure only what nobody could read would add anything."""
+    """Yield unavailable evidence. For a sure verdict, only what could not be read."""
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
     yield from facts.pods.unread

@@ -1,4 +1,4 @@
-"""Cause of an exception by its message: error numbers, HTTP status, signals, device words. Independent of the library."""
+"""Cause of an exception by its message: error numbers, HTTP status, signals, device words."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ _TITAN = re.compile(
 _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
 
 _DEEPEST, _MOST_OBJECTS = 5, 64
-"""Depth and number of objects of a JSON line in which metrics are searched."""
+"""Limits of the search for metrics in a JSON line."""
 _SENTENCES = ("msg", "message", "text", "error")
 """JSON members with the program's message."""
 

@@ -127,7 +127,7 @@ class FindingTracker:
         return self._rule_set
 
     def use(self, rule_set: RuleSet) -> None:
-        """Replace the active rules; findings of remaining rules continue. Raises like the constructor, without effect."""
+        """Replace the active rules; findings of remaining rules continue. Raises like the constructor."""
         if rule_set != self._rule_set:
             self._use(rule_set)
 
