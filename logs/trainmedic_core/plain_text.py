@@ -19,7 +19,7 @@ _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Return `text` with hidden characters, except those in `keep`, as ``\\x1b`` or ``\\u202e``."""
+    r"""Return `text` with hidden characters, except those in `keep`, as ``\x1b`` or ``\u202e``."""
     return _MAYBE_HIDDEN.sub(lambda match: match[0] if match[0] in keep else _as_python(match[0]), text)
 
 

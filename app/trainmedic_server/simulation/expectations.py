@@ -1,7 +1,4 @@
-"""Compares what a test expects with what the engine did. Pure.
-
-Who calls it: ``suite``, at each check of a test.
-"""
+"""Comparison of a test's expectations with the engine, findings and verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ _LONGEST = 300
 
 
 class Observations(Struct, frozen=True):
-    """Everything that has happened up to a check, in order.
+    """Everything up to a check, in order.
 
-    ``unmatched`` says for each alert that no playbook reacted to why each playbook did not.
+    ``unmatched`` has the reasons of playbooks for alerts without reaction.
     """
 
     decisions: Sequence[PlaybookDecision]
@@ -38,7 +35,7 @@ class Observations(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True):
-    """One expectation that was not met. ``path`` is within the check."""
+    """Unmet expectation; ``path`` is within the check."""
 
     path: DocumentPath
     expected: str
@@ -46,7 +43,7 @@ class Difference(Struct, frozen=True):
 
 
 def differences(check: Check, observed: Observations) -> Iterator[Difference]:
-    """Every difference between `observed` and what `check` expects."""
+    """Yield differences from `check`."""
     if check.decisions is not None:
         made = [f"{decision.playbook} {decision.target or '-'}: {decision.decision}" for decision in observed.decisions]
         yield from count(("decisions",), len(check.decisions), made, observed.unmatched)
@@ -76,7 +73,7 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
 
 
 def failed_runs(observed: Observations, besides: str) -> Iterator[str]:
-    """Why each run failed that did, where `besides` does not say so: the reason is often that of the difference."""
+    """Yield failure reasons of runs that `besides` does not contain."""
     for record in observed.runs:
         run = record.run
         if run.status is Status.FAILED and run.message not in besides:
@@ -126,7 +123,7 @@ def _undo(path: DocumentPath, expected: UndoExpected, undo: Undo | None) -> Iter
 
 
 def finding_differences(check: Check, findings: Sequence[KnownFinding]) -> Iterator[Difference]:
-    """Every difference between the findings, in the order in which they began, and what `check` expects."""
+    """Yield differences in findings and their alerts."""
     if check.findings is not None:
         made = [f"{known.rule} {known.target.key}: {known.role}, {known.count} lines" for known in findings]
         yield from count(("findings",), len(check.findings), made)
@@ -142,7 +139,6 @@ def finding_differences(check: Check, findings: Sequence[KnownFinding]) -> Itera
 
 
 def verdict_differences(expected: VerdictExpected, verdict: Verdict) -> Iterator[Difference]:
-    """Every difference between a verdict and what is expected of it."""
     path: DocumentPath = ("verdict",)
     reason = f" ({verdict.summary})"
     yield from equal((*path, "cause"), expected.cause, verdict.cause, reason)
@@ -200,7 +196,7 @@ def contains(path: DocumentPath, expected: object, got: object) -> Iterator[Diff
 
 
 def _at_least(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
-    """Where both are mappings, `got` has at least the expected members; anything else is equal."""
+    """Compare; mappings may have further members."""
     if not isinstance(expected, Mapping) or not isinstance(got, Mapping):
         if expected != got:
             yield Difference(path, _shown(expected), _shown(got))
@@ -216,7 +212,7 @@ def _at_least(path: DocumentPath, expected: object, got: object) -> Iterator[Dif
 def _in_order(path: DocumentPath, expected: Sequence[str], got: Sequence[str]) -> Iterator[Difference]:
     left = iter(got)
     for index, kind in enumerate(expected):
-        if kind not in left:  # takes from the iterator up to the kind
+        if kind not in left:  # consumes the iterator up to the kind
             yield Difference((*path, index), f"{_shown(kind)} next", f"the events {', '.join(got)}")
             return
 

@@ -1,8 +1,4 @@
-"""Runs playbook tests: the real engine on a store in memory, in virtual time, with scripted actions.
-
-`run_file` runs every test of a file. It touches nothing outside the process and waits for no real time. Not
-here: the format of tests (``suite_format``), and comparing (``expectations``). Who calls it: ``cli.playbook``.
-"""
+"""Playbook tests: the real engine on an in-memory store, in virtual time, with scripted actions."""
 
 from __future__ import annotations
 
@@ -61,14 +57,14 @@ from trainmedic_server.simulation.suite_format import (
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)
-"""A timer with this delay fires only when everything that is due now has been done."""
+"""A timer with this delay fires after everything that is due now."""
 _POLL_EVERY = timedelta(seconds=10)
 _PATIENCE = timedelta(hours=2)
-"""The time that runs may take to end after the last entry of a test, where the test names no end."""
+"""Time for runs to end after the last entry, without `end`."""
 
 
 class TestResult(Struct, frozen=True):
-    """The outcome of one test, which passed where there are no failures. ``seconds`` are of real time."""
+    """``seconds`` are real time."""
 
     __test__ = False
 
@@ -79,7 +75,7 @@ class TestResult(Struct, frozen=True):
 
 
 class FileResult(Struct, frozen=True):
-    """The outcomes of one file's tests; none were run where the file, or a playbook of it, has problems."""
+    """No tests run if the file or a playbook has problems."""
 
     path: Path
     results: tuple[TestResult, ...] = ()
@@ -91,7 +87,7 @@ class FileResult(Struct, frozen=True):
 
 
 def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
-    """Run every test of a file. It raises nothing for what is in the file: that is in the result."""
+    """Run all tests of a file. Problems are in the result."""
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[YamlPlaybook], _LogParts]] = []
     for suite in suites:
@@ -116,7 +112,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
 
 
 def played(test: TestEntry, playbooks: Sequence[YamlPlaybook], actions: Actions) -> Observations:
-    """What there is to see at the end of a test, whatever it expects. Raises `virtual_time.Stalled`."""
+    """Return the observations at the end. Raises `virtual_time.Stalled`."""
     catalog = StaticCatalog(playbooks, actions)
     scenario = _Scenario(test, catalog, _LogParts(RuleSet(), {}), actions, telemetry.Metrics())
 
@@ -128,7 +124,7 @@ def played(test: TestEntry, playbooks: Sequence[YamlPlaybook], actions: Actions)
 
 
 class _LogParts(Struct, frozen=True):
-    """The log rules of a suite, and the lines that its tests name."""
+    """Log rules and fixtures of a suite."""
 
     rules: RuleSet
     fixtures: Mapping[str, str]
@@ -158,7 +154,7 @@ def _run_test(
 
 @dataclass
 class _Scenario:
-    """Plays one test: carries out its timeline, and collects its failures."""
+    """Playback of one test."""
 
     test: TestEntry
     catalog: StaticCatalog
@@ -204,7 +200,7 @@ class _Scenario:
         return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, teller, self.metrics)
 
     async def _pass_until(self, moment: datetime) -> None:
-        """Let time pass, in which those who read logs do what they do all the time."""
+        """Advance time with the periodic work of log readers."""
         while self.test.lines and self.clock.now() < moment:
             is_lively = self.clock.now() < BEGINNING + self.test.last_line + log_scenario.SETTLE
             tick = log_scenario.TICK if is_lively else log_scenario.LAZY_TICK
@@ -215,7 +211,7 @@ class _Scenario:
     async def _start(self) -> Engine:
         job = self.test.job
         given = JobVerdict.of(job.verdict.model_dump()) if job.verdict else None
-        # It is that which the alert sees, whichever that is about.
+        # The alert sees this verdict in any role.
         verdicts = {job.name: VerdictsOnJob(given, given)} if given else {}
         topology = Topology(inventory.parse(self.test.inventory), verdicts=verdicts)
         limits = EngineLimits(mode=self.test.mode, max_age=self.test.max_age)
@@ -282,7 +278,7 @@ class _Scenario:
                 await self.engine.order(run.id, OrderKind(entry.do), entry.by, entry.note, frozenset(entry.groups))
 
     async def _newest(self, entry: OrderEntry) -> Run:
-        """The newest run that fits the order. Raises NotFound."""
+        """Return the newest matching run. Raises NotFound."""
         for run in await self._runs():
             target = run.target.key if run.target else ""
             if entry.playbook in (None, run.playbook) and entry.target in (None, target):
@@ -290,16 +286,16 @@ class _Scenario:
         raise errors.NotFound("there is no such run yet")
 
     async def _runs(self) -> Sequence[Run]:
-        """Every item of the history, newest first."""
+        """Return the history, newest first."""
         page, _ = await self.store.page(HistoryFilter(), 1000, None)
         return page
 
     async def _run_until_idle(self) -> None:
-        """Wait until everything that is due now has been done."""
+        """Run everything due now."""
         await self.clock.sleep_until(self.clock.now() + _SETTLE)
 
     async def _to_the_end(self) -> None:
-        """Let time pass until the test's end, or until its runs have ended by themselves."""
+        """Advance to the test's end, or until its runs have ended."""
         await self._run_until_idle()
         if self.test.lines:
             await self._pass_until(BEGINNING + self.test.last_line + log_scenario.SETTLE)
@@ -323,14 +319,14 @@ class _Scenario:
             self.fail((*path, *difference.path), message + failed)
 
     async def observe(self) -> Observations:
-        """What has happened so far; every item of the history with its events, oldest first."""
+        """Return everything so far, oldest first."""
         stored = [await self.store.record(run.id) for run in await self._runs()]
         records = [record for record in reversed(stored) if record is not None]
         return Observations(self.decisions, records, self.script.calls, self.engine.controls, self.unmatched)
 
 
 def _is_busy(run: Run) -> bool:
-    """Whether the run will still change by itself, without a person or a new alert."""
+    """Return whether the run can change without a person or new alert."""
     if run.is_open:
         waits_for_somebody = run.waiting_on in ("approval", "resume", "resolved")
         return not waits_for_somebody or any(step.deadline and not step.status.is_final for step in run.steps)
@@ -341,7 +337,7 @@ _Entry = LineEntry | AlertEntry | OrderEntry | Check
 
 
 def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, _Entry]]:
-    """The entries that have a time, in its order; at one time first lines, then alerts, orders, and checks."""
+    """Return the timed entries, sorted; at equal times lines, alerts, orders, checks."""
     entries: list[tuple[timedelta, DocumentPath, _Entry]] = []
     for index, line in enumerate(test.lines):
         entries.extend((line.at + line.every * number, ("lines", index), line) for number in range(line.times))
@@ -352,15 +348,13 @@ def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, _Entry]]:
 
 
 def _checks(test: TestEntry) -> Iterator[tuple[DocumentPath, Check]]:
-    """What the test expects, each with where it is written."""
     for index, check in enumerate(test.expect):
         yield ("expect", index), check
 
 
 def unknown_names(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[FileProblem]:
-    """A problem for each step, action and playbook that a test names and that does not exist.
-
-    A reply or an expectation for it would never be used, so that the test would pass without testing it.
+    """Yield a problem for each named step, action or playbook that does not exist; the test would pass without testing
+    it.
     """
     if not playbooks:
         return

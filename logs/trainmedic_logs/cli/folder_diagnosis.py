@@ -1,7 +1,4 @@
-"""``trainmedic diagnose --dir``: who began a failure, and why, from a folder of logs, without a server's packages.
-
-The server's packages put ``diagnose JOB`` beside it (``cli.diagnose``).
-"""
+"""``trainmedic diagnose --dir``: diagnosis of a folder of logs. The server's packages add ``diagnose JOB``."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ _OPTIONS = (
 
 
 def folder_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the argument and the options of a diagnosis from a folder."""
+    """Add the argument and options of a folder diagnosis to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -73,11 +70,11 @@ def diagnose(
     limit_seconds: int,
     limit_memory: int,
 ) -> None:
-    """Say who began a failure of a job, and why.
+    """Show the origin and cause of a job's failure.
 
-    From a folder of logs and dumps (--dir); JOB is then needed only where it has the logs of several jobs. It says how
-    far it can be relied on, what it rests on, what speaks against it, and what was missing. A node is named only with
-    high confidence, and only by what no job can have printed.
+    Reads a folder of logs and dumps (--dir). JOB is required if it holds logs of several jobs. The verdict has a
+    confidence, evidence, contradictions, and missing data. A node is named only with high confidence, and only by data
+    that no job can have printed.
 
     \b
     trainmedic diagnose --dir /data/failed/llm-1
@@ -97,8 +94,8 @@ def of_folder(
     output: str,
     limits: ReadingLimits,
 ) -> None:
-    """Print the verdict on the failure whose logs are in `directory`."""
-    # The command says itself what cannot be loaded.
+    """Print the verdict on the failure in `directory`."""
+    # The command reports loading errors itself.
     logging.getLogger().setLevel(logging.CRITICAL)
     try:
         found = diagnose_folder(directory, loaded(paths), job, limits)
@@ -130,13 +127,13 @@ def _text(chosen: AttemptVerdict, found: FolderDiagnosis, limits: ReadingLimits)
 
 
 def _were(count: int, noun: str = "") -> str:
-    """``1 file was``, ``3 files were``."""
+    """Return ``1 file was``, ``3 files were``."""
     counted = f"{count} {noun}" if noun else str(count)
     return f"{counted} was" if count == 1 else f"{counted}{'s' if noun else ''} were"
 
 
 def shown(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """The lines in which people read a verdict, as it stands in JSON."""
+    """Yield the lines that show a verdict in JSON form."""
     yield str(verdict["summary"])
     yield f"  cause       {verdict['cause']}, confidence {verdict['confidence']}"
     if verdict["ranks"]:

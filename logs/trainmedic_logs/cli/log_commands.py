@@ -1,4 +1,4 @@
-"""The commands that trainmedic-logs brings: a table under the entry point group ``trainmedic.commands``."""
+"""Command table of trainmedic-logs, for the entry point group ``trainmedic.commands``."""
 
 from __future__ import annotations
 

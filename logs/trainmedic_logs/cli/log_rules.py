@@ -1,6 +1,6 @@
-"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``: log rules without a server and without its packages.
+"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``, without a server.
 
-The server's packages put the same commands beside ``logs --job`` (``cli.logs``), with tests that its engine plays.
+With the server's packages, ``cli.logs`` replaces them and also runs tests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def logs() -> None:
 
     For the commands without a PATH the rules are those of TRAINMEDIC_LOG_RULES, else those that come with Trainmedic.
     """
-    # The command's output says better what the catalog would log.
+    # The command reports loading errors itself.
     logging.getLogger().setLevel(logging.CRITICAL)
 
 
@@ -66,11 +66,11 @@ def check(paths: Sequence[Path]) -> None:
 
 
 def tell_checked(roots: Sequence[Path], rules: RuleSet, problems: Sequence[FileProblem]) -> None:
-    """Print what is wrong with the rules in `roots`, or how many there are.
+    """Print problems, or the number of rules in `roots`.
 
     Raises:
-        exits.Failure: Something is wrong.
-        exits.InvalidInput: There is no rule.
+        exits.Failure: There are problems.
+        exits.InvalidInput: There are no rules.
     """
     for problem in problems:
         click.echo(visible(str(problem), keep="\n"))
@@ -149,10 +149,10 @@ def _shown(line: LineExplanation) -> str:
 
 
 def loaded(paths: Sequence[Path]) -> RuleSet:
-    """The rules in `paths`, else the usual ones. What cannot be loaded of them is told.
+    """Return the rules in `paths`, else the default ones, and print loading problems.
 
     Raises:
-        exits.InvalidInput: There are none.
+        exits.InvalidInput: No rules.
     """
     library = LogRuleLibrary(rule_roots(paths))
     library.reload()
@@ -164,10 +164,10 @@ def loaded(paths: Sequence[Path]) -> RuleSet:
 
 
 def rule_roots(paths: Sequence[Path]) -> list[Path]:
-    """Return the folders and files of rules: `paths`, else those of the setting, else those that come with Trainmedic.
+    """Return `paths`, else those of the setting, else the shipped ones.
 
     Raises:
-        exits.InvalidInput: There are none.
+        exits.InvalidInput: No paths.
     """
     roots = log_rule_roots.roots(paths, os.environ)
     if not roots:

@@ -1,4 +1,4 @@
-"""From one YAML document to a log rule, or to everything that is wrong with it, each with its place."""
+"""Compilation of a YAML document to a log rule, or to its problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trainmedic_logs.lines.rule import (
 from trainmedic_logs.rules.log_rule_form import AlertForm, LogRuleForm, PatternForm
 
 _QUIET = timedelta(hours=1)
-"""How long a finding without an alert goes on after its last line, where the rule is about a node."""
+"""Silence after which a node finding without an alert ends."""
 _SHORTEST_LITERAL = 3
 _ALERTS = (Role.ROOT, Role.CONFIRMATION)
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
@@ -45,7 +45,7 @@ _ALERT_TEXTS = ("fields", "labels", "target", "finding")
 
 
 def compile_document(document: YamlDocument, allowance: Allowance | None = None) -> LogRule | list[FileProblem]:
-    """Return the rule of one document, or everything that is wrong with it, in the order of the file."""
+    """Return the rule, or its problems in file order."""
     compilation = _Compilation(document, allowance or Allowance())
     try:
         return compilation.run()
@@ -59,9 +59,9 @@ class _Compilation:
     allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
-    """Named groups of all patterns: the fields that a line can have."""
+    """Named groups of all patterns."""
     has_sure_groups: bool = False
-    """Whether every pattern was read, so that a group which is not there is a mistake."""
+    """All patterns were read, so a missing group is an error."""
 
     def run(self) -> LogRule | list[FileProblem]:
         raw = self.document.value
@@ -134,7 +134,7 @@ class _Compilation:
             self._problem(path, f"{path[-1]}: {each}")
 
     def _unknown_fields(self, tree: SyntaxTree) -> list[str]:
-        """A field that no pattern has a group for is not there in any line."""
+        """Report fields without a group."""
         if not self.has_sure_groups:
             return []
         used = {parts[1] for parts in names.chains(tree) if parts[0] == "fields" and len(parts) > 1}
@@ -144,7 +144,7 @@ class _Compilation:
             for name in sorted(used - self.groups - {"get", "items", "keys", "values"})
         ]
 
-    # --- what contradicts what ------------------------------------------------------------------
+    # --- contradictions --------------------------------------------------------------------------
 
     def _contradictions(self, form: LogRuleForm) -> None:
         self._sources(form)
@@ -234,7 +234,7 @@ class _Compilation:
 
 
 def _unknown_members(tree: SyntaxTree) -> list[str]:
-    """What `target` and `finding` do not have."""
+    """Report unknown members of `target` and `finding`."""
     used = {parts[:2] for parts in names.chains(tree) if parts[0] in MEMBERS and parts[1] != "get"}
     return [
         f"{owner} has no {name!r}{did_you_mean(name, MEMBERS[owner]) or '; there are ' + ', '.join(MEMBERS[owner])}"
@@ -244,7 +244,7 @@ def _unknown_members(tree: SyntaxTree) -> list[str]:
 
 
 def _listed(value: Any, path: DocumentPath) -> list[tuple[DocumentPath, Any]]:
-    """Return the entries of a list with their places; one that stands without its list counts as its only entry."""
+    """Return the entries of a list with their paths; a single value counts as a list."""
     if isinstance(value, list):
         return [((*path, index), each) for index, each in enumerate(value)]
     return [] if value is None else [(path, value)]

@@ -1,7 +1,4 @@
-"""The language of log rules: the models that validate a document, and that its JSON Schema is made from.
-
-Not here: patterns, expressions and what contradicts what (``log_rule_compiler``).
-"""
+"""Log rule format: pydantic models and JSON Schema."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def _as_list(value: Any) -> Any:
 
 
 class PatternForm(_Model):
-    """A pattern whose lines have another role, or another cause, than the rule."""
+    """Pattern with a role or cause other than the rule's."""
 
     pattern: Pattern
     role: Role | None = None
@@ -38,7 +35,7 @@ class PatternForm(_Model):
 
 
 class CountForm(_Model):
-    """How many lines it takes before there is a finding: within ``per``, or records in a row."""
+    """Lines required for a finding: within ``per``, or records in a row."""
 
     at_least: int = Field(ge=2, le=100)
     per: Duration | None = None
@@ -46,14 +43,14 @@ class CountForm(_Model):
 
 
 class ConfirmForm(_Model):
-    """Nobody is told before one of these rules or alerts was seen as well."""
+    """Rules or alerts of which one must also occur before the alert is sent."""
 
     within: Duration
     by: Annotated[tuple[Identifier, ...], Field(min_length=1, max_length=20), BeforeValidator(_as_list)]
 
 
 class AlertForm(_Model):
-    """The alert of the rule's findings. Texts may be templates over ``fields``, ``labels``, ``target``, ``finding``."""
+    """Alert of the rule's findings. Texts may be templates over ``fields``, ``labels``, ``target``, ``finding``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,127}$")]
     severity: str = Field("warning", description="critical, warning or info, or a template that makes one of them.")
@@ -68,7 +65,7 @@ class AlertForm(_Model):
 
 
 class LogRuleForm(_Model):
-    """One log rule as it is written."""
+    """Log rule."""
 
     log_rule: Identifier = Field(description="Its name.")
     summary: str = Field("", max_length=500, description="What its lines mean, for people.")
@@ -103,12 +100,12 @@ class LogRuleForm(_Model):
 
 
 def log_rule_schema() -> dict[str, Any]:
-    """Return the schema of one log rule."""
+    """Return the JSON Schema."""
     made = LogRuleForm.model_json_schema(by_alias=True)
     properties = made["properties"]
     for name in ("source", "contains", "match", "unless", "ends"):
         several = properties[name]
-        # One of them may stand without its list.
+        # A single value may stand without its list.
         properties[name] = {
             **{key: several.pop(key) for key in ("title", "description", "default") if key in several},
             "anyOf": [several["items"], several],

@@ -1,4 +1,4 @@
-"""What log rules make of each line of a file, without a server. Who calls it: ``cli.logs``."""
+"""Explanation of what log rules match in a file."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from trainmedic_logs.lines.rule import RuleSet
 
 
 class LineExplanation(Struct, frozen=True):
-    """Which rule takes a physical line; of a block of several, its first line has the rule."""
+    """Explanation of a physical line; a block's rule is at its first line."""
 
     number: int
-    """Counted from 1."""
+    """From 1."""
     text: str
-    """The line; of a block, all of it, at its first."""
+    """Whole block at its first line."""
     match: LineMatch
     level: LogLevel = LogLevel.INFO
     at: str | None = None
-    """Time of the line in ISO 8601: in UTC, or without a zone if the line names none. None without a date."""
+    """ISO 8601 in UTC, or without a zone if not stated; None without a date."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers in the line, by the names of records."""
+    """Numbers by record names."""
 
     def as_data(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the JSON form."""
         rule = self.match.rule
         return {
             "line": self.number,
@@ -56,12 +56,11 @@ _PIECE = 256 * 1024
 _LOCAL = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _BEGINNING = 120
 _UNKNOWN = datetime(2000, 1, 1, tzinfo=UTC)
-"""Replaces the time of the boot, which only lines of the kernel need."""
+"""Dummy boot time, needed for kernel lines only."""
 
 
 def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
-    """Yield the physical lines of a file; of one that is longer than rules see, the beginning. A file of one enormous
-    line takes no more memory than others."""
+    """Yield physical lines, cut to what rules see, in bounded memory."""
     begun, is_skipping = b"", False
     while piece := file.read1(_PIECE):
         *whole, rest = piece.split(b"\n")
@@ -79,7 +78,7 @@ def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
 
 
 def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) -> Iterator[LineExplanation]:
-    """Yield an explanation of each physical line, in their order. Raises ValueError for a rule that is none."""
+    """Yield explanations in line order. Raises ValueError for an invalid rule."""
     matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
     waiting: dict[int, Line] = {}
     statements: dict[int, _Said] = {}
@@ -97,8 +96,6 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
 
 
 class _Said(NamedTuple):
-    """Statements of one physical line."""
-
     level: LogLevel
     at: str | None
     metrics: Mapping[str, Any]
@@ -115,7 +112,7 @@ def _said(physical: bytes, source: str) -> _Said:
 
 
 def _written(at: datetime | None, text: str) -> str | None:
-    """Return a time with a zone, or else the local time at the beginning of the line, whose zone is unknown."""
+    """Return a time with zone, else the local time stated at the beginning."""
     if at is not None:
         return write_time(at)
     match = _LOCAL.search(text[:_BEGINNING])
@@ -138,7 +135,7 @@ def _told(
 
 
 def _plain(value: Any) -> Any:
-    """Return a field as JSON has it: a number that is not finite as text."""
+    """Return a JSON value; non-finite numbers as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
