@@ -65,7 +65,6 @@ def give_up_everything(most_memory: int) -> None:
 
 
 def _address_space() -> int:
-    """Return bytes; 0 if the kernel does not report them."""
     with contextlib.suppress(OSError, ValueError):
         return int((_SELF / "statm").read_text().split()[0]) * resource.getpagesize()
     return 0

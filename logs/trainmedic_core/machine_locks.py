@@ -27,7 +27,6 @@ _BACKLOG = 128
 _TRIES, _TRY_SECONDS = 100, 0.02
 
 _own: set[tuple[int, int]] = set()
-"""Device and inode of the files locked by this process."""
 _own_lock = threading.Lock()
 
 
@@ -44,7 +43,6 @@ class FileLock:
         status = os.fstat(descriptor)
         self._inode = status.st_dev, status.st_ino
         self.owner = status.st_uid
-        """User ID of the file's owner."""
         self.names = status.st_nlink
         """Number of hard links of the file."""
 

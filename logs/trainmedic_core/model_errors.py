@@ -139,7 +139,6 @@ def _shape(value: Any) -> str:
 
 
 def _shape_of_branch(label: str) -> str:
-    """Return the shape of a union branch from pydantic's label."""
     if re.search(r"\b(tuple|list|set|frozenset)\[", label):
         return "list"
     if "enum[" in label or "literal[" in label:
@@ -190,21 +189,17 @@ _OTHER_WORDS = {
     "args": "with",
     "arguments": "with",
 }
-"""Names of playbook keys in other tools."""
 
 
 def _meant(wrong: str, right: Collection[str]) -> str:
-    """Return a hint at the intended key."""
     meant = _OTHER_WORDS.get(wrong.lower(), wrong)
     return did_you_mean(meant if meant in right else wrong, right)
 
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*\D{1,8}$")
-"""Number with a unit."""
 
 
 def _as_list(loc: Sequence[int | str], value: Mapping[Any, Any], tagged: Collection[str]) -> str:
-    """Return how to write a mapping as the required list."""
     if loc and loc[-1] == "matchers":
         entries = (f"{name}={json.dumps(str(text), ensure_ascii=False)}" for name, text in islice(value.items(), 3))
         return f": [{', '.join(repr(entry) for entry in entries)}]"

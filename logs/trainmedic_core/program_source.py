@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 NAME = "log-parsers"
-"""Process name in ``ps`` and ``top``."""
 _ANSWER_SECONDS = 30.0
 _LONGEST = 4096
 _MOST_RUNNING = 8
@@ -180,7 +179,6 @@ def _start(
 def _be_program(
     program: Callable[[Sequence[str]], None], arguments: Sequence[str], descriptors: Sequence[int], silence: int
 ) -> None:
-    """Run a program. Never returns."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -197,7 +195,6 @@ def _be_program(
 
 
 def _end(pid: int, running: set[int]) -> int:
-    """Kill a program of this process; return its process ID."""
     if pid in running:
         running.discard(pid)
         os.kill(pid, signal.SIGKILL)

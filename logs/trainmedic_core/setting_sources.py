@@ -71,7 +71,6 @@ def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[
 
 
 def without_empty(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the non-empty variables."""
     return {name: value for name, value in environ.items() if value}
 
 

@@ -33,12 +33,10 @@ def plain(value: object) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return ``1 GPU``, ``8 GPUs``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def how_often(number: int) -> str:
-    """Return ``once`` or ``3 times``."""
     return "once" if number == 1 else f"{number} times"
 
 

@@ -105,7 +105,6 @@ def _yaml_files(root: Path) -> Iterator[Path | FileProblem]:
 
 
 def exists(path: Path) -> bool:
-    """Return whether the path exists and is accessible."""
     try:
         return path.exists()
     except OSError:
@@ -120,7 +119,6 @@ def _is_directory(path: Path) -> bool:
 
 
 def _visible(directory: Path) -> list[Path | FileProblem]:
-    """Return the sorted entries of a directory, or the problem."""
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry in islice(entries, MOST_ENTRIES + 1)]

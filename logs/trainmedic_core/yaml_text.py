@@ -56,8 +56,6 @@ _NAN = frozenset({".nan", ".NaN", ".NAN"})
 
 
 class TextPosition(Struct, frozen=True):
-    """Position in a file; line and column count from 1."""
-
     line: int
     column: int
 
@@ -83,8 +81,6 @@ class YamlDocument(Struct, frozen=True):
 
 
 class _Refused(Exception):
-    """The file cannot be read further."""
-
     def __init__(self, message: str, event: Event | None = None) -> None:
         super().__init__(message)
         self.event = event
@@ -130,8 +126,6 @@ def read(
 
 
 class _Frame(Struct):
-    """Mapping or sequence being read."""
-
     value: dict[str, Any] | list[Any]
     path: DocumentPath
     anchor: str | None

@@ -30,7 +30,6 @@ from trainmedic_logs.lines.rule import RuleSet
 
 _LARGEST_DOCUMENT = 1024 * 1024
 _MOST_MERGED = 8
-"""Newest attempts in one file that are diagnosed."""
 _MOST_NAMED = 5
 
 
@@ -101,7 +100,6 @@ class _Part(Struct, frozen=True):
     file: FolderFile
     limits: ReadingLimits
     first: int = 0
-    """From 0."""
     beyond: int | None = None
     """First line of the next attempt."""
 
@@ -109,7 +107,6 @@ class _Part(Struct, frozen=True):
         return islice(log_folder.lines_of(self.file, self.limits), self.first, self.beyond)
 
     def document(self) -> bytes:
-        """Return the beginning of a one-document file."""
         raw = bytearray()
         for line in log_folder.lines_of(self.file, self.limits):
             raw += line + b"\n"
@@ -232,13 +229,11 @@ def _take_error(part: _Part, collector: Collector) -> None:
 
 
 def _lines_within(file: FolderFile, limits: ReadingLimits) -> Iterator[bytes]:
-    """Yield lines until a limit is reached."""
     with suppress(LimitReached):
         yield from log_folder.lines_of(file, limits)
 
 
 def _reports_of(file: FolderFile, attempt: int | None, limits: ReadingLimits) -> Iterator[ReportedEnd]:
-    """Yield the launcher's records of the attempt's failure."""
     for raw in _lines_within(file, limits):
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
@@ -248,7 +243,6 @@ def _reports_of(file: FolderFile, attempt: int | None, limits: ReadingLimits) ->
 
 
 def _status_of(part: _Part) -> int | None:
-    """Return the recorded exit status; None for other files."""
     try:
         record: Any = json.loads(part.document())
         return record["status"] if isinstance(record["status"], int) else None

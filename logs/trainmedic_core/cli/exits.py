@@ -46,6 +46,4 @@ class NotAllowed(CommandError):
 
 
 class UnknownName(CommandError):
-    """Nothing has this name."""
-
     exit_code = 5

@@ -13,7 +13,6 @@ from trainmedic_core.words import cut, plain
 
 _GAP = 2
 _LEAST = 10
-"""Minimum characters of a column."""
 _LEAST_OF_LAST = 24
 
 

@@ -65,7 +65,6 @@ class _Compiler:
         self._functions = functions
 
     def compiled(self, node: nodes.Node) -> _Value:
-        """Raises _NotPlain."""
         match node:
             case nodes.Const(value=int() | float() as value):
                 return lambda _: value

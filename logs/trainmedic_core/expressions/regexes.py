@@ -144,7 +144,6 @@ def _text(value: bytes | str) -> str:
 _NOT_IN_RE2 = tuple(f"invalid perl operator: (?{mark}" for mark in "=!<") + tuple(
     f"invalid escape sequence: \\{digit}" for digit in range(1, 10)
 )
-"""Messages of RE2 about constructs it lacks."""
 
 
 def _reason(error: Exception) -> str:

@@ -43,7 +43,6 @@ _SHALLOW = frozenset(
     {"count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr", "reverse"}
     | {"select", "selectattr", "slice"}
 )
-"""Filters that do not read the members of their operand."""
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
 # fmt: off
 _MEMBERS: Mapping[type, frozenset[str]] = {
@@ -168,7 +167,6 @@ def _readable(value: Any) -> frozenset[str]:
 
 
 def _check_product(left: Any, right: Any) -> None:
-    """Refuse too large a product before it is computed."""
     match left, right:
         case int(), int():
             if left.bit_length() + right.bit_length() > work_meter.LARGEST_NUMBER_BITS:
@@ -287,12 +285,10 @@ def _tojson(value: Any) -> str:
 
 
 def _duration(value: Any) -> str:
-    """Return seconds as a Prometheus duration."""
     return duration.write(value if isinstance(value, timedelta) else timedelta(seconds=float(value)))
 
 
 def _weigh(value: Any) -> Any:
-    """Count the operand of a comparison or hash."""
     work_meter.current().weigh(value)
     return value
 

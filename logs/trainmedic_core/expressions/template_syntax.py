@@ -161,7 +161,6 @@ _SIGNS = {
     "!": "; write 'not', or != between two values",
     "$": "; names have no $ here: labels.gpu",
 }
-"""Operators of other languages, with the correct form."""
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
@@ -203,7 +202,6 @@ def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
 
 
 def _wrong_with(node: nodes.Node) -> str | None:
-    """Return the error of one node, some of which Jinja finds only at run time."""
     if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
         word = "a recursive loop" if isinstance(node, nodes.For) else type(node).__name__.lower()
         return f"{_REFUSED_WORDS.get(word, word)} is not possible in a playbook"
@@ -220,8 +218,6 @@ def _wrong_with(node: nodes.Node) -> str | None:
 
 
 class _Metering(NodeTransformer):
-    """Insert counting filters into a tree."""
-
     def visit_For(self, node: nodes.For) -> nodes.Node:
         texts = sum(len(each.data) // 64 for each in node.find_all(nodes.TemplateData))
         # Most nodes take far less than a step; the others count themselves.

@@ -94,7 +94,6 @@ def of_folder(
     output: str,
     limits: ReadingLimits,
 ) -> None:
-    """Print the verdict on the failure in `directory`."""
     # The command reports loading errors itself.
     logging.getLogger().setLevel(logging.CRITICAL)
     try:
@@ -127,7 +126,6 @@ def _text(chosen: AttemptVerdict, found: FolderDiagnosis, limits: ReadingLimits)
 
 
 def _were(count: int, noun: str = "") -> str:
-    """Return ``1 file was``, ``3 files were``."""
     counted = f"{count} {noun}" if noun else str(count)
     return f"{counted} was" if count == 1 else f"{counted}{'s' if noun else ''} were"
 

@@ -118,7 +118,6 @@ class Collector:
         self._take(line, is_known=True)
 
     def exit(self, ended: Exit) -> None:
-        """Take the end of a process from another source."""
         self._exits.append(ended)
 
     def rank(self, rank: int, **known: Any) -> None:
@@ -218,7 +217,6 @@ class Collector:
             self._began_at = None if is_trouble else line.at
 
     def _step_of(self, line: Line) -> int | None:
-        """Return the step in the trainer's own format, or None."""
         has_form = line.record is None or line.has_words
         if not has_form or line.origin.source in KERNEL_SOURCES or "\n" in line.text:
             return None
@@ -260,7 +258,6 @@ class Collector:
                 self._of_launcher(text, line)
 
     def _of_launcher(self, text: str, line: Line) -> None:
-        """Read a text line as part of a launcher's table or as a process end."""
         row = text[:_LONGEST_TABLE_LINE]
         rows = self._tables.get(line.origin, []) if self._tables else []
         if (_TABLE_LINE.match(row) or _is_heading(row) or _is_raised(row, rows)) and len(rows) < _MOST_TABLE_LINES:
@@ -286,12 +283,10 @@ def _of_its_own(line: Line, match: LineMatch) -> Line:
 
 
 def _is_heading(text: str) -> bool:
-    """Return whether it is the heading of a failure table."""
     return ("Root Cause" in text or "Failures" in text) and text.rstrip().endswith(":")
 
 
 def _is_raised(row: str, rows: Sequence[str]) -> bool:
-    """Return whether it is the exception of the table's last traceback."""
     return bool(rows) and bool(_RAISED.match(row)) and rows[-1].rstrip().endswith(TRACEBACK)
 
 

@@ -91,7 +91,6 @@ class CollectiveLines(Struct):
 
 
 def differing(lines: CollectiveLines) -> Iterator[Attribution]:
-    """Yield the attribution by the lines of all ranks."""
     for group, of_group in _first_waits(lines.waits).items():
         unlike = _differ(of_group)
         if unlike is not None:
@@ -154,7 +153,6 @@ def _worth(waits: Sequence[CollectiveWait], group: str) -> Confidence:
 
 
 def _missing(reports: Sequence[NotJoined]) -> Iterator[Attribution]:
-    """Yield the ranks that other ranks' watchdogs name."""
     if not reports or len(reports[0].ranks) > _MOST_TO_ACCUSE:
         return
     named = reports[0]

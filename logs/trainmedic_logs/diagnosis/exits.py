@@ -45,7 +45,6 @@ class Exit(Struct, frozen=True):
     said: str = ""
     """Last line of the traceback, or the reporter's text."""
     line: str = ""
-    """As printed."""
 
     @property
     def is_failure(self) -> bool:
@@ -132,7 +131,6 @@ def torchrun_table(text: str, node: str = "") -> list[Exit]:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each process; the first may lack its ``[0]:``."""
     block: list[str] = []
     for line in text.splitlines():
         if _BLOCK.search(line):

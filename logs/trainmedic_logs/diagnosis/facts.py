@@ -27,7 +27,6 @@ class RankFacts(Struct, frozen=True):
     """PCI address, as in the kernel log."""
     pid: int | None = None
     last_step: int | None = None
-    """Last completed step."""
     last_step_at: datetime | None = None
     last_line_at: datetime | None = None
     """None if no line was read."""
@@ -38,8 +37,6 @@ class RankFacts(Struct, frozen=True):
 
 
 class Earlier(Struct, frozen=True):
-    """Verdict on an earlier attempt of the job."""
-
     attempt: int
     fingerprint: str
 
@@ -59,13 +56,10 @@ class Facts(Struct, frozen=True):
     ranks: Mapping[int, RankFacts] = field(default_factory=dict)
     world_size: int | None = None
     last_step_at: datetime | None = None
-    """Last step completed by any rank."""
     steps: Mapping[int, RankStep] = field(default_factory=dict)
     """Step parts by rank, if reported."""
     loss_rise: LossRise | None = None
-    """By the log."""
     throughput_drop: ThroughputDrop | None = None
-    """By the log."""
     began_at: datetime | None = None
     """First job line with a time; None if unknown or if the log begins with a fault."""
     outlived: frozenset[str] = frozenset()
@@ -86,7 +80,6 @@ class Facts(Struct, frozen=True):
     """Shapes (`Finding.shape`) of lines also printed by successful attempts."""
     earlier: Sequence[Earlier] = ()
     collectives: CollectiveLines = field(default_factory=CollectiveLines)
-    """Collectives in which ranks timed out."""
     used_nccl: bool = True
     """Without NCCL, no flight recorder dumps are expected."""
     reported: Evidence | None = None
@@ -98,7 +91,6 @@ class Facts(Struct, frozen=True):
     """A supervisor states the failure; for a folder, none does."""
 
     def node_of(self, rank: int | None) -> str:
-        """Return the rank's node; "" if unknown."""
         known = self.ranks.get(rank) if rank is not None else None
         return known.node if known else ""
 

@@ -26,7 +26,6 @@ _PROOF_OF_CODE = re.compile(
     r"|Detected mismatch between collectives on ranks"
     r"|no kernel image is available|invalid device ordinal|Duplicate GPU detected|ncclInvalid(?:Usage|Argument)"
 )
-"""Words of CUDA's and NCCL's checks of the program."""
 _PROOF: Mapping[CauseClass, re.Pattern[str]] = {
     CauseClass.STORAGE: re.compile(
         r"No space left on device|[Dd]isk quota exceeded|Stale (?:NFS )?file handle|\[Errno (?:5|28|116|117|122)\]"
@@ -65,15 +64,12 @@ _SAYS_ALL = re.compile(
 )
 """Messages with one reading, even without a traceback."""
 _LARGE_LOSS = "loss-high"
-"""Shipped rule for very large finite losses."""
 _SECOND = frozenset({"tool-failed", "pod-evicted"})
 """Rules that count only without another cause: launch scripts may survive a failed tool, and evictions have other
 reasons.
 """
 _KEEPS_FROM_STARTING = frozenset({"pod-not-started", "image-not-pulled"})
-"""Rules for failures before the program starts."""
 _TOGETHER = 30.0
-"""Seconds within which all ranks reach a common error."""
 _RIGHT_AFTER = 1.0
 """Seconds within which lines of one message are printed."""
 _WORST_CLOCK = 900.0
@@ -81,7 +77,6 @@ _WORST_CLOCK = 900.0
 
 
 def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield the attribution of the first line that can be the origin."""
     if not relevant.roots:
         return
     cut = [finding for finding in relevant.roots if _gives_way(finding, facts)]
@@ -158,7 +153,6 @@ def _is_next(other: Finding, leading: Finding) -> bool:
 
 
 def _is_proven(finding: Finding) -> bool:
-    """Return whether the line, if it is the origin, allows no other cause."""
     if finding.rule == _LARGE_LOSS:
         return False  # it may be a sum over many samples
     if finding.cause in (CauseClass.NUMERICS, CauseClass.GPU_MEMORY, CauseClass.HANG):
@@ -171,14 +165,12 @@ def _is_proven(finding: Finding) -> bool:
 
 
 def _gives_way(finding: Finding, facts: Facts) -> bool:
-    """Return whether every other candidate takes precedence."""
     is_number = finding.cause is CauseClass.NUMERICS and "exception" not in finding.fields
     was_left_out = is_number and (finding.id in facts.excused or bool(facts.followed.get(finding.id)))
     return _was_cut(finding) or finding.rule in _SECOND or was_left_out or _is_said(finding)
 
 
 def _is_said(finding: Finding) -> bool:
-    """Return whether the line shows text that was read or generated."""
     return "exception" not in finding.fields and bool(_SAID.match(finding.line))
 
 
@@ -189,12 +181,10 @@ def _is_doubtful(finding: Finding) -> bool:
 
 
 def _was_cut(finding: Finding) -> bool:
-    """Return whether it is a traceback without its end."""
     return finding.line.startswith(TRACEBACK)
 
 
 def _vagueness(finding: Finding) -> tuple[bool, bool]:
-    """Return a sort key: specific lines and complete tracebacks first."""
     return finding.cause in (CauseClass.CODE, CauseClass.UNKNOWN), "alone" in finding.fields
 
 
@@ -215,7 +205,6 @@ def _worth(leading: Finding, facts: Facts, relevant: Relevant, *, is_sure: bool)
 
 
 def _step_of(finding: Finding) -> str:
-    """Describe a step record; "" for other lines."""
     fields = finding.fields
     if fields.get("event") != "step":
         return ""
@@ -225,7 +214,6 @@ def _step_of(finding: Finding) -> str:
 
 
 def _is_soon_after(finding: Finding, leading: Finding) -> bool:
-    """Return whether another rank printed the same within `_TOGETHER`."""
     return abs((finding.first_at - leading.first_at).total_seconds()) <= _TOGETHER
 
 

@@ -26,7 +26,6 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _NOT_A_NUMBER = "loss-nan"
-"""Shipped rule for a loss that is NaN."""
 _VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
 """Causes that another source can refine."""
 _OFTEN_BESIDE = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
@@ -61,7 +60,6 @@ def diagnose(facts: Facts) -> Verdict:
 
 
 def _timeouts(facts: Facts) -> list[Evidence]:
-    """Return NCCL timeouts, including survived ones."""
     timeouts = {f.rule: f for f in facts.findings if f.role is Role.CASCADE and f.cause is CauseClass.HANG}
     return [evidence_of(finding, slow.WHY_TIMEOUT) for finding in timeouts.values()]
 
@@ -201,7 +199,6 @@ def _both_know_ranks(one: Attribution, other: Attribution) -> bool:
 
 
 def _is_worth(leader: Attribution, other: Attribution) -> bool:
-    """Return whether neither is just a hint."""
     return Confidence.LOW not in (leader.confidence, other.confidence)
 
 
@@ -219,7 +216,6 @@ def _loss_rose(rise: LossRise) -> Verdict:
 
 
 def _has_finished(facts: Facts) -> bool:
-    """Return whether a process states completion and none failed."""
     return any(each.code == 0 for each in facts.exits) and not any(each.is_failure for each in facts.exits)
 
 
@@ -240,7 +236,6 @@ def _ended_well(facts: Facts) -> Verdict:
 
 
 def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
-    """Return the verdict on a job that ended well with non-finite numbers."""
     rank = rank_of(first)
     where = f" on rank {rank}" if rank is not None else ""
     well = _ended_well(facts)
@@ -256,7 +251,6 @@ def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
 
 
 def _nobody(facts: Facts, counting: Relevant) -> Verdict:
-    """Return the verdict without a rank to name, possibly a hang."""
     hang = next((finding for finding in counting.cascades if finding.cause is CauseClass.HANG), None)
     by_rule = {finding.rule: finding for finding in reversed(counting.cascades)}
     evidence = [
@@ -325,7 +319,6 @@ def _without_repeats(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
 
 
 def _may_name_node(leader: Attribution) -> bool:
-    """Return whether trusted, high-confidence evidence names the node."""
     return leader.confidence is Confidence.HIGH and leader.is_trusted and leader.names_node and bool(leader.node)
 
 

@@ -32,8 +32,6 @@ _SEARCHED = 2048
 
 
 class AttemptWatch:
-    """Detector for the lines of one stream."""
-
     def __init__(self) -> None:
         self._has_failed = False
         self._attempt: int | None = None
@@ -80,6 +78,5 @@ class AttemptWatch:
 
 
 def beginnings(lines: Iterable[bytes]) -> list[int]:
-    """Return the indexes of lines that begin further attempts."""
     watch = AttemptWatch()
     return [number for number, raw in enumerate(lines) if watch.begins(raw)]

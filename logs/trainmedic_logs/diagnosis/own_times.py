@@ -17,7 +17,6 @@ _LAST = 5
 _USUAL, _FEWEST = 200, 20
 """Maximum and minimum of earlier steps for the usual throughput."""
 _DROPPED = 0.7
-"""A throughput below this share of the usual one has dropped."""
 _RATES = ("tokens_per_s", "samples_per_s", "throughput")
 _MOST_FORMS = 16
 _ROSE_BY, _ROSE_TIMES = 1.0, 2.0
@@ -29,7 +28,6 @@ class LossRise(Struct, frozen=True):
     lowest: float
     last: float
     line: str
-    """Line of the last loss."""
 
 
 class OwnTimes(Struct):
@@ -82,7 +80,6 @@ class OwnTimes(Struct):
 
 
 def _rate(record: Mapping[str, Any]) -> float | None:
-    """Return the stated throughput, else steps per second."""
     stated = next((value for name in _RATES if (value := _positive(record.get(name)))), None)
     if stated is not None:
         return stated

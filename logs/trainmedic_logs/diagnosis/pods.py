@@ -23,7 +23,6 @@ from trainmedic_logs.domain.pod_fault import NOT_STARTED, PENDING, NodeNotReady,
 from trainmedic_logs.lines import message_causes
 
 SOURCE = "kubernetes"
-"""Source in evidence."""
 _PASSES_WITHIN = timedelta(minutes=1)
 """Kubernetes retries failed starts; only longer problems are signs of failure."""
 _BEFORE = timedelta(minutes=10)
@@ -47,7 +46,6 @@ _RESOURCE = (
     (re.compile(r"DiskPressure|nodefs|imagefs"), CauseClass.STORAGE, "the node's local disk"),
     (re.compile(r"low on resource: pids\b|PIDPressure"), CauseClass.NODE, "process IDs of the node"),
 )
-"""Exhausted resource by an eviction's message."""
 _NO_SUCH_IMAGE = re.compile(
     r"(?i)not found|manifest unknown|does not exist|denied|unauthorized|authorization failed|authentication required"
     r"|invalid reference format|couldn't parse image|no match for platform|no matching manifest"
@@ -118,7 +116,6 @@ def ends(facts: Facts) -> Sequence[Exit]:
 
 
 def attributions(facts: Facts) -> Iterator[Attribution]:
-    """Yield attributions from statuses, events and node conditions."""
     alike: dict[tuple[PodFaultKind, CauseClass, bool], list[PodFault]] = {}
     for fault in facts.pods.faults:
         if fault.kind is not PodFaultKind.EXITED and (fault.is_training or fault.kind is PodFaultKind.OUT_OF_MEMORY):
@@ -183,7 +180,6 @@ def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
-    """Return the cause of a failed image pull or container creation, by the message."""
     text = _QUOTED.sub("", fault.message)  # names of images and files may contain any words
     is_image = fault.kind is PodFaultKind.IMAGE
     if fault.reason in _ALWAYS_SPECIFICATION:
@@ -200,7 +196,6 @@ def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _is_why(fault: PodFault) -> bool:
-    """Return whether the fault explains the end of its pod."""
     return fault.is_training and fault.kind not in (PodFaultKind.EXITED, PodFaultKind.PROBE_FAILED)
 
 
@@ -233,7 +228,6 @@ def _evidence(fault: PodFault) -> Evidence:
 
 
 def _why(fault: PodFault) -> str:
-    """Describe the fault; if the job has not started, with what to check."""
     pod, words = f"pod {fault.full_name}", f": {fault.message}" if fault.message else ""
     stated = "an event says that " if fault.is_event else ""
     match fault.kind:

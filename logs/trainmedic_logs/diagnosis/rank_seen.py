@@ -41,12 +41,10 @@ class RankSeen(Struct):
             self.node = said
 
     def step(self, step: int, at: datetime) -> None:
-        """Take a completed step."""
         if self.last_step is None or step >= self.last_step:
             self.last_step, self.last_step_at = step, at
 
     def divided(self, record: Mapping[str, Any]) -> None:
-        """Take the step parts of a record."""
         parts = [record.get(name) for name in ("data_s", "compute_s", "wait_s")]
         numbers = [float(part) for part in parts if isinstance(part, int | float) and 0 <= part < 1e6]
         if len(numbers) == 3:

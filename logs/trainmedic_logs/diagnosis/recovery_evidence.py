@@ -48,7 +48,6 @@ _LEFT_OUT = re.compile(
 )
 """Words of a loss scaler that skipped a non-finite step."""
 _RAISED = re.compile(r"[\w.]{0,80}(?:Error|Exception): ")
-"""Beginning of a traceback's last line."""
 _RECENT = 16
 """Remembered lines per stream: a block is recognised some lines after its start."""
 
@@ -86,7 +85,6 @@ class RecoveryEvidence(Struct):
         return bool(self._steps.get(stream) or self._unwell.get(stream))
 
     def forgotten(self) -> set[str]:
-        """Return and forget the IDs of survived findings."""
         gone, self.outlived = self.outlived, set()
         for each in gone:
             self.followed.pop(each, None)
@@ -94,7 +92,6 @@ class RecoveryEvidence(Struct):
         return gone
 
     def found(self, line: Line, findings: list[Finding]) -> None:
-        """Take the findings of a line."""
         for finding in findings:
             if finding.role is Role.ROOT and finding.cause is CauseClass.NUMERICS:
                 self._unwell.setdefault(line.origin.stream, {})[finding.id] = line.at
@@ -148,7 +145,6 @@ class RecoveryEvidence(Struct):
             self._went_on(stream, {each for each, at in open_.items() if line.at - at >= _WHILE})
 
     def _take_loss(self, line: Line) -> None:
-        """End non-finite findings after minutes of finite losses and gradients."""
         loss, norm = (line.record.get(name) if line.record else None for name in ("loss", "grad_norm"))
         if isinstance(norm, float) and not isfinite(norm):
             return
@@ -195,7 +191,6 @@ def _is_excused(finding: Finding, announced: str) -> bool:
 
 
 def _announcement(line: Line, recent: Iterable[tuple[Line, bool, bool]]) -> str:
-    """Return the line before, and the text before a traceback in its own line."""
     before = [each for each, _, _ in recent if each.place < line.place and each.origin.rank == line.origin.rank]
     last = before[-1].text[:400] if before and line.number - before[-1].number <= 1 else ""
     first = line.text[:400].splitlines()[0] if line.text else ""

@@ -53,8 +53,6 @@ class RankStep(Struct, frozen=True):
 
 
 class ThroughputDrop(Struct, frozen=True):
-    """Throughput far below the usual one."""
-
     share: float | None = None
     """Share of the usual throughput, 0 to 1. None if only an alert states the drop."""
 
@@ -116,7 +114,6 @@ def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> 
 
 
 def _slow_rank(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
-    """Return the verdict if others wait for one rank."""
     if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
         return None
     usual = median(each.own for each in parts.values())
@@ -144,7 +141,6 @@ def _data(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict
 
 
 def _communication(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
-    """Return the verdict if all ranks wait alike."""
     if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
         return None
     usual, slowest = median(each.own for each in parts.values()), max(each.own for each in parts.values())

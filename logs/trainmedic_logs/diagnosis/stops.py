@@ -74,7 +74,6 @@ def _worth(finding: Finding) -> Confidence | None:
 
 
 def _has_failed(facts: Facts, worth: Confidence) -> bool:
-    """Return whether a process ended differently from the rest."""
     failed = [ended for ended in facts.exits if ended.is_failure and not ended.is_victims]
     were_all_killed = len(failed) > 1 and all(ended.signal == signal.SIGKILL for ended in failed)
     return bool(failed) and worth is not Confidence.HIGH and not were_all_killed

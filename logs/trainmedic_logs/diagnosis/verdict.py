@@ -54,7 +54,6 @@ class Evidence(Struct, frozen=True):
     rule: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """Return the JSON form."""
         return {
             "line": self.line,
             "source": self.source,

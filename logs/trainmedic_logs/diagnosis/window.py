@@ -16,9 +16,7 @@ TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
 _SETTLING = 30.0
 """Maximum delay of a step report, in seconds."""
 _STEP_LATER = 60.0
-"""Seconds after which a step proves that earlier lines ended nothing."""
 _LATE = 60.0
-"""Seconds after the first sign within which its reason may appear."""
 _FEW_LINES = 8
 """Ordinary lines after which an exception was caught, if nothing failed. Messages may have more lines."""
 _FEW_WORDS = 120
@@ -113,7 +111,6 @@ def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
 
 
 def _is_near(finding: Finding, facts: Facts, ended: Moment | None) -> bool:
-    """Return whether a kernel line fits: after the last step, before the end, and not over before it."""
     if finding.origin.source not in TRUSTED_SOURCES or finding.role not in (Role.ROOT, Role.CONFIRMATION):
         return False
     moment = moment_of(finding)

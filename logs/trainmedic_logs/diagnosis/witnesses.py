@@ -23,9 +23,7 @@ _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|
 """Process names in the kernel log that can be a training's. Process IDs differ in containers, so only the name helps.
 """
 _SAME_FAULT = 120.0
-"""Seconds between a kernel's GPU error and the program's."""
 _SEEN_WITHIN = 120.0
-"""Seconds within which a launcher reports a killed process."""
 _LOOKED_AFTER = 6.0
 """Seconds; torchrun polls every 5 s and writes whole seconds."""
 _MOST_TO_ACCUSE = 0.25
@@ -35,7 +33,6 @@ _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the
 
 
 def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield attributions from kernels and fabric managers of the job's nodes."""
     ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
@@ -88,7 +85,6 @@ def _placed(finding: Finding, facts: Facts, relevant: Relevant) -> Moment:
 
 
 def _is_the_jobs(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Return whether the node is known to be the job's, by a log, a launcher, or a simultaneous GPU error."""
     node, pid = finding.origin.node, finding.fields.get("detail", "") + finding.line
     if facts.is_sure_of(node):
         return True
@@ -98,7 +94,6 @@ def _is_the_jobs(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
 
 
 def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
-    """Yield simultaneous GPU errors printed by the job."""
     for own in relevant.roots if finding.cause is CauseClass.GPU else ():
         apart = abs((own.first_at - finding.first_at).total_seconds())
         if own.cause is CauseClass.GPU and moment_of(own).is_known and apart <= _SAME_FAULT:
@@ -106,7 +101,6 @@ def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
 
 
 def _is_elsewhere(node: str, facts: Facts) -> bool:
-    """Return whether all ranks are known to be on other nodes."""
     return bool(facts.nodes) and node not in facts.nodes and all(known.node for known in facts.ranks.values())
 
 
@@ -146,7 +140,6 @@ def _same_gpu(one: str | None, other: str) -> bool:
 
 
 def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
-    """Attribute an OOM kill by process ID, else by the processes killed on the node."""
     node, pid = finding.origin.node, finding.fields.get("pid", "")
     killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _is_on(ended, node, facts)]
     named = [ended for ended in killed if pid and str(ended.pid) == pid] or killed
@@ -190,19 +183,16 @@ def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
 
 
 def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
-    """Return whether the kernel reports OOM at the job's end without naming a process."""
     return "pid" not in finding.fields and finding in relevant.trusted and _was_just_then(finding, relevant)
 
 
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Return whether the kill was too long before the launcher's first failure to be the job's."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
     ended = relevant.ended
     return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)
 
 
 def _killed_ours(finding: Finding, facts: Facts) -> bool:
-    """Return whether the kernel killed a process that ended by SIGKILL in the job."""
     pid = finding.fields.get("pid")
     return finding.cause is CauseClass.HOST_MEMORY and any(
         ended.signal == signal.SIGKILL and str(ended.pid) == pid and _is_on(ended, finding.origin.node, facts)
@@ -230,7 +220,6 @@ def _evidence_of_exit(ended: Exit, why: str) -> Evidence:
 
 
 def recorder(facts: Facts) -> Iterator[Attribution]:
-    """Yield the attribution by flight recorder dumps."""
     reading = facts.recorder
     if reading is None:
         return
@@ -268,7 +257,6 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
 
 
 def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
-    """Yield nodes that disappeared, as the server sees them."""
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
@@ -331,7 +319,6 @@ def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
 
 
 def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
-    """Return statements of the scheduler or container runtime about an OOM kill."""
     return [
         evidence_of(finding, _WHY_MEMORY.get(finding.rule, "a process was killed there, out of memory"))
         for finding in facts.findings

@@ -93,7 +93,6 @@ def ranks(numbers: Collection[int]) -> str:
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the first names and the number of the others."""
     shown = ", ".join(names[:_MOST_NAMED])
     return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
 

@@ -15,5 +15,4 @@ def written_ns(facts: os.stat_result) -> int:
 
 
 def written_at(facts: os.stat_result) -> datetime:
-    """Return the last write, UTC."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=written_ns(facts) // 1000)

@@ -19,7 +19,6 @@ CLAIMED_JOB = "claimed_job"
 """Label for a job that only a log file names, without proof. It is part of the identity; playbooks do not resolve it.
 """
 LONGEST_LINE = 500
-"""Characters."""
 LONGEST_VALUE = 256
 """Characters of a label or field."""
 LONGEST_STREAM = 4096
@@ -49,7 +48,6 @@ class Role(StrEnum):
     TEARDOWN = "teardown"
     """Printed during termination."""
     NOISE = "noise"
-    """Means nothing."""
 
 
 class CauseClass(StrEnum):
@@ -93,7 +91,6 @@ class Origin(Struct, frozen=True):
     """Empty for files of unknown origin."""
     job: _Name | None = None
     attempt: _Number | None = None
-    """From 1."""
     rank: _Number | None = None
     local_rank: _Number | None = None
     node_rank: _Number | None = None
@@ -116,7 +113,6 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
     target: Target
     """GPUs and nodes come from the origin or the kernel, never from a training's output."""
     origin: Origin
-    """Of the first line."""
     first_at: datetime
     last_at: datetime
     """First and last line, UTC, by the node's clock."""
@@ -129,7 +125,6 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
     ranks: frozenset[int] = frozenset()
     """Known ranks of the lines."""
     count: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 1
-    """Lines so far."""
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Seconds of possible difference from the clock of Redis."""

@@ -26,18 +26,14 @@ MOST_LINES = 1_000_000_000_000_000_000
 
 
 class FindingEnd(StrEnum):
-    """Reason for a finding's end."""
-
     ENDED = "ended"
     """The rule's end was read in every stream."""
     SILENCE = "silence"
     """No line for the rule's silence."""
     BOOT = "boot"
-    """The node rebooted."""
     ATTEMPT = "attempt"
     """The next attempt progresses, or the job ended."""
     UNCONFIRMED = "unconfirmed"
-    """Not confirmed in time."""
     FORGOTTEN = "forgotten"
     """The node is no longer known."""
 
@@ -54,15 +50,12 @@ class Episode(Struct, frozen=True):
     key: EpisodeKey
     finding_id: str
     count: int
-    """Lines so far."""
     counted_before: int = 0
     """Lines that belong to an earlier, ended finding."""
     is_over: bool = False
 
 
 class FindingAlert(Struct, frozen=True):
-    """Alert of a finding."""
-
     labels: Mapping[str, str]
     """All labels; constant, because they identify the alert."""
     fingerprint: str
@@ -101,12 +94,10 @@ class KnownFinding(Struct, frozen=True):
     is_printed: bool = False
     """A job could have printed it, so it proves nothing about a node."""
     ended_at: datetime | None = None
-    """None while open."""
     ended_because: FindingEnd | None = None
     is_suspected: bool = False
     """A required confirmation is missing."""
     confirmed_by: str = ""
-    """Confirming rule or alert."""
     alert: FindingAlert | None = None
     no_alert_because: str = ""
     """Reason for people; empty if it raises an alert."""
@@ -115,7 +106,6 @@ class KnownFinding(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Identity."""
         return identity_of(self.rule, self.target, self.labels, is_printed=self.is_printed)
 
     @property
@@ -152,8 +142,6 @@ class KnownFinding(Struct, frozen=True):
 
 
 class KnownExcerpt(Struct, frozen=True):
-    """Excerpt of one episode."""
-
     finding_id: str
     key: EpisodeKey
     source: str
@@ -175,8 +163,6 @@ class KeptJob(Struct, frozen=True):
 
 
 class JobPlace(NamedTuple):
-    """Job seen on a node."""
-
     job: str
     node: str
 

@@ -33,9 +33,7 @@ class CutKind(StrEnum):
     LINES = "lines"
     """Lines read but not matched."""
     FINDINGS = "findings"
-    """Findings not reported."""
     DUMPS = "dumps"
-    """Flight recorder dumps not read."""
 
 
 class LogCut(Struct, frozen=True):

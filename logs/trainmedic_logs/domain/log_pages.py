@@ -12,7 +12,6 @@ MOST_PACKED = 56_000
 """Characters of a page; a reply has 64 KiB."""
 _PIECE = 4000
 _LARGEST = 16 * 1024 * 1024
-"""Maximum unpacked bytes."""
 
 
 def packed(page: Mapping[str, Any]) -> list[str]:

@@ -36,8 +36,6 @@ class LogLevel(StrEnum):
 
 
 class TimeKnownBy(StrEnum):
-    """Source of a line's time."""
-
     LINE = "line"
     """Stated with a zone."""
     NODE_ZONE = "node_zone"
@@ -98,7 +96,6 @@ class LogQuery(Struct, frozen=True):
     grep: str = ""
     """RE2, searched anywhere in the line."""
     level: LogLevel | None = None
-    """This and worse levels."""
     kernel: bool = False
     """Include kernel logs of the job's nodes."""
     pods: Sequence[str] = field(default=())
@@ -158,7 +155,6 @@ class FoundLine(Struct, frozen=True):
     """Result line."""
 
     at: datetime
-    """UTC."""
     text: str
     node: str
     source: str
@@ -178,7 +174,6 @@ class FoundLine(Struct, frozen=True):
         return self.known_by in (TimeKnownBy.LINE, TimeKnownBy.NODE_ZONE, TimeKnownBy.ARRIVAL_ZONE)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the known members."""
         members = {
             "at": written(self.at),
             "node": self.node,
@@ -261,7 +256,6 @@ def read_time(value: object) -> datetime:
 
 
 def _known_by(members: Mapping[str, Any]) -> TimeKnownBy:
-    """Return the source of the time; older agents only send whether it is guessed."""
     usual = TimeKnownBy.NEIGHBOURS if members.get("clock") == "guessed" else TimeKnownBy.LINE
     return TimeKnownBy(members.get("time_source", usual))
 

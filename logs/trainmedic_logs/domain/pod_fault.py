@@ -13,17 +13,14 @@ LONGEST_MESSAGE = 500
 
 class PodFaultKind(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
-    """A container was OOMKilled."""
     EXITED = "exited"
     """A container ended by exit code or signal, without another reason."""
     EVICTED = "evicted"
     """The kubelet evicted the pod for lack of a resource."""
     PREEMPTED = "preempted"
-    """Ended in favour of another pod."""
     API_EVICTED = "api_evicted"
     """Evicted by the Eviction API, such as in a drain."""
     DEADLINE = "deadline"
-    """Deadline exceeded."""
     NODE_SHUTDOWN = "node_shutdown"
     """Ended by a node shutdown."""
     NODE_LOST = "node_lost"
@@ -31,19 +28,14 @@ class PodFaultKind(StrEnum):
     TAINTED = "tainted"
     """Deleted because of a NoExecute taint."""
     REJECTED = "rejected"
-    """Not admitted by the kubelet."""
     IMAGE = "image"
-    """Image pull failed."""
     NOT_CREATED = "not_created"
-    """Container creation or start failed."""
     NOT_MOUNTED = "not_mounted"
-    """Volume attachment or mount failed."""
     NO_SANDBOX = "no_sandbox"
     """Sandbox setup failed, such as the network."""
     NODE_NOT_READY = "node_not_ready"
     """Event about an unready node."""
     PROBE_FAILED = "probe_failed"
-    """Container restarted after a failed probe."""
 
 
 NOT_STARTED = frozenset(
@@ -106,7 +98,6 @@ class PodReading(Struct, frozen=True):
     """Known faults of a job's pods."""
 
     faults: tuple[PodFault, ...] = ()
-    """Earliest first."""
     not_ready: tuple[NodeNotReady, ...] = ()
     shared_nodes: frozenset[str] = field(default_factory=frozenset)
     """Nodes with several pods of the job, where the node does not identify ranks."""

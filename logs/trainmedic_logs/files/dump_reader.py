@@ -115,8 +115,6 @@ _DECODER = msgspec.json.Decoder(_Answer)
 
 
 class DumpProcess:
-    """Dump parsing process, one dump at a time."""
-
     def __init__(
         self,
         most_memory: int,

@@ -45,12 +45,9 @@ _MOST_ENTRIES = 200_000
 _ZEROS = re.compile(rb"\0+")
 _FEW_ZEROS = 8
 _NO_TEXT = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")
-"""Bytes that no text contains."""
 
 
 class Kind(StrEnum):
-    """File kind."""
-
     LINES = "lines"
     DUMP = "dump"
     """PyTorch flight recorder."""
@@ -138,7 +135,6 @@ def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[
 
 
 def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -> None:
-    """Skip `size` bytes, unpacking if compressed."""
     if not isinstance(stream, gzip.GzipFile):
         stream.seek(size)
         return
@@ -162,11 +158,6 @@ def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
 
 
 def _unpacked_size(path: Path, limits: ReadingLimits) -> int:
-    """Return the unpacked size.
-
-    Raises:
-        OSError: It exceeds `MOST_UNPACKED`.
-    """
     size = 0
     with _opened(path) as raw, gzip.GzipFile(fileobj=raw) as stream:
         try:
@@ -181,7 +172,6 @@ def _unpacked_size(path: Path, limits: ReadingLimits) -> int:
 
 
 def _head(stream: IO[bytes]) -> bytes:
-    """Return the first bytes, unpacked."""
     head = stream.read(_HEAD)
     if head[:2] != _GZIP:
         return head
@@ -205,11 +195,6 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
-    """Yield the files below a directory, sorted.
-
-    Raises:
-        OSError: It cannot be listed.
-    """
     waiting = [directory]
     while waiting and limits.reached is None:
         folder, folders = waiting.pop(), []
@@ -313,7 +298,6 @@ _NODE_PART = re.compile(rf"(?i)^{_NODE_WORDS}(?:-\w+)*$")
 
 
 def _node_of(folders: tuple[str, ...]) -> str:
-    """Return the innermost folder named like a node."""
     return next((part for part in reversed(folders) if _NODE_PART.match(part)), "")
 
 
@@ -329,7 +313,6 @@ _KERNEL_LINE = re.compile(rb"\[ *\+?\d+\.\d{6}\] |kern +:|\d,\d+,\d+,[^;]*;|(?:.
 
 
 def _of_name(path: Path, directory: Path, head: bytes) -> Origin:
-    """Classify by file name; kernel logs also by content."""
     stem = _SUFFIX.sub("", path.name)
     folders = path.relative_to(directory).parts[:-1]
     is_kernel = bool(_KERNEL_NAME.search(stem)) or _looks_like_kernel(head)

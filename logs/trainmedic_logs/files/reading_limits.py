@@ -53,7 +53,6 @@ class ReadingLimits:
         return 0.0 if self.reached else max(self._ends_at - self._monotonic(), 0.0)
 
     def check(self) -> None:
-        """Raise LimitReached if a limit is reached."""
         if self.reached is None and self._monotonic() >= self._ends_at:
             self.reached = LimitKind.SECONDS
         if self.reached is None and self._resident() - self._resident_before >= self.memory:
@@ -62,7 +61,6 @@ class ReadingLimits:
             raise LimitReached(0, f"not read to its end: {self.said(self.reached)}")
 
     def said(self, kind: LimitKind) -> str:
-        """Return a sentence."""
         if kind is LimitKind.SECONDS:
             return f"the limit of {self.seconds:,.0f} s was reached"
         return f"the limit of {self.memory / 2**20:,.0f} MiB of memory was reached"

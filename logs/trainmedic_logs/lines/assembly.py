@@ -22,7 +22,6 @@ from trainmedic_logs.lines.step_trends import StepTrends
 PATIENCE = timedelta(seconds=5)
 """Time that a block waits for its next line."""
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)
-"""Time that a complete traceback waits for a chained one."""
 _MOST_OPEN = 256
 """Maximum held-back blocks and divided lines of a stream; the oldest goes first."""
 _FUTURE = timedelta(minutes=1)
@@ -34,7 +33,6 @@ class _OpenBlock(Struct):
     last_arrived: datetime
     texts: list[str]
     places: list[int]
-    """One per physical line."""
     length: int
     left_out: int = 0
     tail: list[str] = field(default_factory=list)
@@ -68,13 +66,10 @@ class _OpenBlock(Struct):
 class _DividedLine(Struct):
     text: str
     places: list[int]
-    """One per part."""
     number: int
 
 
 class LineAssembler:
-    """Assembler for one stream."""
-
     def __init__(self, origin: Origin, booted_at: datetime | None = None) -> None:
         """`booted_at` is the boot time of the machine whose kernel wrote the stream, by its current clock. Without it,
         times since boot are ignored.
@@ -126,7 +121,6 @@ class LineAssembler:
 
     @property
     def _holds_back(self) -> bool:
-        """Return whether the next line may belong to an earlier one."""
         return bool(self._open or self._divided or self._learned)
 
     def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
@@ -227,7 +221,6 @@ class LineAssembler:
         return done
 
     def _whole(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
-        """Join the line with its earlier parts; None while parts are missing."""
         part = self._divided.pop(prefixed.key, None) or _DividedLine("", [], self._number)
         part.places.append(place)
         if len(part.text) <= LONGEST:

@@ -18,11 +18,8 @@ class BlockKind(StrEnum):
 
 class Continuation(StrEnum):
     MORE = "more"
-    """Part of the block, which may continue."""
     LAST = "last"
-    """Last line of the block."""
     NO = "no"
-    """Not part of the block."""
 
 
 TRACEBACK = "Traceback (most recent call last):"
@@ -61,9 +58,7 @@ _SURE_EXCEPTION = re.compile(
     r"(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?::|$)"
 )
 _PASSED_ON = re.compile(r"(?:\w{1,40}\.){0,4}RayTaskError\(\w{1,80}\): ")
-"""First line of an exception that Ray re-raises; the task's traceback follows."""
 _DETAIL = re.compile(r"(?:RequestId|Time|ErrorCode|Content):\S")
-"""Unindented further lines of an Azure exception's message."""
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -84,7 +79,6 @@ _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifi
 
 
 def kind_of(text: str) -> BlockKind | None:
-    """Return the kind of block that the line begins."""
     if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCED)) or (
         TRACEBACK in text and text.rstrip().endswith(TRACEBACK)
     ):
@@ -101,7 +95,6 @@ def kind_of(text: str) -> BlockKind | None:
 
 
 def continues(kind: BlockKind, lines: list[str], text: str) -> Continuation:
-    """Return whether `text` continues a block of these lines."""
     match kind:
         case BlockKind.TRACEBACK:
             return _of_traceback(lines, text)
@@ -131,7 +124,6 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
 
 
 def _is_report(text: str) -> bool:
-    """Return whether an indented line is a step report or logger line, not part of a message."""
     return text[:1] in (" ", "\t") and _REPORT.match(text) is not None
 
 

@@ -66,7 +66,6 @@ _BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"CUDA|Cuda|NVML"), CauseClass.GPU),
     (re.compile(r"Config|Validation|Argument|Unsupported|Compil|Forbidden|Setup"), CauseClass.CODE),
 )
-"""Causes by parts of unlisted class names."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$|\.pyx$")
 _LOADER = re.compile(r"/torch/utils/data/_utils/|/datasets/(?:iterable_|arrow_)?(?:dataset|builder|reader)\.py")
 _PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]")
@@ -87,9 +86,7 @@ _READERS_OF_DATA = (
     "decord",
     "webdataset.",
 )
-"""Modules with their own exceptions for broken data."""
 _NUMBERS = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|inf)\b")
-"""Finite-number check in the source that the traceback shows."""
 _TAIL = 500
 _OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
 _COLLECTIVE = re.compile(
@@ -105,7 +102,6 @@ _RUN_BY_EXEC = re.compile(
 _TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
 """File named by Python's tempfile, such as a model's answer under test."""
 _OF_HOST = re.compile(r"(?i)\b(?:host|cpu|ram|system|array|object|list|string)\b")
-"""Words in a `MemoryError` about host memory."""
 _HEADING = "Traceback (most recent call last)"
 _ORIGINAL = f"Original {_HEADING}"
 _OF_GROUP = "Exception Group Traceback"
@@ -116,7 +112,6 @@ _OF_MACHINE = re.compile(
     r"|respon\w*|time[ds]?[ _]?out|path\.\w+|exists?|is_?file|is_?dir|not found|mount\w*|disk|free|memory)\b"
     r"|is_available|_count\("
 )
-"""Subjects of assertions about the environment."""
 _ASSERTED = re.compile(r"\n\s*assert ([^\n]*)")
 _SEE_ABOVE = re.compile(
     r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above|\bis reported as above"
@@ -217,19 +212,16 @@ def _is_consequence(name: str, message: str, place: str) -> bool:
 
 
 def _is_of_machine(message: str, traceback: str) -> bool:
-    """Return whether an assertion or its message is about the machine or another process."""
     asserted = _ASSERTED.findall(traceback[-_TAIL:])
     return bool(_OF_MACHINE.search(message) or (asserted and _OF_MACHINE.search(asserted[-1])))
 
 
 def _is_of_several(traceback: str) -> bool:
-    """Return whether lines of several tasks, threads or processes are mixed."""
     chained = len(_CHAINED.findall(traceback)) + traceback.count(_ORIGINAL)
     return _OF_GROUP in traceback or traceback.count(_HEADING) > 1 + chained
 
 
 def _is_proof(last: str, message: str, calls: Sequence[str], shown: str) -> bool:
-    """Return whether only the program can have raised it there."""
     place = calls[-1] if calls else ""
     if _TEMPORARY.search(place):
         return False

@@ -27,7 +27,6 @@ _OTHER = re.compile(
     r"(?:<\d{1,3}>\d? ?)?(?:(?:[A-Z][a-z]{2}|[A-Z]{2,5}|\[? {0,8}\d[\d:.,TZ+-]{0,40}\]?) {1,3}){0,6}"
     r"[A-Za-z0-9][\w.:-]{0,254} kernel(?:\[\d{1,10}\])?(?:: ?| - - - )"
 )
-"""Other timestamps before the host: further formats of the journal, RFC 5424."""
 
 
 class KernelText(Struct, frozen=True):

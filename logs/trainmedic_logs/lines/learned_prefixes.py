@@ -20,8 +20,6 @@ _FRACTION = re.compile(r"[.,]\d{1,9}\Z")
 
 
 class LearnedPrefixes:
-    """Prefixes of one stream's open tracebacks."""
-
     def __init__(self) -> None:
         self._patterns: dict[str, re.Pattern[str]] = {}
 
@@ -40,14 +38,12 @@ class LearnedPrefixes:
         return text, ""
 
     def forget(self, key: str) -> None:
-        """Forget the prefix of a completed traceback."""
         self._patterns.pop(key, None)
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
     def _learn(self, prefix: str) -> str:
-        """Return the key: a pattern of the prefix with any digits in its times."""
         parts, at = [], 0
         for time in _TIME.finditer(prefix):
             parts += [re.escape(prefix[at : time.start()]), _digits(time[0])]

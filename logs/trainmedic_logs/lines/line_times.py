@@ -19,7 +19,6 @@ AHEAD = timedelta(minutes=2)
 """Allowed clock difference into the future."""
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 _BEGINNING = 240
-"""Characters searched for a time."""
 _ANY = re.compile(r"\d\d:\d\d:\d\d|\d{6}|\d\d\d\d-\d\d-\d\d")
 _LEVEL_WORD = r"(?:TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|trace|debug|info|warning|warn|error|fatal)"
 _TAG = rf"(?:{_LEVEL_WORD}|[A-Za-z][\w./-]{{0,40}}|[Rr]ank[ _:=]?\d{{1,6}}|\d{{1,6}})(?:\|[^\[\]|]{{1,80}})?"
@@ -28,7 +27,6 @@ _LEAD = re.compile(
     rf"|{_LEVEL_WORD}(?::[A-Za-z_][\w.]{{0,60}}:|\b)"
     rf"|\((?:[\w.<>:+-]{{1,80}} )?pid=\d{{1,8}}[^()]{{0,60}}\)|<\d{{1,3}}>)[ \t]*(?:[:|>,-][ \t]*)?"
 )
-"""Text that loggers put before the time."""
 _MOST_LEADS = 4
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
 _END = r"(?![\d:/])"
@@ -142,7 +140,6 @@ def _filled(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime
 
 
 def _at(text: str, position: int = 0, *, is_bracketed: bool = False) -> Stated | None:
-    """Read the time at `position`, possibly in a bracket."""
     position += len(text) - position - len(text[position:].lstrip(" \t"))
     if text[position : position + 1] in ("[", "<", "("):
         position, is_bracketed = position + 1, True
@@ -228,7 +225,6 @@ def _since_epoch(match: re.Match[str], *, is_weak: bool) -> Stated | None:
 
 
 def _of_record(text: str) -> Stated | None:
-    """Read the time of a JSON line."""
     end = text.rstrip()
     if not end.endswith("}") or len(end) > _LONGEST_RECORD or not any(f'"{name}"' in end for name in _MEMBERS):
         return None

@@ -57,8 +57,6 @@ _Meaning = tuple[Role, CauseClass, dict[str, str]]
 
 
 class LineMatch(Struct, frozen=True):
-    """Result of matching one line."""
-
     rule: LogRule | None = None
     role: Role | None = None
     cause: CauseClass | None = None
@@ -79,8 +77,6 @@ _NOTHING = LineMatch()
 
 
 class _ReadyRule:
-    """Rule with compiled patterns and condition."""
-
     def __init__(self, rule: LogRule) -> None:
         """Raises ValueError or Malformed."""
         self.rule = rule
@@ -117,8 +113,6 @@ class _ReadyRule:
 
 
 class _SourceRules:
-    """Rules of a set of sources, with an index by literal."""
-
     def __init__(self, rules: Iterable[_ReadyRule]) -> None:
         self.over_records: dict[str, list[_ReadyRule]] = {}
         by_literal: dict[str, list[_ReadyRule]] = {}
@@ -161,7 +155,6 @@ class LineMatcher:
         self._of: dict[tuple[str, ...], _SourceRules] = {}
 
     def match(self, line: Line, source: str | None = None) -> LineMatch:
-        """Match the line, as if from `source` if given."""
         source = line.origin.source if source is None else source
         rules = self._of_sources((source,))
         words = records.words_of(line.record) if line.record is not None and not line.has_words else line.text

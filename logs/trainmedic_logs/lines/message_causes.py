@@ -191,7 +191,6 @@ _NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         CauseClass.NODE,
     ),
 )
-"""Causes of "no space left on device" other than a disk."""
 _NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
 
 
@@ -211,7 +210,6 @@ def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
 
 
 def is_store(name: str) -> bool:
-    """Return whether the class `name` belongs to an object store client."""
     return bool(_STORE.search(name))
 
 

@@ -130,7 +130,6 @@ def _start(text: str, match: LineMatch) -> int:
 
 
 def _telling(text: str, start: int) -> str:
-    """Return the matched line of a block, or the matched part of a long line."""
     begin = text.rfind("\n", 0, start) + 1
     end = text.find("\n", start)
     line = text[begin : len(text) if end < 0 else end]
@@ -170,7 +169,6 @@ def _written(value: Any) -> str:
 
 
 def shape_of(text: str) -> str:
-    """Return the line's shape."""
     text = text[:_LONGEST_SHAPED]
     for pattern, instead in _VARYING:
         text = pattern.sub(instead, text)

@@ -13,7 +13,6 @@ _SETTINGS = (
     r"(?:self\.)?(?:\w+\.)*?(?:\w*_)?(?:conf(?:ig)?s?|cfg|args|h?params|hyper\w*|settings|kwargs|defaults)"
     r"|[A-Z][A-Z0-9_]+"
 )
-"""Names of mappings and objects filled by the program or its configuration."""
 _IS_SETTINGS = re.compile(rf"(?:{_SETTINGS})$")
 _LITERAL_KEYS = re.compile(r"([A-Za-z_][\w.]*)((?:\[\s*f?(?:\"[^\"\n]*\"|'[^'\n]*')\s*\])+)")
 _POPPED = re.compile(r"([A-Za-z_][\w.]*)\.(?:pop|__getitem__)\(\s*(\"[^\"\n]*\"|'[^'\n]*')\s*\)")
@@ -23,12 +22,9 @@ _NO_ATTRIBUTE = re.compile(r"^'(\w+)' object has no attribute '(\w+)'")
 _CONDITION = re.compile(r"^assert\b(?P<condition>[^\"'\n]*)", re.MULTILINE)
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*")
 _READS = re.compile(r"[\w\])]\s*\[|\.(?:pop|popitem|remove|__getitem__|__delitem__|move_to_end)\(")
-"""Source that reads a mapping."""
 _WORD = re.compile(r"(['\"])[A-Za-z_][\w.-]*\1$")
 _VARIABLE = re.compile(r"['\"](?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK|HOSTNAME|HOME|USER|PATH)['\"]$")
-"""KeyError message of an environment variable."""
 _PARSED = re.compile(r"\b(?:str|int|float|bool|bytes|list|dict|tuple|set)\b")
-"""Types of parsed values, in messages about wrong types."""
 _TEXTS = re.compile(
     r"^(?:string|byte) ind|^expected string or|JSON object must be|^can only concatenate|^sequence item"
 )
@@ -39,14 +35,12 @@ _MODEL_SIZE = re.compile(
     r"|accum\w*|(?:tensor|pipeline|context|expert|data|sequence)_?(?:model_)?parallel\w*|tp(?:_size)?|pp(?:_size)?"
     r"|cp(?:_size)?|ep(?:_size)?)$"
 )
-"""Sizes set by a configuration."""
 _DIVISIBLE = re.compile(r"\bdivisible\b|\bdivide\b")
 _FROM_OUTSIDE = re.compile(
     r"(?i)\b(?:files?|suffix|ext(?:ension)?s?|formats?|mime\w*|codecs?|images?|audio|video|modalit\w*|columns?|fields?"
     r"|samples?|rows?|records?|inputs?|outputs?|tokens?|labels?|responses?|repl(?:y|ies)|answers?|status|codes?|urls?"
     r"|http\w*|versions?|headers?|messages?|roles?|languages?|kind|devices?|platforms?|drivers?|os|systems?)\b|\.\w{2,5}$"
 )
-"""Words about unsupported input."""
 
 
 def is_own(name: str, message: str, shown: str) -> bool:
@@ -100,7 +94,6 @@ def _is_own_type(message: str, shown: str) -> bool:
 
 
 def _is_own_check(message: str, shown: str) -> bool:
-    """Return whether an assertion compares only settings of the program."""
     checks = _CONDITION.findall(shown)
     if not checks:
         return bool(_DIVISIBLE.search(message)) and not _FROM_OUTSIDE.search(message)

@@ -36,7 +36,6 @@ _NAMES: Mapping[str, LogLevel] = {
 }
 """Level names in JSON; others mean info."""
 _BEGINNING = 200
-"""Characters searched for a level."""
 _OF_GLOG = {"E": LogLevel.ERROR, "F": LogLevel.ERROR, "W": LogLevel.WARNING, "I": LogLevel.INFO}
 
 
@@ -83,7 +82,6 @@ class LineMask:
         return self._key_lines > 0
 
     def of(self, text: str) -> str:
-        """Return the next line, masked."""
         is_of_key = self.is_in_key
         self.skip(text)
         return MASK if is_of_key else masked(text)

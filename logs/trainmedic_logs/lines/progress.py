@@ -15,7 +15,6 @@ _LONGEST_FORM = 96
 """Characters of a form. Later metrics vary between lines."""
 _MOST_FORMS = 64
 _LEARNED = 2
-"""Required growths of a number."""
 _NO_PROGRESS = re.compile(
     r"(?i)\b(?:retry\w*|retries|attempts?|reconnect\w*|wait(?:ing|ed|s)?|timed? ?out|timeout|time-out|heartbeats?|still"
     r"|sleep\w*|elapsed since|ping\w*|uptime|queued?|pending|error\w*|exception|traceback|failed|failure|warn\w*|fatal"
@@ -43,7 +42,6 @@ class _Form(Struct):
     numbers: tuple[float | None, ...]
     """From the last line; None unless an integer or the fraction of an epoch."""
     grown: list[int] = field(default_factory=list)
-    """Consecutive growths of each number."""
     is_learned: bool = False
 
 
@@ -74,7 +72,6 @@ class ProgressReader:
 
 
 def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
-    """Return the first number that grew in a learned form."""
     step: float | None = None
     for place, (before, now) in enumerate(zip(state.numbers, numbers, strict=True)):
         is_greater = before is not None and now is not None and now > before

@@ -89,7 +89,6 @@ def earlier_bars(raw: bytes) -> list[bytes]:
 
 
 def _shown(raw: bytes) -> bytes:
-    """Return the displayed last piece of an overwritten line, after earlier pieces that are not progress bars."""
     pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _REDRAWN)[-_REDRAWN:] if piece.strip()]
     if not pieces:
         return b""

@@ -52,11 +52,9 @@ _NAMES: Mapping[str, str] = {
     "loss scale": "loss_scale",
 }
 _NO_WORDS = frozenset({"step", "epoch", "evaluation", "detected"})
-"""Events that are fully described by their members."""
 _STEP_MEMBERS = frozenset({"loss", "grad_norm", "eval_loss"})
 _STEP_MEMBER = re.compile("'(?:train_|eval_)?loss'|'grad_norm'")
 _NUMBERS = frozenset({*_STEP_MEMBERS, "learning_rate", "epoch"})
-"""Members that some trainers write as text."""
 _LONGEST_DICTIONARY = 2048
 _UNFINITE = {"nan": "nan", "inf": "inf", "+inf": "inf", "-inf": "-inf", "infinity": "inf", "-infinity": "-inf"}
 _PLAIN_MEMBER = r"'[\w ./()%-]{1,60}': ?(?:-?(?:0|[1-9]\d{0,17})(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?|'[\w ./:%+-]{0,60}')"
@@ -75,15 +73,12 @@ _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0
 _DEEPEST, _MOST_OBJECTS = 5, 64
 """Limits of the search for metrics in a JSON line."""
 _SENTENCES = ("msg", "message", "text", "error")
-"""JSON members with the program's message."""
 
 REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)
 """Byte patterns; every record line contains one."""
 
 
 class Report(NamedTuple):
-    """Record of a line."""
-
     record: dict[str, Any]
     has_words: bool = False
     """The line states more than its record, so text rules are tried on it too."""
@@ -196,7 +191,6 @@ def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
 
 
 def _plain_dictionary(text: str) -> Any:
-    """Parse a dictionary of short words and numbers ten times faster; None for others."""
     return json.loads(text.replace("'", '"')) if _PLAIN_DICTIONARY.fullmatch(text) else None
 
 

@@ -56,7 +56,6 @@ MEMBERS = {
 
 
 def scope_of(finding: Finding) -> dict[str, Any]:
-    """Return the scope of alert texts."""
     target = finding.target
     return {
         "fields": dict(finding.fields),
@@ -70,12 +69,10 @@ def scope_of(finding: Finding) -> dict[str, Any]:
 
 
 def severity_of(rule: LogRule, finding: Finding) -> str:
-    """Return the severity; ``warning`` if the template yields none."""
     made = text_of(rule.alert.severity, scope_of(finding)) if rule.alert else None
     return made if made in SEVERITIES else "warning"
 
 
 def summary_of(rule: LogRule, finding: Finding) -> str:
-    """Return the alert's summary, else the rule's."""
     made = text_of(rule.alert.summary, scope_of(finding)) if rule.alert else None
     return masked(made or rule.summary or rule.name)[:_LONGEST_SUMMARY]

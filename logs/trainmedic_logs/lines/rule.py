@@ -105,7 +105,6 @@ class RuleSet(Struct, frozen=True, dict=True):
 
     @cached_property
     def version(self) -> str:
-        """Hash of the rules."""
         return hashlib.sha256(self.encode()).hexdigest()[:16]
 
     def encode(self) -> bytes:
@@ -136,7 +135,6 @@ _PARTS: Mapping[str, type[Struct]] = {"alert": RuleAlert, "count": RequiredCount
 
 
 def _plain(value: Any) -> Any:
-    """Return JSON values; times in seconds, defaults omitted."""
     if isinstance(value, Struct):
         pairs = ((name, getattr(value, name), default) for name, default in _members(type(value)))
         return {name: _plain(each) for name, each, default in pairs if each != default}

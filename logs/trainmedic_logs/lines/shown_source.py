@@ -9,7 +9,6 @@ import re
 
 _CALL = re.compile(r'(?P<margin>[ |+]*)(?:> )?File ".{1,400}", line \d')
 _ONE_LINE = re.compile(r"\s*│ (?:[ ❱]+\d+ │|[│╭╰])")
-"""Line inside a frame of Rich whose beginning is unknown."""
 
 
 def without_source(text: str) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 _LONGEST = 1024
-"""Characters read."""
 _NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,18}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,4})?|\.\d{1,20}|nan|inf(?:inity)?)"
 )
@@ -29,7 +28,6 @@ HINTS = (
 """Byte patterns; every line that `step_of` reads contains one, most other lines none."""
 _HINT = re.compile(b"|".join(HINTS).decode())
 _PLACE = re.compile(r"[\w.<>/-]{1,80}:[\w<>]{1,60}:\d{1,6}(?= [-|] )")
-"""Place of a log call, as loguru writes it."""
 _SPLIT = re.compile(r"[\s_/.-]+")
 _MEMORY = re.compile(
     r"\bGPU[ #:]{0,2}(?P<gpu>\d{1,3})\b[ :]{1,3}(?:mem(?:ory)?[ :=]{1,3})?(?P<used>\d{1,7}(?:\.\d{1,6})?) ?"
@@ -140,7 +138,6 @@ def step_of(text: str) -> dict[str, Any] | None:
 
 
 def _name_of(written: str) -> str:
-    """Return the record name of a metric; "" for other words."""
     words = [word for word in _SPLIT.split(written.lower()) if word]
     for count in (3, 2, 1):
         name = _NAMES.get(" ".join(words[-count:])) if len(words) >= count else None

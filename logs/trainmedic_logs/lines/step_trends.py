@@ -20,12 +20,9 @@ from msgspec import Struct, field
 _MOST_WINDOWS = 64
 """Per stream; further ranks and formats are not judged."""
 _STEPS = 10
-"""Steps per median."""
 _RECENT = 2 * _STEPS
 _FEWEST = 2 * _RECENT
-"""Losses before the first judgement."""
 _FEW = _RECENT // 5
-"""Recent losses that may be below the limit."""
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
 """A risen loss exceeds the lowest level by the margin, by so many spreads, by this factor, and by this share of the
 progress since the first level.
@@ -46,12 +43,9 @@ _OF_SDK = "attempt"
 
 
 _LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
-"""Loss that has not risen."""
 
 
 class _Level(Struct, frozen=True):
-    """Losses of consecutive steps."""
-
     loss: float
     spread: float
     """Standard deviation, from the median absolute deviation."""
@@ -71,7 +65,6 @@ class _Losses(Struct):
     swing: float = 0.0
     """Largest rise that recovered by itself."""
     limit: float = inf
-    """Losses above it are far from the lowest level."""
 
     def add(self, loss: float, rate: float | None) -> None:
         self.count += 1
@@ -101,7 +94,6 @@ class _Losses(Struct):
         self.limit = max(_limit(self.first, self.best), self.best.loss + _SWINGS * self.swing)
 
     def risen(self) -> Mapping[str, float]:
-        """Return the record members; empty until there are enough losses."""
         best, limit = self.best, self.limit
         if best is None or self.count < _FEWEST or best.loss <= 0:
             return {}
@@ -132,8 +124,6 @@ class _Window(Struct):
 
 
 class StepTrends:
-    """Windows of a stream's ranks."""
-
     def __init__(self) -> None:
         self._windows: dict[tuple[Any, ...], _Window] = {}
 

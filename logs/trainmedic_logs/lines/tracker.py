@@ -41,8 +41,6 @@ _Kept = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
 
 
 class TrackerChanges(Struct, frozen=True):
-    """Changes since the last store."""
-
     written: Mapping[int, str]
     """JSON of changed findings by number."""
     gone: Collection[int] = ()
@@ -52,12 +50,9 @@ class TrackerChanges(Struct, frozen=True):
 
 
 class _Followed(Struct):
-    """Finding that may repeat or end."""
-
     rule: LogRule
     finding: Finding
     waiting: list[Finding] = field(default_factory=list)
-    """First lines, until the rule's count is reached."""
     is_told: bool = False
     has_changed: bool = False
     told_at: datetime | None = None
@@ -78,7 +73,6 @@ class _Followed(Struct):
 
     @property
     def is_row(self) -> bool:
-        """Return whether first lines are being counted in a row."""
         return bool(self.waiting) and self.counts_in_a_row
 
     @property
@@ -105,7 +99,6 @@ class FindingTracker:
         self._stretches: set[_Key] = set()
         """Findings that were counted in a row. Each ends after as many consecutive refused records."""
         self.lines_taken: Counter[str] = Counter()
-        """Lines by matching rule."""
         self.lines_near: Counter[str] = Counter()
         """Lines with a rule's literal but none of its patterns, by rule: the wording may have changed."""
         self.begun: list[Finding] = []
@@ -123,7 +116,6 @@ class FindingTracker:
 
     @property
     def rule_set(self) -> RuleSet:
-        """The active rules."""
         return self._rule_set
 
     def use(self, rule_set: RuleSet) -> None:
@@ -290,7 +282,6 @@ class FindingTracker:
         return TrackerChanges(texts, self._stored.keys() - states.keys(), states)
 
     def stored(self, changes: TrackerChanges) -> None:
-        """Mark the latest changes as stored."""
         self._stored = changes.kept
 
     def restore(self, entries: Mapping[int, Any]) -> None:
@@ -340,7 +331,6 @@ def _silence(rule: LogRule) -> timedelta:
 
 
 def _count(followed: _Followed, rule: LogRule) -> bool:
-    """Return whether enough lines wait; then merge them into one finding."""
     wanted, waiting = rule.count, followed.waiting
     assert wanted is not None
     if wanted.per is not None:

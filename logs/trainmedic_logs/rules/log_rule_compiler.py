@@ -59,7 +59,6 @@ class _Compilation:
     allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
-    """Named groups of all patterns."""
     has_sure_groups: bool = False
     """All patterns were read, so a missing group is an error."""
 
@@ -134,7 +133,6 @@ class _Compilation:
             self._problem(path, f"{path[-1]}: {each}")
 
     def _unknown_fields(self, tree: SyntaxTree) -> list[str]:
-        """Report fields without a group."""
         if not self.has_sure_groups:
             return []
         used = {parts[1] for parts in names.chains(tree) if parts[0] == "fields" and len(parts) > 1}
@@ -234,7 +232,6 @@ class _Compilation:
 
 
 def _unknown_members(tree: SyntaxTree) -> list[str]:
-    """Report unknown members of `target` and `finding`."""
     used = {parts[:2] for parts in names.chains(tree) if parts[0] in MEMBERS and parts[1] != "get"}
     return [
         f"{owner} has no {name!r}{did_you_mean(name, MEMBERS[owner]) or '; there are ' + ', '.join(MEMBERS[owner])}"

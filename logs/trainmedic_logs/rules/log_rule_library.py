@@ -22,7 +22,6 @@ from trainmedic_logs.lines.rule import LogRule, RuleSet
 from trainmedic_logs.rules import log_rule_compiler
 
 RESCAN = 5.0
-"""Seconds between scans."""
 MOST_RULES = 1_000
 """In all files."""
 
@@ -30,16 +29,12 @@ log = logging.getLogger(__name__)
 
 
 class PlacedRule(Struct, frozen=True):
-    """Rule with its position."""
-
     rule: LogRule
     source: str
     line: int
 
 
 class LoadedRules(Struct, frozen=True):
-    """Contents of a file."""
-
     path: Path
     digest: str
     rules: tuple[PlacedRule, ...] = ()

@@ -9,9 +9,7 @@ from pathlib import Path
 SETTING = "TRAINMEDIC_LOG_RULES"
 _FOLDER = "logrules"
 _INSTALLED = Path("/etc/trainmedic") / _FOLDER
-"""In the image."""
 _CHECKOUT = Path(__file__).parents[1] / _FOLDER
-"""In the package."""
 
 
 def shipped() -> Path | None:
@@ -20,7 +18,6 @@ def shipped() -> Path | None:
 
 
 def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
-    """Return the paths to load."""
     if named:
         return list(named)
     setting = environment.get(SETTING)

@@ -135,7 +135,6 @@ def _told(
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value; non-finite numbers as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

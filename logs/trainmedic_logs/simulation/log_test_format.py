@@ -73,7 +73,6 @@ class JobEntry(_Model):
     verdict: VerdictGiven | None = Field(None, description="The newest verdict on it, of within the last hour.")
 
     def node_of(self, rank: int) -> str:
-        """Return the rank's node, else the first."""
         return next((node for node, ranks in self.nodes.items() if rank in ranks), next(iter(self.nodes), "node-1"))
 
 
@@ -181,12 +180,10 @@ class LogTest(_Model):
 
     @property
     def last_line(self) -> timedelta:
-        """Time of the last line or the job's failure."""
         return max((*(line.until for line in self.lines), self.job.fails or timedelta(0)))
 
     @property
     def last_moment(self) -> timedelta:
-        """Time of the last entry."""
         return max((self.last_line, *(check.at for check in self.expect if check.at is not None)))
 
 
@@ -210,7 +207,6 @@ class LogSuite(Struct, frozen=True):
 
     @property
     def rules(self) -> tuple[Path, ...]:
-        """Rule files under test."""
         return self._beside(self.spec.rules) if self.spec.rules or not self.spec.playbooks else ()
 
     def _beside(self, names: tuple[str, ...] | None) -> tuple[Path, ...]:

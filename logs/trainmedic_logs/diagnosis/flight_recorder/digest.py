@@ -34,7 +34,6 @@ def write(dump: Dump, attempt: int | None) -> str:
 
 
 def write_refused(rank: int, attempt: int | None, why: str) -> str:
-    """Return the line of an unreadable dump."""
     return _line(rank=rank, attempt=attempt, refused=masked(why)[:300])
 
 
@@ -78,7 +77,6 @@ def _written(dump: Dump, attempt: int | None, under_way: int, done: int) -> str:
 
 
 def _kept(of_group: Sequence[Entry], under_way: int, done: int) -> list[Entry]:
-    """Return the first open collectives, the last completed ones, and the last of all."""
     in_order = sorted(of_group, key=lambda entry: entry.number)
     finished, open_ones = [e for e in in_order if e.is_done], [e for e in in_order if not e.is_done]
     kept = [*finished[len(finished) - min(done, len(finished)) :], *open_ones[:under_way], *in_order[-1:]]

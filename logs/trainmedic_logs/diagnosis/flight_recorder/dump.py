@@ -18,7 +18,6 @@ MOST_ENTRIES = 200_000
 """The default buffer has 2,000."""
 MOST_GROUPS = 20_000
 _MOST_RANKS = 200_000
-"""Per group."""
 MOST_MEMBERS = 1_000_000
 """Ranks of all groups together; a small pickle can repeat one list 20,000 times."""
 _DONE_KEPT = 32
@@ -63,8 +62,6 @@ class Dump(Struct, frozen=True):
 
 
 class TakenGroup(TypedDict):
-    """Group in `Taken`."""
-
     name: str
     description: str
     ranks: list[int]

@@ -30,7 +30,6 @@ class Waiting(Struct, frozen=True):
     absent: tuple[int, ...]
     """Members that did not call it, by their own dumps. Empty if all called it and it does not end."""
     silent: tuple[int, ...]
-    """Members without a dump."""
     differing: tuple[int, ...] = ()
     """Ranks that called another operation than the majority: the program diverged."""
 
@@ -138,7 +137,6 @@ def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank:
 
 
 def _differing(called: Mapping[int, Entry]) -> tuple[int, ...]:
-    """Return the ranks in the minority; empty without a majority."""
     operations = Counter(entry.operation for entry in called.values())
     (most, count), *_ = operations.most_common(1)
     if len(operations) == 1 or 2 * count <= len(called):
