@@ -74,7 +74,7 @@ _OWN: Mapping[str, CommandEntry] = {
     "completion": CommandEntry("trainmedic_core.cli.completion", "Print the completion script of a shell."),
 }
 
-_AGAIN = "Install again what you installed: its metadata is missing, or of an earlier version."
+_AGAIN = "Reinstall what you installed: its metadata is missing, or of an earlier version."
 
 
 @functools.cache
@@ -120,7 +120,7 @@ class LazyGroup(click.Group):
         """Resolve as click does. For unknown names, suggest the missing distribution or similar commands."""
         if args and not args[0].startswith("-") and args[0] not in commands() and not ctx.resilient_parsing:
             if commands().keys() == _OWN.keys():
-                ctx.fail(f"{args[0]!r} is not there, because no distribution has registered its commands. {_AGAIN}")
+                ctx.fail(f"{args[0]!r} is not available: no distribution has registered its commands. {_AGAIN}")
             for distribution, names in ABSENT.items():
                 if args[0] in names:
                     ctx.fail(f"{args[0]!r} is a command of {distribution}, which is not installed here.")

@@ -110,7 +110,7 @@ def read(
     if len(text) > most_characters:
         return [], [FileProblem(source, None, None, f"the file has over {most_characters} characters")]
     if refused := _REFUSED.search(text):
-        message = f"character {shown(refused[0])} is not allowed in YAML, but as an escape in double quotes"
+        message = f"character {shown(refused[0])} is not allowed in YAML, except as an escape in double quotes"
         return [], [FileProblem(source, *_line_column(text, refused.start()), message)]
     reader = _Reader(source, text, most_values)
     try:
@@ -306,7 +306,7 @@ def _unquoted(line: str) -> str:
     """Return the advice for unquoted braces, with the line's own text."""
     found = _BRACED.search(line[:_LONGEST_SHOWN])  # bounded: each brace is searched to its end
     text = found[0].rstrip() if found else "{{ … }}"
-    return "what begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')
+    return "text that begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')
 
 
 def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
@@ -323,18 +323,18 @@ def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
         return "a '[' or a '{' is not closed"
     is_past_an_entry = context in ("while parsing a block mapping", "while parsing a block collection")
     if is_past_an_entry and (key := _KEY.match(text, index)):
-        return f"{key[1]!r} stands under nothing: indent it as the keys of the entry that begins on line {begin} are"
+        return f"{key[1]!r} belongs to no entry: indent it like the keys of the entry that begins on line {begin}"
     if is_past_an_entry and text.startswith("- ", index):
-        return "this '-' is indented as none before it: indent it as those of its list are"
+        return "the indentation of this '-' matches no list: indent it like the others of its list"
     if "mapping values are not allowed" in problem:
         return "a ': ' is not allowed here; put the text in quotes, or check the indentation"
     is_no_beginning = "cannot start any token" in problem or (context.endswith("flow node") and text[index] == ":")
     if "tab character" in problem or (is_no_beginning and text[index] == "\t"):
         return "YAML is indented with spaces, not tabs"
     if is_no_beginning:
-        return f"what begins with {text[index]!r} must be in quotes"
+        return f"text that begins with {text[index]!r} must be in quotes"
     if "invalid Unicode character escape code" in problem:
-        return "an escape writes half of a surrogate pair, or what is no character"
+        return "an escape sequence is half of a surrogate pair, or not a character"
     if (expected := problem.removeprefix("did not find ").removeprefix("expected ")) != problem:
         problem = f"expected {expected}, but found {shown(text[index]) if index < len(text) else 'the end'}"
     return f"{problem} ({context})" if context else problem

@@ -68,12 +68,12 @@ def diagnose_folder(
     jobs = sorted({file.origin.job for file in folder.files if file.origin.job})
     if len(jobs) > 1 and job not in jobs:
         there = f"there are logs of {wording.few(jobs)}"
-        asked = "say of which job" if job is None else f"there are none of {job}"
+        asked = "pass the name of the job" if job is None else f"none of {job}"
         raise ConfigurationError(f"{directory}: {there}; {asked}")
     files = [file for file in folder.files if not job or file.origin.job in (job, None)]
     if not files:
         unread = "".join(f"; not read: {name}: {why}" for name, why in islice(folder.left_out.items(), _MOST_NAMED))
-        raise ConfigurationError(f"{directory}: there are no logs and no dumps{unread}")
+        raise ConfigurationError(f"{directory}: no logs or dumps found{unread}")
     left_out = dict(folder.left_out)
     verdicts: list[AttemptVerdict] = []
     for number, parts in _attempts(files, left_out, limits):

@@ -96,7 +96,7 @@ def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterat
         if step_id in states:
             yield from _step(step_path, step, states[step_id])
         else:
-            yield Difference(step_path, "a step", f"none of that id; the run has {', '.join(states) or 'no steps'}")
+            yield Difference(step_path, "a step", f"no step of that id; the run has {', '.join(states) or 'no steps'}")
     if expected.events is not None:
         yield from _in_order((*path, "events"), expected.events, [event.kind for event in record.events])
 
@@ -206,7 +206,7 @@ def _at_least(path: DocumentPath, expected: object, got: object) -> Iterator[Dif
             yield from _at_least((*path, key), value, got[key])
         else:
             others = ", ".join(map(str, got)) or "none"
-            yield Difference((*path, key), _shown(value), f"nothing; there are {others}")
+            yield Difference((*path, key), _shown(value), f"nothing; available: {others}")
 
 
 def _in_order(path: DocumentPath, expected: Sequence[str], got: Sequence[str]) -> Iterator[Difference]:

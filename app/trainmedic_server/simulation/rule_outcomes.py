@@ -101,7 +101,7 @@ class _AlertForm(_Listed):
     @model_validator(mode="after")
     def _one_outcome(self) -> _AlertForm:
         if (self.playbook is None) == (self.reason is None):
-            raise ValueError("must have either a playbook that starts, or the reason why none does")
+            raise ValueError("must have either a playbook that starts, or a reason why none does")
         return self
 
 
@@ -129,7 +129,7 @@ def read(path: Path) -> tuple[list[NamedAlert], list[FileProblem]]:
         else:
             alerts.extend(_of_rules(document))
     if not alerts and not problems:
-        message = "has no alert; give a file of Prometheus' rules (groups, rules, alert)"
+        message = "has no alert; pass a file of Prometheus rules (groups, rules, alert)"
         problems.append(FileProblem(str(path), None, None, message))
     return alerts, problems
 

@@ -44,7 +44,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         if ready or timeout == 0:
             return ready
         if timeout is None:
-            raise Stalled("every task waits for something that nothing is left to do")
+            raise Stalled("every task waits, and no timer or thread is left to wake one")
         self.now += max(timeout, 0)
         return []
 

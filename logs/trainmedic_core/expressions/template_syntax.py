@@ -213,7 +213,7 @@ def _wrong_with(node: nodes.Node) -> str | None:
     if isinstance(number, int) and number.bit_length() > work_meter.LARGEST_NUMBER_BITS:
         return "a number is too long"
     if isinstance(node, nodes.Compare) and len(node.ops) > 1 and any(each.op in ("in", "notin") for each in node.ops):
-        return "'in' beside another comparison; put an 'and' between them"
+        return "'in' cannot be chained with another comparison; put 'and' between them"
     return None
 
 

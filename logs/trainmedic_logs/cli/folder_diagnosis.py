@@ -29,16 +29,16 @@ _OPTIONS = (
         "directory",
         metavar="DIR",
         type=click.Path(path_type=Path, exists=True, file_okay=False),
-        help="Logs, kernel logs and flight recorder dumps of the job, of all its nodes, in any layout.",
+        help="Directory of logs, kernel logs and flight recorder dumps from all nodes of the job, in any layout.",
     ),
-    click.option("--attempt", type=click.IntRange(1), help="The attempt; without it the newest."),
+    click.option("--attempt", type=click.IntRange(1), help="Number of the attempt. Default: the newest."),
     rules_option,
     click.option(
         "--limit-seconds",
         type=click.IntRange(1, 7 * 86400),
         default=int(reading_limits.DEFAULT_SECONDS),
         show_default=True,
-        help="With --dir: seconds of reading, after which the verdict is made of what was read.",
+        help="With --dir: time limit for reading, in seconds. The verdict uses what was read until then.",
     ),
     click.option(
         "--limit-memory",
@@ -46,7 +46,7 @@ _OPTIONS = (
         default=reading_limits.DEFAULT_MEMORY // 2**20,
         show_default=True,
         metavar="MIB",
-        help="With --dir: MiB of memory from which on nothing more is read. The process that reads dumps has as many.",
+        help="With --dir: memory limit for reading, in MiB. The dump parser gets the same amount.",
     ),
     output_option(),
 )
@@ -80,9 +80,7 @@ def diagnose(
     trainmedic diagnose --dir /data/failed/llm-1
     """
     if directory is None:
-        raise exits.InvalidInput(
-            "name a folder by --dir; the verdict that a server made is shown where trainmedic-server is installed"
-        )
+        raise exits.InvalidInput("pass a folder with --dir; showing a server's verdict requires trainmedic-server")
     of_folder(directory, job, attempt, paths, output, ReadingLimits(limit_seconds, limit_memory * 2**20))
 
 
@@ -118,7 +116,7 @@ def _text(chosen: AttemptVerdict, found: FolderDiagnosis, limits: ReadingLimits)
         yield f"{name} is long: its first {unread / 2**20:,.0f} MiB were not read"
     if found.limit_reached is not None:
         option = f"--limit-{found.limit_reached}"
-        yield f"{limits.said(found.limit_reached)}: the verdict rests on what was read before; {option} sets it"
+        yield f"{limits.said(found.limit_reached)}: the verdict uses what was read before; {option} sets the limit"
     left_out = len(found.left_out)
     yield f"{_were(found.files_read, 'file')} read" + (f", {_were(left_out)} not:" if left_out else "")
     for name, why in list(found.left_out.items())[:_MOST_SHOWN]:

@@ -21,10 +21,10 @@ _ADVICE = {
 }
 
 MEANS = {
-    Advice.RESTART: "start it again, from its newest checkpoint if it has one",
-    Advice.ISOLATE_NODE: "no new work for the node until somebody has looked at it",
-    Advice.STOP: "started again as it is, it would end alike",
-    Advice.ROLLBACK: "go back to a checkpoint from before it began",
+    Advice.RESTART: "restart it, from its newest checkpoint if there is one",
+    Advice.ISOLATE_NODE: "cordon the node until a person has checked it",
+    Advice.STOP: "do not restart it unchanged, because it would fail the same way",
+    Advice.ROLLBACK: "return to a checkpoint from before the fault",
     Advice.ASK: "a person has to check first; for a GPU or a node, check the node",
 }
 """Explanation of each advice."""

@@ -86,16 +86,16 @@ def meaning(ended: Exit) -> tuple[CauseClass, str]:
     """Return the cause that such an end indicates by itself, with an explanation."""
     match ended.signal:
         case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
-            return CauseClass.CODE, "the program, or a library of it, did what the processor refuses"
+            return CauseClass.CODE, "the program, or one of its libraries, executed an invalid operation"
         case signal.SIGBUS:
             return (
                 CauseClass.HOST_MEMORY,
-                "shared memory of processes, as of data loaders, was not available",
+                "shared memory, such as that of data loaders, was not available",
             )
         case signal.SIGKILL:
             return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel (out of memory) killed it"
         case None:
-            return CauseClass.UNKNOWN, ended.said or "why was not printed where it was read"
+            return CauseClass.UNKNOWN, ended.said or "the logs do not show why"
         case _:
             return CauseClass.UNKNOWN, "a signal ended it"
 

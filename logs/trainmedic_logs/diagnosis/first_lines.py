@@ -115,7 +115,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         _cause_of_line(leading, facts),
         _worth(leading, facts, relevant, is_sure=is_sure),
         (
-            evidence_of(leading, _step_of(leading) or "the first line that can be the reason"),
+            evidence_of(leading, _step_of(leading) or "the first line that can be the cause"),
             *(evidence_of(f, "the same at about the same time") for f in [f for f in alike if f is not leading][:7]),
         ),
         ranks,

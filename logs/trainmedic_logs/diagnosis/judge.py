@@ -222,7 +222,7 @@ def _has_finished(facts: Facts) -> bool:
 def _ended_well(facts: Facts) -> Verdict:
     ended = [each for each in facts.exits if each.code == 0]
     done = next((each for each in ended if each.teller == LAUNCHER), ended[0])
-    why = "a process states that it has finished"
+    why = "a process states that it finished"
     if done.teller == LAUNCHER:
         why = "its launcher saw it end with exit code 0"
     return Verdict(
@@ -254,12 +254,12 @@ def _nobody(facts: Facts, counting: Relevant) -> Verdict:
     hang = next((finding for finding in counting.cascades if finding.cause is CauseClass.HANG), None)
     by_rule = {finding.rule: finding for finding in reversed(counting.cascades)}
     evidence = [
-        evidence_of(finding, "a victim, which waited for somebody or lost its peer") for finding in by_rule.values()
+        evidence_of(finding, "a victim, which waited for another rank or lost its peer") for finding in by_rule.values()
     ]
     if facts.recorder and facts.recorder.waits and not facts.recorder.absent:
         wait = facts.recorder.waits[0]
-        came = f"all {len(wait.waiting)} ranks with a dump came to {wait.operation} number {wait.number}"
-        why = f"{came}, and it did not end"
+        came = f"all {len(wait.waiting)} ranks with a dump reached {wait.operation} number {wait.number}"
+        why = f"{came}, which did not complete"
         evidence.insert(0, Evidence(why, source="flight recorder", at=wait.since))
     if facts.reported is not None:
         evidence.insert(0, facts.reported)

@@ -32,7 +32,8 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         CauseClass.PREEMPTION,
         worth,
         tuple(
-            evidence_of(finding, "somebody wanted the end, and nothing had failed before") for _, finding in told[:4]
+            evidence_of(finding, "a user or scheduler ended it, and nothing had failed before")
+            for _, finding in told[:4]
         ),
         moment=moment_of(leading),
         fingerprint=f"{CauseClass.PREEMPTION}:{leading.rule}",

@@ -27,7 +27,7 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
     if len(behind) > _MOST_BEHIND * len(steps):
         return
     least = min(steps[rank] for rank in behind)
-    why = f"the others completed step {furthest}, and {wording.ranks(behind)} had come to step {least}"
+    why = f"the others completed step {furthest}, and {wording.ranks(behind)} had reached step {least}"
     nodes = {facts.node_of(rank) for rank in behind}
     yield Attribution(
         Witness.STRAGGLER,
@@ -59,7 +59,7 @@ def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         Confidence.MEDIUM if len(others) == 1 else Confidence.LOW,
         (
             Evidence(why, source="training", at=timed_out[0].first_at),
-            evidence_of(timed_out[0], "one of those that waited in vain, a victim"),
+            evidence_of(timed_out[0], "one of the ranks that waited in vain, a victim"),
         ),
         frozenset(others),
         nodes.pop() if len(nodes) == 1 else "",

@@ -18,9 +18,9 @@ _CAUSES = {
     CauseClass.STORAGE: "Storage failed or is full, as seen",
     CauseClass.DATA: "Reading the data failed",
     CauseClass.CODE: "The program failed",
-    CauseClass.NUMERICS: "The loss or the gradients exploded or are no numbers any more",
+    CauseClass.NUMERICS: "The loss or the gradients exploded or are not finite",
     CauseClass.NODE: "A machine failed",
-    CauseClass.PREEMPTION: "Somebody, or a scheduler, ended it",
+    CauseClass.PREEMPTION: "A user or a scheduler ended it",
     CauseClass.HANG: "It hangs",
     CauseClass.UNKNOWN: "Why it failed is not known",
 }
@@ -73,15 +73,15 @@ def _head(leader: Attribution, first: Evidence) -> str:
 def nobody(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
     """Return the sentence without a rank. `joined` of `size` processes had started."""
     if cause is CauseClass.HANG and joined:
-        return f"It did not start: {joined} of {size} processes joined. Nothing that was read says why not all did."
+        return f"It did not start: {joined} of {size} processes joined. The logs do not show why the others did not."
     if cause is CauseClass.HANG:
-        return "It hangs, and nothing that was read says who did not come: those that timed out are victims."
+        return "It hangs, and the logs do not show which rank is missing: those that timed out are victims."
     if not has_signs:
-        return "Nothing that was read says that it failed, or why it ended."
-    return "What was found says how it ended, and not why."
+        return "The logs show neither that it failed nor why it ended."
+    return "The evidence shows how it ended, but not why."
 
 
-ENDED_WELL = "Nothing failed: the training states that it has come to its end."
+ENDED_WELL = "Nothing failed: the training states that it completed."
 
 
 def ranks(numbers: Collection[int]) -> str:
@@ -115,7 +115,7 @@ def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
         yield "no kernel log was read"
     yield from _lines(facts)
     if not facts.exits:
-        yield "how the processes ended, as a launcher prints it"
+        yield "how the processes ended, as printed by a launcher"
 
 
 def _lines(facts: Facts) -> Iterator[str]:
@@ -123,6 +123,6 @@ def _lines(facts: Facts) -> Iterator[str]:
     if not silent or not facts.knows_what_was_read:
         return
     if facts.nobodys:
-        yield f"which lines of {few(facts.nobodys)} are of {ranks(silent)}: they do not say so"
+        yield f"which lines of {few(facts.nobodys)} are of {ranks(silent)}: they state no rank"
     else:
-        yield f"what {ranks(silent)} printed"
+        yield f"the output of {ranks(silent)}"

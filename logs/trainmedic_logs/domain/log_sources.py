@@ -30,4 +30,8 @@ def fault_of_source(name: str) -> str | None:
     meant = misspelt(name, SOURCES)
     if meant is not None:
         return f"there is no {name!r}; did you mean {meant!r}?"
-    return None if _NAME.match(name) else f"{name!r} is no source; a name has small letters, digits and '-', at most 63"
+    return (
+        None
+        if _NAME.match(name)
+        else f"{name!r} is not a valid source; use at most 63 lower-case letters, digits and '-'"
+    )

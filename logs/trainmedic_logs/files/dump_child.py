@@ -23,7 +23,7 @@ MEMORY = 2 * 1024**3
 """Bytes of address space. A dump of 64 MiB takes up to 1 GiB in Python."""
 LONGEST_ANSWER = 16 * 1024**2
 """Bytes. 512 ranks with 100 open collectives take 15 KiB per rank."""
-TOO_MUCH = "it has too much under way"
+TOO_MUCH = "it has too many open collectives"
 
 
 def main(most_memory: int = MEMORY, longest_answer: int = LONGEST_ANSWER) -> None:

@@ -145,7 +145,7 @@ class DumpProcess:
             return dump.from_taken(answer.dump) if answer.dump is not None else answer.refused or _ENDED
         except (msgspec.MsgspecError, IndexError):
             self.end()
-            return "its reader gave an answer of another form"
+            return "the dump parser sent an invalid answer"
 
     def end(self) -> None:
         self._process.end()
@@ -158,7 +158,7 @@ def _bytes_of(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DumpError("it is no file")
+            raise DumpError("it is not a regular file")
         raw = file.read(dump.MOST_BYTES + 1)
     if len(raw) > dump.MOST_BYTES:
         raise DumpError(f"it has more than {dump.MOST_BYTES:,} bytes")

@@ -94,7 +94,7 @@ def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
             if found := _file(path, directory):
                 files.append(found)
             else:
-                left_out[name] = "it is no text in UTF-8, nor in UTF-16 with its mark"
+                left_out[name] = "it is not text in UTF-8, or in UTF-16 with a byte order mark"
         except LimitReached as reached:
             left_out["the rest"] = str(reached.strerror)
             break
@@ -185,12 +185,12 @@ def _head(stream: IO[bytes]) -> bytes:
 def _opened(path: Path) -> IO[bytes]:
     # Opening a device can have effects, so check the kind before and after opening.
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(0, "it is no file")
+        raise OSError(0, "it is not a regular file")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     stream = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         stream.close()
-        raise OSError(0, "it is no file")
+        raise OSError(0, "it is not a regular file")
     return stream
 
 

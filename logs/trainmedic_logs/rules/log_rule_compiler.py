@@ -151,7 +151,7 @@ class _Compilation:
         if form.count is not None:
             self._counting(form)
         if form.lasting and not form.ends:
-            self._problem(("for",), "for: it needs `ends`, the lines that say that it did not last")
+            self._problem(("for",), "for: requires `ends`, the lines that end it")
         if form.alert is not None:
             self._alert(form, form.alert)
 
@@ -166,22 +166,24 @@ class _Compilation:
         if form.record is not None and not (form.contains or form.match):
             for name in ("unless", "ends"):
                 if getattr(form, name):
-                    self._problem((name,), f"{name}: a rule over records has none; write `when` over their members")
+                    self._problem((name,), f"{name}: not allowed in a rule over records; use `when` over their members")
             return
         if not form.contains:
-            message = "contains: a rule needs a literal: a text that is in each of its lines, so that quiet lines cost"
+            message = (
+                "contains: a rule needs a literal, a text that each of its lines contains, so that other lines cost"
+            )
             self._problem(("contains",), f"{message} nothing")
         for path, literal in _listed(self.document.value.get("contains"), ("contains",)):
             if len(literal) < _SHORTEST_LITERAL:
                 self._problem(
-                    path, f"contains: {literal!r} is in nearly every line; take {_SHORTEST_LITERAL} characters"
+                    path, f"contains: {literal!r} is in nearly every line; use at least {_SHORTEST_LITERAL} characters"
                 )
         if not form.match:
             self._problem(("match",), "match: a rule needs a pattern, or `record`")
 
     def _whom(self, form: LogRuleForm) -> None:
         if form.target is TargetKind.CLUSTER:
-            self._problem(("target",), "target: it is job, node or gpu")
+            self._problem(("target",), "target: must be job, node or gpu")
         trusted = [name for name in form.source if name in KERNEL_SOURCES]
         if form.target is TargetKind.NODE and not trusted:
             self._problem(("target",), "target: only lines of the kernel or the fabric manager are about a node")
@@ -189,13 +191,13 @@ class _Compilation:
             self._problem(("target",), "target: only lines of the kernel or the fabric manager are about a gpu")
         if (form.target is TargetKind.GPU) != (form.gpu is not None):
             self._problem(
-                ("gpu",) if form.gpu else ("target",), "gpu: it is given where the target is a gpu, and only there"
+                ("gpu",) if form.gpu else ("target",), "gpu: required if the target is a gpu, and not allowed otherwise"
             )
 
     def _counting(self, form: LogRuleForm) -> None:
         assert form.count is not None
         if form.count.in_a_row == (form.count.per is not None):
-            self._problem(("count",), "count: it has either `per` or `in_a_row: true`")
+            self._problem(("count",), "count: requires either `per` or `in_a_row: true`")
         if form.count.in_a_row and form.record is None:
             self._problem(("count", "in_a_row"), "count: only records can be counted in a row")
         if form.count.per is not None and not form.count.per:
@@ -205,7 +207,7 @@ class _Compilation:
         roles = {form.role, *(each.role for each in form.match if isinstance(each, PatternForm))}
         if not roles & set(_ALERTS):
             self._problem(
-                ("alert",), f"alert: a rule of role {form.role} alerts nobody; it is evidence for a diagnosis"
+                ("alert",), f"alert: a rule of role {form.role} raises no alert; it is evidence for a diagnosis"
             )
         if not evaluation.is_template(alert.severity) and alert.severity not in SEVERITIES:
             hint = did_you_mean(alert.severity, SEVERITIES) or f"; there are {', '.join(SEVERITIES)}"
@@ -213,11 +215,11 @@ class _Compilation:
         for name in alert.labels:
             path = ("alert", "labels", name)
             if not _LABEL.match(name):
-                self._problem(path, f"alert.labels: {name!r} is no name of a label", at_key=True)
+                self._problem(path, f"alert.labels: {name!r} is not a valid label name", at_key=True)
             elif name.lower() in _TAKEN_LABELS:
-                self._problem(path, f"alert.labels: {name!r} is given by Trainmedic itself", at_key=True)
+                self._problem(path, f"alert.labels: {name!r} is set by Trainmedic itself", at_key=True)
         if alert.until == UNTIL_ENDS and not form.ends:
-            self._problem(("alert", "until"), "alert.until: `ends` needs lines that end it")
+            self._problem(("alert", "until"), "alert.until: `ends` requires the key `ends`")
         words = (UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS)
         if alert.until not in words:
             try:

@@ -129,7 +129,7 @@ class LogRuleLibrary:
             try:
                 await asyncio.to_thread(self.reload)
             except Exception:  # keep the loaded rules
-                log.exception("loading the log rules failed; those that are loaded go on")
+                log.exception("cannot reload log rules; keeping the loaded ones")
 
     def _load(self, path: Path) -> LoadedRules:
         before = self._files.get(path)
@@ -144,7 +144,7 @@ class LogRuleLibrary:
         log.info("log rules loaded", extra={"rules": len(self._rule_set.rules), "problems": len(self._problems)})
         for problem in self._problems:
             if problem not in before:
-                log.warning("a log rule cannot be loaded", extra={"problem": str(problem)})
+                log.warning("cannot load log rule", extra={"problem": str(problem)})
 
 
 def _chosen(

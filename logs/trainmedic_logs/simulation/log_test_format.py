@@ -35,7 +35,7 @@ def _read_ranks(value: Any) -> Any:
     for each in value if isinstance(value, list) else [value]:
         span = _SPAN.match(str(each)) if isinstance(each, (int, str)) and not isinstance(each, bool) else None
         if span is None:
-            raise ValueError(f"{each!r} is no rank; write one as 3, and several as 0-7")
+            raise ValueError(f"{each!r} is not a rank; write one as 3, several as 0-7")
         ranks.extend(range(int(span[1]), int(span[2] or span[1]) + 1))
         if len(ranks) > MOST_RANKS:
             raise ValueError(f"a test has at most {MOST_RANKS} ranks")
@@ -173,7 +173,7 @@ class LogTest(_Model):
     def _in_order(self) -> Self:
         latest = self.last_moment
         if self.end is not None and self.end < latest:
-            raise ValueError(f"something happens at {duration.write(latest)}, after the test's end")
+            raise ValueError(f"an entry at {duration.write(latest)} is after the test's end")
         if max(latest, self.end or latest) > LONGEST:
             raise ValueError(f"a test lasts at most {duration.write(LONGEST)}")
         return self

@@ -90,7 +90,7 @@ def read(raw: bytes, rank: int) -> Dump:
     try:
         return from_plain(json.loads(raw, parse_int=_bounded_int), rank)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise DumpError(f"it is no JSON: {str(error)[:200] or type(error).__name__}") from error
+        raise DumpError(f"it is not JSON: {str(error)[:200] or type(error).__name__}") from error
 
 
 def from_plain(value: Any, rank: int) -> Dump:
@@ -100,14 +100,14 @@ def from_plain(value: Any, rank: int) -> Dump:
         DumpError: Not a dump, or too large.
     """
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
-        raise DumpError("it is no dump of a flight recorder: there is no list of entries")
+        raise DumpError("it is not a flight recorder dump: it has no list of entries")
     listed, configured = value["entries"], value.get("pg_config")
     if len(listed) > MOST_ENTRIES:
         raise DumpError(f"it has {len(listed):,} entries; at most {MOST_ENTRIES:,} are read")
     groups = dict(_groups(configured)) if isinstance(configured, dict) else {}
     entries = tuple(entry for item in listed if (entry := _entry(item, groups)))
     if listed and not entries and not any(_is_between_two(item) for item in listed):
-        raise DumpError("none of its entries is one of a flight recorder")
+        raise DumpError("none of its entries is a flight recorder entry")
     return Dump(rank, tuple(groups.values()), tuple(_kept(entries)), _last_called(value.get("pg_status")))
 
 

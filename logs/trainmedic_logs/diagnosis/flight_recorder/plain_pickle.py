@@ -16,7 +16,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module[:60]}.{name[:60]}; a flight recorder's dump has plain values")
 
     def persistent_load(self, _pid: Any) -> Never:
-        raise pickle.UnpicklingError("it refers to something outside itself")
+        raise pickle.UnpicklingError("it refers to an external object")
 
 
 def load(raw: bytes) -> Any:
@@ -32,4 +32,4 @@ def load(raw: bytes) -> Any:
     except RecursionError as error:
         raise DumpError("it is nested too deeply") from error
     except Exception as error:  # hostile pickles raise nearly any exception
-        raise DumpError(f"it is no pickle of plain values: {str(error)[:200] or type(error).__name__}") from error
+        raise DumpError(f"it is not a pickle of plain values: {str(error)[:200] or type(error).__name__}") from error
