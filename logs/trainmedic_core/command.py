@@ -19,7 +19,6 @@ from msgspec import Struct
 from trainmedic_core import __version__
 
 GROUP = "trainmedic.commands"
-"""Entry point group of the command tables; names as in `ORDER`."""
 ORDER = ("server", "agent", "logs")
 """Precedence of the tables: the server's ``logs`` includes all of the ``logs`` of trainmedic-logs."""
 
@@ -79,7 +78,6 @@ _AGAIN = "Reinstall what you installed: its metadata is missing, or of an earlie
 
 @functools.cache
 def commands() -> Mapping[str, CommandEntry]:
-    """Return the installed commands by name, in the order of the list."""
     # From a checkout, a distribution can be found twice.
     tables = {point.name: point for point in entry_points(group=GROUP) if point.name in ORDER}
     entries: dict[str, CommandEntry] = {}

@@ -20,8 +20,6 @@ START_SECONDS = 30
 
 
 class ProgramProcess(Protocol):
-    """A running program."""
-
     @property
     def requests(self) -> IO[bytes]: ...
 
@@ -38,7 +36,6 @@ class ProgramProcess(Protocol):
 
 
 StartsPrograms = Callable[[str, Sequence[str]], ProgramProcess]
-"""Start a module's program with arguments. Raises OSError."""
 
 
 class ExecutedProgram:

@@ -41,12 +41,10 @@ def is_mig(text: str) -> bool:
 
 
 def uuid_key(text: str) -> str:
-    """Return the lookup key of the card of a UUID."""
     return normal_uuid(card_uuid(text))
 
 
 def is_index(text: str) -> bool:
-    """Return whether `text` is a GPU index."""
     return _INDEX.fullmatch(text.strip()) is not None
 
 

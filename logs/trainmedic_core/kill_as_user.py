@@ -1,7 +1,7 @@
 """SIGKILL to another user's process without CAP_KILL.
 
-A process that may change its user cannot signal its children that did. So a thread takes the child's user as its
-effective user, sends the signal, and ends. Its real and saved user stay, so that the child cannot signal it.
+A thread takes the target's user as its effective user, sends the signal, and ends. Its real and saved user stay, so
+that the target cannot signal it.
 """
 
 from __future__ import annotations

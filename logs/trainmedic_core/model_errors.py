@@ -239,7 +239,6 @@ def _step_into(annotation: Any, part: int | str) -> Iterator[Any]:
 
 
 def _branches(annotation: Any, tag: str | None = None) -> Iterator[tuple[Any, str | None]]:
-    """Yield the members of a union with their tags, or the annotation itself."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         own = next((each.tag for each in metadata if isinstance(each, Tag)), tag)

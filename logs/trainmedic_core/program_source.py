@@ -1,7 +1,7 @@
 """Process that forks confined programs for a process that can no longer execute or import any.
 
-The log reader gives up its user, which may lack access to Python's directory. So this process is forked before that,
-with all programs loaded, and gives up the same rights. It parses nothing itself, and ends with its parent.
+The log reader gives up its user, which may lack access to Python's directory. So this process is forked before, with
+all programs loaded, and ends with its parent. It parses nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Programs = Mapping[str, Callable[[Sequence[str]], None]]
-"""Functions by module; each runs a program on standard input and output, with arguments."""
 
 
 class ProgramSource:

@@ -22,8 +22,6 @@ LONGEST_NAME = 512
 
 
 class Target(Struct, frozen=True, dict=True):
-    """GPU (with its node), node, job, or the cluster."""
-
     kind: TargetKind
     node: str | None = None
     """Node, also a GPU's; None for the other kinds."""

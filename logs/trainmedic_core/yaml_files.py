@@ -20,11 +20,9 @@ MOST_FILES = 1_000
 MOST_ENTRIES = 10_000
 """Entries of a directory."""
 TEST_SUFFIX = "_test"
-"""``<name>_test.yaml`` next to a file holds its tests."""
 TEMPLATE_SUFFIX = "_template"
 """``<name>_template.yaml`` is a file for a playbook's step, not a playbook."""
 LOG_RULE = "log_rule"
-"""Key that marks a document as a log rule."""
 _ENDINGS = (".yaml", ".yml")
 
 

@@ -61,8 +61,6 @@ class TextPosition(Struct, frozen=True):
 
 
 class YamlDocument(Struct, frozen=True):
-    """One document: its value, its text, and the positions of its values and keys."""
-
     source: str
     value: Any
     text: str
@@ -87,7 +85,6 @@ class _Refused(Exception):
 
 
 def decode(raw: bytes, source: str) -> str | FileProblem:
-    """Return the text of a file, or the problem."""
     if len(raw) > MAX_BYTES:
         return FileProblem(source, None, None, f"the file has over {MAX_BYTES} bytes")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -49,7 +49,6 @@ class FolderDiagnosis(Struct, frozen=True):
     read_in_part: dict[str, int]
     """Skipped leading bytes by file."""
     limit_reached: LimitKind | None = None
-    """Limit that ended the reading early."""
 
 
 def diagnose_folder(
@@ -101,7 +100,6 @@ class _Part(Struct, frozen=True):
     limits: ReadingLimits
     first: int = 0
     beyond: int | None = None
-    """First line of the next attempt."""
 
     def lines(self) -> Iterator[bytes]:
         return islice(log_folder.lines_of(self.file, self.limits), self.first, self.beyond)

@@ -36,7 +36,6 @@ def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -
 
 
 def show(header: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    """Print a table as wide as the terminal."""
     for line in rows(header, lines, width()):
         click.echo(line)
 

@@ -17,7 +17,6 @@ def unknown(tree: SyntaxTree, names: Collection[str]) -> list[str]:
 
 
 def unknown_name(name: str, names: Collection[str]) -> str:
-    """Return the error text, with a suggestion."""
     hint = did_you_mean(name, names) or f"; there are {', '.join(names)}"
     return f"there is no name {name!r} here{hint}"
 

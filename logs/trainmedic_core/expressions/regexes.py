@@ -83,7 +83,6 @@ class LiteralSet:
             self._set.Compile()
 
     def present(self, line: bytes) -> list[int]:
-        """Return the indexes of the literals in the line."""
         return [] if self._is_empty else self._set.Match(line)
 
 
@@ -104,7 +103,6 @@ class ByteSearch:
 
 
 def literal_bytes(literal: str) -> bytes:
-    """Return the `ByteSearch` pattern of a text's UTF-8."""
     return bytes(re2.escape(literal.encode()))
 
 

@@ -1,8 +1,8 @@
 """Jinja2 environment of expressions and templates: sandboxed, strict, and limited in work.
 
-There are no globals, and only fixed filters, tests and methods. Undefined names and members are errors. Operations that
-can cost more than one step report to the `work_meter` before they run, because a single C call cannot be interrupted.
-Jinja's constant folding is off: compiling evaluates nothing.
+There are no globals, and only fixed filters, tests and methods. Operations that can cost more than one step report to
+the `work_meter` first, because a single C call cannot be interrupted. Constant folding is off: compiling evaluates
+nothing.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
     }),
 }
 # fmt: on
-"""Readable members of values other than mappings. Of these methods, only `join` and `replace` can produce more than
-their input.
+"""Readable members of values other than mappings. Only the methods `join` and `replace` can produce more than their
+input.
 """
 
 _EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]

@@ -42,13 +42,10 @@ class Malformed(Exception):
 
 
 class SyntaxTree(NamedTuple):
-    """Parsed and checked text."""
-
     text: str
     root: nodes.Template
     """An expression is wrapped in a template that outputs it."""
     every: Sequence[nodes.Node]
-    """All nodes, parents before children."""
     is_expression: bool
     """It was read as an expression, without braces."""
 

@@ -29,8 +29,6 @@ class TooMuchWork(jinja2.TemplateRuntimeError):
 
 
 class WorkMeter:
-    """Steps left to one evaluation."""
-
     def __init__(self) -> None:
         self._left = MOST_STEPS
 
@@ -108,7 +106,6 @@ _CURRENT: ContextVar[WorkMeter | None] = ContextVar("meter of the evaluation tha
 
 
 def current() -> WorkMeter:
-    """Return the meter of the running evaluation, or a new one."""
     return _CURRENT.get() or WorkMeter()
 
 

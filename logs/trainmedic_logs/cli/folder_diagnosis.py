@@ -53,7 +53,6 @@ _OPTIONS = (
 
 
 def folder_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument and options of a folder diagnosis to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -129,7 +128,6 @@ def _were(count: int, noun: str = "") -> str:
 
 
 def shown(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that show a verdict in JSON form."""
     yield str(verdict["summary"])
     yield f"  cause       {verdict['cause']}, confidence {verdict['confidence']}"
     if verdict["ranks"]:

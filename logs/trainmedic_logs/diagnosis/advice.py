@@ -27,7 +27,6 @@ MEANS = {
     Advice.ROLLBACK: "return to a checkpoint from before the fault",
     Advice.ASK: "a person has to check first; for a GPU or a node, check the node",
 }
-"""Explanation of each advice."""
 
 
 def what_to_do(

@@ -15,7 +15,6 @@ _LONGEST_RANK = 6
 """Digits."""
 _USELESS = 86400.0
 RERUN = "rerun-result"
-"""Shipped rule for results of recomputed steps."""
 
 
 class Witness(IntEnum):
@@ -79,7 +78,6 @@ class Attribution(Struct, frozen=True):
     is_kill: bool = False
     """A process was ended by SIGKILL, and none ended by itself."""
     names_node: bool = False
-    """The node itself would be at fault."""
     is_provable: bool = True
     """Another source for the same place gives high confidence. False if a message only makes the cause likely."""
     has_started: bool = True
@@ -90,7 +88,6 @@ class Attribution(Struct, frozen=True):
         return replace(self, confidence=confidence)
 
     def is_before(self, other: Attribution) -> bool:
-        """Return whether this was certainly first."""
         return self.moment is not None and other.moment is not None and self.moment.is_before(other.moment)
 
     def concerns(self, other: Attribution) -> bool:
@@ -101,7 +98,6 @@ class Attribution(Struct, frozen=True):
 
 
 def moment_of(finding: Finding) -> Moment:
-    """Return the start of a finding."""
     return Moment(finding.first_at, finding.clock_error, clock_of(finding))
 
 

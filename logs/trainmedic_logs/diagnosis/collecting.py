@@ -61,8 +61,6 @@ _SOURCES_OF = {
 
 
 class Collector:
-    """Builder of an attempt's facts."""
-
     def __init__(self, rule_set: RuleSet) -> None:
         """Raises ValueError or Malformed for an invalid rule."""
         self._tracker = FindingTracker(rule_set)
@@ -121,7 +119,6 @@ class Collector:
         self._exits.append(ended)
 
     def rank(self, rank: int, **known: Any) -> None:
-        """Take members of `RankSeen`."""
         seen = self._ranks.setdefault(rank, RankSeen())
         for name, value in known.items():
             setattr(seen, name, value)
@@ -180,7 +177,6 @@ class Collector:
             self._clear()
 
     def _clear(self) -> None:
-        """Drop findings that the training survived, and the oldest above the limit."""
         for each in self._recovery.forgotten():
             self._findings.pop(each, None)
         if len(self._findings) > _MOST_FINDINGS:

@@ -36,11 +36,8 @@ _MOST_TO_ACCUSE = 8
 
 
 class CollectiveWait(Struct, frozen=True):
-    """Collective in which a rank timed out."""
-
     rank: int
     number: int
-    """Sequence number in its process group."""
     operation: str
     sizes: tuple[str, str]
     """Elements in and out; empty if not printed."""
@@ -78,8 +75,6 @@ def not_joined(text: str) -> NotJoined | None:
 
 
 class CollectiveLines(Struct):
-    """Collectives in the lines of all streams."""
-
     waits: list[CollectiveWait] = field(default_factory=list)
     missing: list[NotJoined] = field(default_factory=list)
 

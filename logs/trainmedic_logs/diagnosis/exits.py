@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from trainmedic_logs.domain.finding import CauseClass
 
 LAUNCHER = "trainmedic-run"
-"""Parent of all processes of an attempt."""
 _TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
 """Left by a torchrun that a signal ended, with exit code 1."""
 _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -23,8 +22,6 @@ _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class Exit(Struct, frozen=True):
-    """End of a process."""
-
     teller: str
     """Reporter: ``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk`` and
     others.
@@ -69,7 +66,6 @@ class Exit(Struct, frozen=True):
 
 
 def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -77,7 +73,6 @@ def signal_name(number: int) -> str:
 
 
 def reported(status: int, rank: int | None, line: str, node: str = "", pid: int | None = None) -> Exit:
-    """Return the first failed process of an attempt, as its launcher saw it."""
     code, by_signal = of_code(status)
     return Exit(LAUNCHER, code, by_signal, rank=rank, node=node, pid=pid, is_first=True, line=line[:500])
 

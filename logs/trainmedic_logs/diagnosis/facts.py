@@ -19,10 +19,7 @@ from trainmedic_logs.domain.pod_fault import PodReading
 
 
 class RankFacts(Struct, frozen=True):
-    """Facts about one rank."""
-
     node: str = ""
-    """Empty if unknown."""
     gpu: str | None = None
     """PCI address, as in the kernel log."""
     pid: int | None = None
@@ -42,8 +39,6 @@ class Earlier(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True):
-    """Everything collected about one attempt."""
-
     job: str | None = None
     attempt: int | None = None
     findings: Sequence[Finding] = ()
@@ -52,12 +47,10 @@ class Facts(Struct, frozen=True):
     recorder: Reading | None = None
     """Combined flight recorder dumps; None without dumps."""
     refused_dumps: Mapping[str, str] = field(default_factory=dict)
-    """Reasons by unread dump."""
     ranks: Mapping[int, RankFacts] = field(default_factory=dict)
     world_size: int | None = None
     last_step_at: datetime | None = None
     steps: Mapping[int, RankStep] = field(default_factory=dict)
-    """Step parts by rank, if reported."""
     loss_rise: LossRise | None = None
     throughput_drop: ThroughputDrop | None = None
     began_at: datetime | None = None
@@ -88,14 +81,13 @@ class Facts(Struct, frozen=True):
     """The launcher ended it because it hung, so exit codes mean nothing."""
     pods: PodReading = field(default_factory=PodReading)
     is_known_to_fail: bool = False
-    """A supervisor states the failure; for a folder, none does."""
+    """The launcher, the job or the server states that it failed."""
 
     def node_of(self, rank: int | None) -> str:
         known = self.ranks.get(rank) if rank is not None else None
         return known.node if known else ""
 
     def ranks_on(self, node: str) -> tuple[int, ...]:
-        """Return the ranks on `node`, ascending."""
         return tuple(sorted(rank for rank, known in self.ranks.items() if node and known.node == node))
 
     @property

@@ -175,7 +175,6 @@ def _is_said(finding: Finding) -> bool:
 
 
 def _is_doubtful(finding: Finding) -> bool:
-    """Return whether the exception may have ended nothing."""
     doubts = _DOUBTFUL & finding.fields.keys()
     return bool(doubts) and not (doubts <= {"alone", "first_frame"} and _SAYS_ALL.search(finding.line))
 
@@ -226,7 +225,6 @@ def _may_be_first(finding: Finding, leading: Finding, ranks: frozenset[int]) -> 
 
 
 def _was_killed(finding: Finding) -> bool:
-    """Return whether it reports a killed helper, such as a data loader; the killer is unknown."""
     return "signal: Killed" in finding.line
 
 

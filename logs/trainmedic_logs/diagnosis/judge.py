@@ -27,14 +27,12 @@ from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _NOT_A_NUMBER = "loss-nan"
 _VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
-"""Causes that another source can refine."""
 _OFTEN_BESIDE = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
 _PLAIN_ERRORS = frozenset({CauseClass.CODE, CauseClass.GPU_MEMORY})
 _MOST_EVIDENCE = 20
 
 
 def diagnose(facts: Facts) -> Verdict:
-    """Return the verdict on an attempt."""
     if facts.has_ended_well and not facts.is_known_to_fail:
         not_numbers = [finding for finding in relevant(facts).roots if finding.cause is CauseClass.NUMERICS]
         if not_numbers:
@@ -119,7 +117,6 @@ def _may_be_beside(attribution: Attribution) -> bool:
 
 
 def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
-    """Return the leader with supporting evidence, and the evidence against it."""
     leader, against = _merged(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:

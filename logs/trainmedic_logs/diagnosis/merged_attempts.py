@@ -38,7 +38,6 @@ class AttemptWatch:
         self._last_step = 0
 
     def begins(self, raw: bytes) -> bool:
-        """Take a line; return whether it begins a new attempt."""
         raw = raw[:_SEARCHED]
         if _HINTS.search(raw):
             return self._by_launcher(raw)

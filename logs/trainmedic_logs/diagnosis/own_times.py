@@ -31,14 +31,11 @@ class LossRise(Struct, frozen=True):
 
 
 class OwnTimes(Struct):
-    """Times and losses of one stream."""
-
     parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
     """Total and data waiting time of the last steps, in seconds."""
     lowest: float | None = None
     rise: LossRise | None = None
     rates: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
-    """Throughput of the last steps by record format."""
 
     def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
         """Read a step record. `has_words`: the trainer's format is unknown. A recovered rise is dropped."""
@@ -61,7 +58,6 @@ class OwnTimes(Struct):
         self.rise = LossRise(lowest, loss, text[:500]) if has_risen else None
 
     def step(self) -> RankStep | None:
-        """Return the medians; None until there are enough steps."""
         if len(self.parts) < _LAST:
             return None
         whole, data = (median(part) for part in zip(*self.parts, strict=True))

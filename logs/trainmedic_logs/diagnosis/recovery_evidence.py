@@ -55,8 +55,6 @@ _Voice = tuple[str, int | None]
 
 
 class RecoveryEvidence(Struct):
-    """Reader of the lines and findings of all streams."""
-
     outlived: set[str] = field(default_factory=set)
     """IDs of findings that the training survived."""
     followed: Counter[str] = field(default_factory=Counter)
@@ -81,7 +79,6 @@ class RecoveryEvidence(Struct):
         return self._chapters[line.origin.stream, line.origin.rank]
 
     def is_waiting(self, stream: str) -> bool:
-        """Return whether steps may disprove a finding of the stream."""
         return bool(self._steps.get(stream) or self._unwell.get(stream))
 
     def forgotten(self) -> set[str]:

@@ -37,11 +37,8 @@ class ReportedEnd(Struct, frozen=True):
     rank: int | None = None
     pid: int | None = None
     error: str = ""
-    """Kind of the last error, or `HANG`."""
     reason: str = ""
-    """Sentence."""
     restarts: bool = False
-    """The launcher starts another attempt."""
 
     @property
     def is_hang(self) -> bool:
@@ -64,7 +61,6 @@ class ReportedEnd(Struct, frozen=True):
 
 
 def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
-    """Parse a report, tolerating other types."""
     return ReportedEnd(
         job,
         at,
@@ -117,5 +113,4 @@ def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd
 
 
 def facts_of(report: ReportedEnd) -> dict[str, Any]:
-    """Return members of `Facts`."""
     return {"reported": report.evidence, "is_reported_hang": report.is_hang, "is_known_to_fail": True}

@@ -18,7 +18,6 @@ class Confidence(StrEnum):
     MEDIUM = "medium"
     """The likeliest reading."""
     LOW = "low"
-    """A hint."""
 
     def lowered(self) -> Confidence:
         return {Confidence.HIGH: Confidence.MEDIUM}.get(self, Confidence.LOW)
@@ -33,16 +32,12 @@ class Advice(StrEnum):
     ROLLBACK = "rollback"
     """Continue from an earlier checkpoint."""
     ASK = "ask"
-    """A person has to check."""
     NONE = "none"
     """No failure is known."""
 
 
 class Evidence(Struct, frozen=True):
-    """Observation, and why it counts."""
-
     why: str
-    """Sentence for people."""
     line: str = ""
     """As printed; empty if it is not a line."""
     source: str = ""
@@ -66,25 +61,18 @@ class Evidence(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """Origin and cause of a failure, as far as known."""
-
     cause: CauseClass
     confidence: Confidence
     summary: str
-    """One sentence."""
     advice: Advice
     ranks: tuple[int, ...] = ()
     """Origin, ascending; empty if unknown."""
     node: str | None = None
     """Node at fault; only with high confidence and never by the job's own output."""
     gpu: str | None = None
-    """GPU at fault, as the kernel or agent names it."""
     evidence: tuple[Evidence, ...] = ()
-    """Strongest first."""
     against: tuple[Evidence, ...] = ()
-    """Contradicting evidence."""
     missing: tuple[str, ...] = ()
-    """Unavailable evidence."""
     same_before: int = 0
     """Earlier attempts with the same fingerprint."""
     fingerprint: str = ""

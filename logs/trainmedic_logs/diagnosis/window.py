@@ -31,15 +31,12 @@ class Relevant(Struct, frozen=True):
     trusted: Sequence[Finding]
     """Roots and confirmations of trusted sources."""
     roots: Sequence[Finding]
-    """From the job's lines."""
     cascades: Sequence[Finding]
     """Consequences, from the job's lines."""
     stopped: Sequence[Finding]
-    """Requests to end."""
     recovered: Sequence[Finding]
     """Roots that the same rank survived."""
     ended: Moment | None
-    """First sign of the end, or None."""
 
     @property
     def victims(self) -> frozenset[int]:

@@ -28,7 +28,6 @@ _LOOKED_AFTER = 6.0
 """Seconds; torchrun polls every 5 s and writes whole seconds."""
 _MOST_TO_ACCUSE = 0.25
 MEMORY_FULL = "host-memory-full"
-"""Shipped rule for a training's own messages about host memory."""
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
 
 
@@ -118,7 +117,6 @@ def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
 
 
 def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None:
-    """Return the ranks on a GPU; empty if the ranks' GPUs are unknown; None if it is none of theirs."""
     on_node = facts.ranks_on(node)
     if gpu is None or not all(facts.ranks[rank].gpu for rank in on_node) or not on_node:
         return frozenset()

@@ -37,7 +37,6 @@ _PROGRESS_BAR = re.compile(r"^[^|\n]{0,80}\d%\|[^|\n]{0,400}\|[^\[\n]{0,60}\[[^\
 
 
 def summary(leader: Attribution, facts: Facts) -> str:
-    """Return one sentence: cause, place, evidence."""
     named = sorted(leader.ranks)
     nodes = sorted({node for rank in named if (node := facts.node_of(rank))} or ({leader.node} - {""}))
     on = f" ({few(nodes)})" if nodes else ""

@@ -20,7 +20,6 @@ CLAIMED_JOB = "claimed_job"
 """
 LONGEST_LINE = 500
 LONGEST_VALUE = 256
-"""Characters of a label or field."""
 LONGEST_STREAM = 4096
 MOST_LABELS = 10
 MOST_FIELDS = 32
@@ -40,7 +39,6 @@ class Role(StrEnum):
     """Possible meaning of a line in a failure."""
 
     ROOT = "root"
-    """Can be the origin."""
     CASCADE = "cascade"
     """Consequence, such as of a lost rank; raises no alert."""
     CONFIRMATION = "confirmation"
@@ -51,8 +49,6 @@ class Role(StrEnum):
 
 
 class CauseClass(StrEnum):
-    """Kind of failure."""
-
     GPU = "gpu"
     GPU_MEMORY = "gpu_memory"
     """The job requested more than the GPU has."""
@@ -74,8 +70,6 @@ class CauseClass(StrEnum):
 
 
 class TimeSource(StrEnum):
-    """Source of a line's time."""
-
     LINE = "line"
     """Stated with year and zone, or as time since boot."""
     ARRIVAL = "arrival"
@@ -83,8 +77,6 @@ class TimeSource(StrEnum):
 
 
 class Origin(Struct, frozen=True):
-    """Source of a line, known without reading it."""
-
     source: Annotated[str, Meta(min_length=1, max_length=64)]
     """``training``, ``launcher``, ``kernel``, ``slurm``, ``fabric-manager``, or a name of the policy."""
     node: _Name = ""
@@ -103,8 +95,6 @@ class Origin(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "over"}):
-    """Lines of one rule about one target in one stream."""
-
     id: Id
     """Hash of stream and place of the first line, so that reading again gives the same ID."""
     rule: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
@@ -121,15 +111,12 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
     labels: Annotated[Texts, Meta(max_length=MOST_LABELS)] = field(default_factory=dict)
     """Alert labels from the rule; part of the identity."""
     fields: Annotated[Texts, Meta(max_length=MOST_FIELDS)] = field(default_factory=dict)
-    """Captured from the first line."""
     ranks: frozenset[int] = frozenset()
-    """Known ranks of the lines."""
     count: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 1
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     """Seconds of possible difference from the clock of Redis."""
     is_over: bool = False
-    """The rule's end was read."""
     shape: _Short = ""
     """Hash of the first line without numbers, addresses and paths, for comparison between attempts."""
 
@@ -137,12 +124,9 @@ class Finding(Struct, frozen=True, rename={"time_source": "time", "is_over": "ov
 MOST_AROUND = 50
 """Excerpt lines on each side."""
 LARGEST_EXCERPT = 256 * 1024
-"""UTF-8 bytes."""
 
 
 class Excerpt(Struct, frozen=True):
-    """Masked lines around a finding's first line."""
-
     lines: Annotated[tuple[str, ...], Meta(min_length=1, max_length=2 * MOST_AROUND + 1)]
     """With prefixes, without line feeds."""
     at: Annotated[int, Meta(ge=0)]

@@ -59,7 +59,6 @@ class FindingUpdate(Struct, frozen=True):
     """Sequence number within the process, from 1; gaps are losses."""
     finding: Finding
     excerpt: Excerpt | None = None
-    """None if sent before or unknown."""
     boot: Annotated[str, Meta(max_length=128)] = ""
     """Kernel boot ID; empty if unknown."""
     booted_at: datetime | None = None
@@ -176,7 +175,6 @@ def _cut(texts: Mapping[str, str], most: int) -> dict[str, str]:
 
 
 def _checked(update: FindingUpdate) -> FindingUpdate:
-    """Check what the types cannot express. Raises EnvelopeError."""
     finding, target, origin = update.finding, update.finding.target, update.finding.origin
     if finding.last_at < finding.first_at:
         raise EnvelopeError("finding: last_at is before first_at")

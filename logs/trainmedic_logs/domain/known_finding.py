@@ -35,7 +35,6 @@ class FindingEnd(StrEnum):
     """The next attempt progresses, or the job ended."""
     UNCONFIRMED = "unconfirmed"
     FORGOTTEN = "forgotten"
-    """The node is no longer known."""
 
 
 class EpisodeKey(NamedTuple):
@@ -73,7 +72,7 @@ class KnownFinding(Struct, frozen=True):
     cause: CauseClass
     target: Target
     origin: Origin
-    """Of the first received line. Its job is proven or None; see `claimed_job`."""
+    """From the first received line. Its job is proven or None; see `claimed_job`."""
     line: str
     first_at: datetime
     last_at: datetime
@@ -85,7 +84,6 @@ class KnownFinding(Struct, frozen=True):
     fields: Mapping[str, str] = field(default_factory=dict)
     ranks: frozenset[int] = frozenset()
     nodes: frozenset[str] = frozenset()
-    """Nodes where its lines were read."""
     count: int = 0
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: float = 0.0
@@ -96,7 +94,6 @@ class KnownFinding(Struct, frozen=True):
     ended_at: datetime | None = None
     ended_because: FindingEnd | None = None
     is_suspected: bool = False
-    """A required confirmation is missing."""
     confirmed_by: str = ""
     alert: FindingAlert | None = None
     no_alert_because: str = ""
@@ -119,7 +116,6 @@ class KnownFinding(Struct, frozen=True):
 
     @property
     def as_finding(self) -> Finding:
-        """Form for diagnosis and templates."""
         return Finding(
             id=self.id,
             rule=self.rule,
@@ -152,8 +148,6 @@ class KnownExcerpt(Struct, frozen=True):
 
 
 class KeptJob(Struct, frozen=True):
-    """Job whose data is not deleted."""
-
     job: str
     attempt: int | None
     """None for all attempts."""
@@ -194,7 +188,6 @@ def is_printed(finding: Finding) -> bool:
 
 
 def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
-    """Return a new finding; `taken` adds the update's counts."""
     return KnownFinding(
         id=finding_id,
         rule=finding.rule,

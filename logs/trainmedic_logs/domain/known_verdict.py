@@ -29,7 +29,6 @@ class KnownVerdict(Struct, frozen=True):
     """Node at fault; only with high confidence."""
     fingerprint: str
     plain: Mapping[str, Any]
-    """JSON form (`trainmedic_logs.diagnosis.verdict.Verdict.plain`)."""
     labels: Mapping[str, str] | None = None
     """Constant alert labels; None before the alert."""
     tell_at: datetime | None = None
@@ -37,5 +36,4 @@ class KnownVerdict(Struct, frozen=True):
 
     @property
     def is_slow(self) -> bool:
-        """Return whether the job is slow rather than failed."""
         return self.fingerprint.startswith(SLOW)

@@ -20,8 +20,6 @@ _LARGEST_COUNT = 2**53 - 1
 
 
 class CutKind(StrEnum):
-    """Budget of log reading."""
-
     FILES = "files"
     """Log files not followed; a current number."""
     ENTRIES = "entries"
@@ -41,7 +39,6 @@ class LogCut(Struct, frozen=True):
     job: str | None
     """Directory or pod name; None if the cut concerns a user."""
     uid: int | None
-    """Owner of the directory or file."""
     what: CutKind
     count: int
     since: datetime

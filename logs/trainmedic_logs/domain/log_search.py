@@ -13,7 +13,6 @@ from typing import Any, Self
 from msgspec import Struct, field
 
 READ = "logs.read"
-"""Command that searches a node's logs."""
 WITHDRAW = "logs.withdraw"
 """Message that cancels a `READ`; it has no reply."""
 MOST_PODS = 1000
@@ -94,10 +93,8 @@ class LogQuery(Struct, frozen=True):
     node_rank: int | None = None
     node: str | None = None
     grep: str = ""
-    """RE2, searched anywhere in the line."""
     level: LogLevel | None = None
     kernel: bool = False
-    """Include kernel logs of the job's nodes."""
     pods: Sequence[str] = field(default=())
     """``namespace/name``; containers do not know the job's name."""
     local_rank: int | None = None
@@ -152,13 +149,10 @@ class LogQuery(Struct, frozen=True):
 
 
 class FoundLine(Struct, frozen=True):
-    """Result line."""
-
     at: datetime
     text: str
     node: str
     source: str
-    """As in `trainmedic_logs.domain.finding.Origin`."""
     level: LogLevel = LogLevel.INFO
     job: str | None = None
     attempt: int | None = None
@@ -237,7 +231,6 @@ def _left_out_note(name: str, counted: LeftOut) -> str:
 
 
 def written(at: datetime) -> str:
-    """Return ISO 8601 in UTC with microseconds."""
     return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

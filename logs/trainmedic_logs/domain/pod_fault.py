@@ -22,7 +22,6 @@ class PodFaultKind(StrEnum):
     """Evicted by the Eviction API, such as in a drain."""
     DEADLINE = "deadline"
     NODE_SHUTDOWN = "node_shutdown"
-    """Ended by a node shutdown."""
     NODE_LOST = "node_lost"
     """Abandoned, because the node is unresponsive or gone."""
     TAINTED = "tainted"
@@ -34,7 +33,6 @@ class PodFaultKind(StrEnum):
     NO_SANDBOX = "no_sandbox"
     """Sandbox setup failed, such as the network."""
     NODE_NOT_READY = "node_not_ready"
-    """Event about an unready node."""
     PROBE_FAILED = "probe_failed"
 
 
@@ -47,9 +45,7 @@ NOT_STARTED = frozenset(
         PodFaultKind.NO_SANDBOX,
     }
 )
-"""Faults that prevent a start."""
 PENDING = NOT_STARTED - {PodFaultKind.REJECTED}
-"""Faults that Kubernetes retries."""
 
 
 class PodFault(Struct, frozen=True):
@@ -78,7 +74,6 @@ class PodFault(Struct, frozen=True):
 
     @property
     def full_name(self) -> str:
-        """``namespace/name``."""
         return f"{self.namespace}/{self.pod}"
 
 
@@ -95,8 +90,6 @@ class NodeNotReady(Struct, frozen=True):
 
 
 class PodReading(Struct, frozen=True):
-    """Known faults of a job's pods."""
-
     faults: tuple[PodFault, ...] = ()
     not_ready: tuple[NodeNotReady, ...] = ()
     shared_nodes: frozenset[str] = field(default_factory=frozenset)

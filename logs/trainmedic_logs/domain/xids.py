@@ -10,7 +10,6 @@ from msgspec import Struct
 
 _HARDWARE = frozenset({"reset_gpu", "restart_node"})
 NOT_LISTED = "ask"
-"""Action for unlisted codes."""
 
 
 class Xid(Struct, frozen=True):
@@ -23,7 +22,6 @@ class Xid(Struct, frozen=True):
 
 @cache
 def catalogue() -> dict[int, Xid]:
-    """Return the listed codes."""
     data = tomllib.loads(resources.files(__package__).joinpath("xids.toml").read_text(encoding="utf-8"))
     return {int(code): Xid(int(code), **entry) for code, entry in data["codes"].items()}
 
@@ -38,5 +36,4 @@ def means_hardware(code: int) -> bool:
 
 
 def xid(code: int) -> Xid:
-    """Return the meaning of a code; `NOT_LISTED` for unlisted ones."""
     return catalogue().get(code, Xid(code, NOT_LISTED))

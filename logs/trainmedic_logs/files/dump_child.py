@@ -27,7 +27,6 @@ TOO_MUCH = "it has too many open collectives"
 
 
 def main(most_memory: int = MEMORY, longest_answer: int = LONGEST_ANSWER) -> None:
-    """Answer dumps from standard input."""
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     confined_child.give_up_everything(most_memory)

@@ -37,7 +37,6 @@ def rank_of(name: str) -> int | None:
 
 
 def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tuple[list[Dump], dict[Path, str]]:
-    """Return the dumps, and reasons for the unread files."""
     limits = limits or ReadingLimits()
     dumps: list[Dump] = []
     refused: dict[Path, str] = dict.fromkeys(paths[MOST_DUMPS:], f"more than {MOST_DUMPS} dumps")
@@ -84,7 +83,6 @@ class SharedParts:
         self._texts: dict[str, str] = {}
 
     def of(self, read: Dump) -> Dump:
-        """Return an equal dump with shared parts."""
         by_id: dict[int, ProcessGroup] = {}
 
         def group_of(group: ProcessGroup) -> ProcessGroup:
@@ -134,7 +132,6 @@ class DumpProcess:
         self.end()
 
     def read(self, rank: int, raw: bytes) -> Dump | str:
-        """Return the dump, or the reason why not."""
         seconds = min(_WALL_SECONDS + START_SECONDS, self._seconds_left())
         line = self._process.ask(b"%d %d\n%s" % (rank, len(raw), raw), seconds)
         if not line.endswith(b"\n"):

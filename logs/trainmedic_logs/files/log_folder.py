@@ -1,6 +1,6 @@
 """Classification of files in a folder: kind, node, rank and attempt.
 
-Known layouts: ours (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and telling names such as ``rank3.log``,
+Known: our layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and names such as ``rank3.log``,
 ``dmesg-node7.txt``, ``slurm-123.out``. Nothing else is guessed.
 """
 
@@ -66,7 +66,6 @@ class FolderFile(Struct, frozen=True):
     kind: Kind
     origin: Origin
     written: datetime
-    """Last modification, UTC."""
 
 
 class Folder(Struct, frozen=True):
@@ -247,7 +246,6 @@ _KINDS = {
 
 
 def _is_written_by_job(path: Path) -> bool:
-    """Return whether the job itself can write to the directory, under any name."""
     parts = path.resolve().parts[:-1]
     return any(log_layout.attempt_number(part) is not None or _TORCHRUN_ATTEMPT.fullmatch(part) for part in parts)
 
@@ -349,7 +347,6 @@ def _has_dumps_name(path: Path) -> bool:
 
 
 def _with_ranks(files: list[FolderFile]) -> Iterator[FolderFile]:
-    """With a single node, use local ranks as ranks."""
     nodes = {file.origin.node for file in files if file.origin.local_rank is not None}
     for file in files:
         origin = file.origin

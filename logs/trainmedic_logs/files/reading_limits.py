@@ -67,7 +67,6 @@ class ReadingLimits:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory; the peak without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_bytes().split()[1])
     except (OSError, ValueError, IndexError):

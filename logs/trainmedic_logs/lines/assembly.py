@@ -20,7 +20,6 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.step_trends import StepTrends
 
 PATIENCE = timedelta(seconds=5)
-"""Time that a block waits for its next line."""
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)
 _MOST_OPEN = 256
 """Maximum held-back blocks and divided lines of a stream; the oldest goes first."""

@@ -50,7 +50,6 @@ _SHAPES = re.compile(
     r"|^shape '\[[\d, -]+\]' is invalid for input of size|^Given groups=\d+, weight of size"
     r"|^stack expects each tensor to be equal size"
 )
-"""PyTorch errors about shapes, which a bad sample can cause too."""
 _CLASSES: Mapping[str, CauseClass] = {
     name: CauseClass(cause) for cause, names in _DATA["causes"].items() for name in names
 }
@@ -93,7 +92,6 @@ _COLLECTIVE = re.compile(
     r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)"
     r"|^NCCL error: (?:unhandled (?:cuda|system) error|internal error|remote process exited)"
 )
-"""Messages of collective libraries about peers. NCCL's others have rules."""
 _RUN_BY_EXEC = re.compile(
     r"<(?:string|stdin|console|exec|eval|code|generated|solution|answer|completion|snippet|sandbox|ast|input|test"
     r"|reward|module)\b[\w -]{0,30}>$"
@@ -122,7 +120,6 @@ _SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
 _CAUGHT = re.compile(
     r"^Caught (\w{2,60}) in (?:DataLoader worker|pin memory thread|replica)|state=finished raised (\w{2,60})>"
 )
-"""Messages of PyTorch and tenacity that name an exception of another process, thread or attempt."""
 _BARE_TIMEOUT = re.compile(r"(?i)^time(?:d ?out|out) (?:waiting|while waiting)\b")
 _OF_DATA = re.compile(r"(?i)\b(?:columns?|data ?sets?|samples?)\b")
 
@@ -132,9 +129,7 @@ class ExceptionReading(Struct, frozen=True):
     is_proof: bool = False
     """Nothing else raises it in that place."""
     is_consequence: bool = False
-    """It states that something else failed."""
     is_guess: bool = False
-    """Neither class nor message is known."""
     told_by: str = ""
     """Class of the earlier chained exception that states the cause; empty for the last one."""
 

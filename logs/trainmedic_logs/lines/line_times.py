@@ -65,8 +65,6 @@ class Lacks(StrEnum):
 
 
 class Stated(NamedTuple):
-    """Time that a line states."""
-
     walls: tuple[datetime, ...]
     """Aware if the zone is stated, else naive. Several if the order of day, month and year is ambiguous."""
     lacks: Lacks = Lacks.NOTHING
@@ -124,7 +122,6 @@ def _moments(said: Stated, zone: tzinfo | None, latest: datetime) -> Iterator[da
 
 
 def _filled(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime]:
-    """Yield the wall-clock times near `latest` that a time without year or date can mean."""
     if lacks is Lacks.NOTHING:
         yield wall
     elif lacks is Lacks.YEAR:

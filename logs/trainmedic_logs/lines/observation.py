@@ -49,8 +49,6 @@ _LONGEST_SHAPED = 1024
 
 
 class FindingIdentity(Struct, frozen=True):
-    """Target and labels, which identify a finding within a rule and stream."""
-
     target: Target
     labels: Mapping[str, str]
 
@@ -60,7 +58,6 @@ class FindingIdentity(Struct, frozen=True):
 
 
 def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity:
-    """Return the identity for a match with a rule."""
     rule = match.rule
     assert rule is not None
     labels = rendering.labels_of(rule, match.fields) if rule.alert else _reason(match)
@@ -74,7 +71,6 @@ def _reason(match: LineMatch) -> Mapping[str, str]:
 
 
 def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
-    """Return the finding of this line alone, for a match with a rule."""
     rule, role, cause = match.rule, match.role, match.cause
     assert rule is not None
     assert role is not None
@@ -176,5 +172,4 @@ def shape_of(text: str) -> str:
 
 
 def shape_hash(text: str) -> str:
-    """Return the first 16 hexadecimal digits of the shape's SHA-256."""
     return hashlib.sha256(shape_of(text).encode(errors="replace")).hexdigest()[:16]

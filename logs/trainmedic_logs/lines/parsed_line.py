@@ -78,7 +78,6 @@ class LineMask:
 
     @property
     def is_in_key(self) -> bool:
-        """Return whether the next line may be part of a key."""
         return self._key_lines > 0
 
     def of(self, text: str) -> str:
@@ -87,7 +86,6 @@ class LineMask:
         return MASK if is_of_key else masked(text)
 
     def skip(self, text: str) -> None:
-        """Take a line that is not shown."""
         if self._key_lines:
             self._key_lines = 0 if "-----END" in text else self._key_lines - 1
         elif _KEY_BEGINS in text and _KEY_ENDS in text and "-----END" not in text:

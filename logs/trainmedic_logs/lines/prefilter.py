@@ -24,7 +24,6 @@ class LineSearch:
     """Search for byte patterns in lines as they are displayed. Stateless."""
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
-        """`patterns` as for `ByteSearch`."""
         self._search = ByteSearch(patterns)
 
     def suspects(self, lines: Sequence[bytes]) -> list[int]:
@@ -46,8 +45,6 @@ class LineSearch:
 
 
 class Prefilter(LineSearch):
-    """Prefilter for the literals of a rule set."""
-
     def __init__(self, literals: Iterable[str]) -> None:
         parts = {max(literal.split(_REPLACED), key=len) for literal in literals}
         # A literal that contains another one is redundant.

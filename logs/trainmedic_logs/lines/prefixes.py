@@ -29,11 +29,8 @@ _SRUN_BEGINS = frozenset(" 0123456789")
 
 
 class Prefixed(NamedTuple):
-    """Text after the prefixes, and what they state."""
-
     text: str
     at: datetime | None = None
-    """From a container log."""
     is_partial: bool = False
     """The container runtime divided a long line here."""
     rank: int | None = None
@@ -43,7 +40,6 @@ class Prefixed(NamedTuple):
 
 
 def split(text: str, source: str) -> Prefixed:
-    """Split off the prefixes of a training, launcher or Slurm line."""
     is_composed = " | " in text[:_COMPOSE_WITHIN]
     if not text or (text[0] not in _FIRST and not is_composed):
         return Prefixed(text)

@@ -46,8 +46,6 @@ class _Form(Struct):
 
 
 class ProgressReader:
-    """Reader for one stream, or one rank in it."""
-
     def __init__(self) -> None:
         self._forms: dict[str, _Form] = {}
 
@@ -103,7 +101,6 @@ def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
 
 
 def _counted(text: str, before: str) -> float | None:
-    """Return a number that may count steps: an integer, or the fraction of an epoch."""
     if _INTEGER.match(text):
         return int(text.replace(",", ""))
     return float(text) if _EPOCH.search(before) and _FRACTION.match(text) else None

@@ -107,7 +107,6 @@ def record_of(text: str) -> dict[str, Any] | None:
 
 
 def metrics_of(text: str) -> dict[str, Any]:
-    """Return the numbers in a line by record names."""
     report = report_of(text)
     if report is None:
         return step_lines.metrics_of(text)

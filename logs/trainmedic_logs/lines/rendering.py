@@ -52,7 +52,6 @@ MEMBERS = {
     "target": ("kind", "key", "node", "gpu", "job"),
     "finding": ("count", "line", "rule", "ranks", "source"),
 }
-"""Names for alert texts, in addition to fields and labels."""
 
 
 def scope_of(finding: Finding) -> dict[str, Any]:

@@ -49,7 +49,6 @@ class RuleAlert(Struct, frozen=True):
 
     name: str
     severity: str = "warning"
-    """``critical``, ``warning``, ``info``, or a template."""
     component: str = "training"
     labels: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
@@ -90,8 +89,6 @@ class LogRule(Struct, frozen=True):
 
 
 class RuleSet(Struct, frozen=True, dict=True):
-    """Rules in the order of their names."""
-
     rules: tuple[LogRule, ...] = ()
     left_out: tuple[str, ...] = ()
     """Rules of a newer server that this version does not understand."""

@@ -12,7 +12,6 @@ _ONE_LINE = re.compile(r"\s*│ (?:[ ❱]+\d+ │|[│╭╰])")
 
 
 def without_source(text: str) -> str:
-    """Return the text with shown source replaced by blanks."""
     if "\n" not in text:
         return " " * len(text) if "│" in text[:200] and _ONE_LINE.match(text) else text
     if "│" not in text and '", line ' not in text:

@@ -95,7 +95,6 @@ class FindingTracker:
         self._stored: Mapping[int, _Kept | None] = {}
         """Last stored state of each finding; None if it must be stored again."""
         self._rows: set[_Key] = set()
-        """Findings whose first lines are counted in a row."""
         self._stretches: set[_Key] = set()
         """Findings that were counted in a row. Each ends after as many consecutive refused records."""
         self.lines_taken: Counter[str] = Counter()
@@ -272,7 +271,6 @@ class FindingTracker:
     # --- storing --------------------------------------------------------------------------------
 
     def changes(self) -> TrackerChanges:
-        """Return changes since `stored`, to be stored with the stream positions."""
         states = {followed.number: followed.kept for followed in self._followed.values()}
         texts = {
             followed.number: json.dumps(_written(followed))

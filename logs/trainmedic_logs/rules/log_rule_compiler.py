@@ -45,7 +45,6 @@ _ALERT_TEXTS = ("fields", "labels", "target", "finding")
 
 
 def compile_document(document: YamlDocument, allowance: Allowance | None = None) -> LogRule | list[FileProblem]:
-    """Return the rule, or its problems in file order."""
     compilation = _Compilation(document, allowance or Allowance())
     try:
         return compilation.run()

@@ -100,7 +100,6 @@ class LogRuleForm(_Model):
 
 
 def log_rule_schema() -> dict[str, Any]:
-    """Return the JSON Schema."""
     made = LogRuleForm.model_json_schema(by_alias=True)
     properties = made["properties"]
     for name in ("source", "contains", "match", "unless", "ends"):

@@ -23,7 +23,6 @@ from trainmedic_logs.rules import log_rule_compiler
 
 RESCAN = 5.0
 MOST_RULES = 1_000
-"""In all files."""
 
 log = logging.getLogger(__name__)
 
@@ -92,12 +91,10 @@ class LogRuleLibrary:
 
     @property
     def placed(self) -> tuple[PlacedRule, ...]:
-        """Rules with positions."""
         return self._placed
 
     @property
     def problems(self) -> Sequence[FileProblem]:
-        """Current problems, sorted."""
         return self._problems
 
     def reload(self) -> bool:
@@ -123,7 +120,6 @@ class LogRuleLibrary:
         return self._rule_set != before[0]
 
     async def watch(self) -> None:
-        """Reload periodically until cancelled."""
         while True:
             await asyncio.sleep(RESCAN)
             try:

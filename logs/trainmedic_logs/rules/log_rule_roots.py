@@ -13,7 +13,6 @@ _CHECKOUT = Path(__file__).parents[1] / _FOLDER
 
 
 def shipped() -> Path | None:
-    """Return the folder of the shipped rules, or None."""
     return next((path for path in (_CHECKOUT, _INSTALLED, Path(_FOLDER)) if path.is_dir()), None)
 
 

@@ -22,7 +22,6 @@ class CheckedRules(Struct, frozen=True):
 
 
 def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
-    """Return rules and problems, including those of tests."""
     rules, of_rules = rules_in(roots)
     problems, beyond = list(of_rules), []
     for path in test_files(roots):
@@ -35,7 +34,6 @@ def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
 
 
 def rules_in(roots: Sequence[Path]) -> tuple[RuleSet, Sequence[FileProblem]]:
-    """Return rules and problems."""
     tests = test_files(roots)
     library = LogRuleLibrary([root for root in roots if root not in tests])
     library.reload()

@@ -11,7 +11,6 @@ from trainmedic_logs.simulation.log_test_format import LogSuite
 
 
 def of_suite(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
-    """Return the fixtures by ID, and problems."""
     known: dict[str, str] = {}
     if suite.spec.fixtures is not None:
         path = suite.path.parent / suite.spec.fixtures

@@ -25,7 +25,6 @@ class LineExplanation(Struct, frozen=True):
     """Explanation of a physical line; a block's rule is at its first line."""
 
     number: int
-    """From 1."""
     text: str
     """Whole block at its first line."""
     match: LineMatch
@@ -33,10 +32,8 @@ class LineExplanation(Struct, frozen=True):
     at: str | None = None
     """ISO 8601 in UTC, or without a zone if not stated; None without a date."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers by record names."""
 
     def as_data(self) -> dict[str, Any]:
-        """Return the JSON form."""
         rule = self.match.rule
         return {
             "line": self.number,

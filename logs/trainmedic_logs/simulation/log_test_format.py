@@ -96,7 +96,6 @@ class LineEntry(_Model):
         return self
 
     def written(self, fixtures: Mapping[str, str]) -> str:
-        """Return the printed text."""
         text = self.text if self.fixture is None else fixtures[self.fixture]
         assert text is not None
         for old, new in self.replaced.items():
@@ -105,7 +104,6 @@ class LineEntry(_Model):
 
     @property
     def until(self) -> timedelta:
-        """Time of the last repetition."""
         return self.at + self.every * (self.times - 1)
 
 
@@ -143,7 +141,6 @@ class LogAlertExpected(_Model):
 
 
 def as_list(value: Any) -> Any:
-    """Wrap a single value in a list."""
     return value if isinstance(value, (list, tuple)) else [value]
 
 
@@ -159,8 +156,6 @@ class LogCheck(_Model):
 
 
 class LogTest(_Model):
-    """Log part of a test."""
-
     model_config = ConfigDict(extra="ignore")
 
     name: str
@@ -199,8 +194,6 @@ class LogSuiteEntry(_Model):
 
 
 class LogSuite(Struct, frozen=True):
-    """Tests of one document, with positions."""
-
     path: Path
     document: YamlDocument
     spec: LogSuiteEntry
@@ -246,7 +239,6 @@ def _keys(model: type[BaseModel]) -> set[str]:
 
 
 def documents(path: Path) -> tuple[list[YamlDocument], list[FileProblem]]:
-    """Return documents and YAML problems."""
     text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
         return [], [text]
@@ -254,7 +246,6 @@ def documents(path: Path) -> tuple[list[YamlDocument], list[FileProblem]]:
 
 
 def read(path: Path) -> tuple[list[LogSuite], list[FileProblem]]:
-    """Return the suites, and problems of the log part."""
     read_documents, problems = documents(path)
     suites: list[LogSuite] = []
     for document in read_documents:

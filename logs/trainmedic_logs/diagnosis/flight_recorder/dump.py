@@ -15,7 +15,6 @@ from trainmedic_logs.errors import DumpError
 MOST_BYTES = 64 * 1024 * 1024
 """File size. 2,000 entries with call stacks take about 5 MiB."""
 MOST_ENTRIES = 200_000
-"""The default buffer has 2,000."""
 MOST_GROUPS = 20_000
 _MOST_RANKS = 200_000
 MOST_MEMBERS = 1_000_000
@@ -41,7 +40,6 @@ class Entry(Struct, frozen=True):
     number: int
     """Sequence number in the group, the same for all members."""
     operation: str
-    """Such as ``nccl:all_reduce``."""
     sizes: str
     """Input sizes: ``[[4096, 5120]]``."""
     is_done: bool
@@ -52,8 +50,6 @@ class Entry(Struct, frozen=True):
 
 
 class Dump(Struct, frozen=True):
-    """Flight recorder contents of one rank."""
-
     rank: int
     groups: tuple[ProcessGroup, ...]
     entries: tuple[Entry, ...]
@@ -112,7 +108,6 @@ def from_plain(value: Any, rank: int) -> Dump:
 
 
 def to_plain(dump: Dump) -> Taken:
-    """Return the JSON form, the inverse of `from_taken`."""
     groups = list(dict.fromkeys([*dump.groups, *(entry.group for entry in dump.entries)]))
     places = {group: place for place, group in enumerate(groups)}
     return {
@@ -130,7 +125,6 @@ def to_plain(dump: Dump) -> Taken:
 
 
 def from_taken(value: Taken) -> Dump:
-    """Return the dump of a JSON form."""
     groups = [ProcessGroup(g["name"], g["description"], tuple(g["ranks"])) for g in value["groups"]]
     entries = tuple(
         Entry(groups[place], number, operation, sizes, is_done, is_started, created)

@@ -19,8 +19,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Waiting(Struct, frozen=True):
-    """Collective that some members wait in."""
-
     group: ProcessGroup
     number: int
     operation: str
@@ -35,16 +33,12 @@ class Waiting(Struct, frozen=True):
 
 
 class Reading(Struct, frozen=True):
-    """Combined dumps of a job."""
-
     waits: tuple[Waiting, ...]
-    """Earliest first."""
     silent: tuple[int, ...]
     """Group members without a dump, ascending."""
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """Absent ranks of all groups, ascending."""
         return tuple(sorted({rank for wait in self.waits for rank in wait.absent}))
 
     @property
