@@ -17,7 +17,7 @@ _USELESS = 86400.0
 RERUN = "rerun-result"
 
 
-class Witness(IntEnum):
+class EvidenceSource(IntEnum):
     """Evidence sources, the strongest first."""
 
     KERNEL = 1
@@ -61,7 +61,7 @@ class Moment(Struct, frozen=True):
 class Attribution(Struct, frozen=True):
     """Statement of one evidence source."""
 
-    witness: Witness
+    source: EvidenceSource
     cause: CauseClass
     confidence: Confidence
     """Confidence without other evidence."""

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
-from trainmedic_logs.diagnosis.attribution import Attribution, Moment, Witness
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, Moment
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.domain.finding import CauseClass
 
@@ -127,7 +127,7 @@ def _attribution(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: 
         for wait in shown
     )
     return Attribution(
-        Witness.RECORDER,
+        EvidenceSource.RECORDER,
         CauseClass.CODE,
         _worth(waits, group),
         evidence,
@@ -154,7 +154,7 @@ def _missing(reports: Sequence[NotJoined]) -> Iterator[Attribution]:
     ranks = ", ".join(map(str, sorted(named.ranks)))
     why = f"rank {ranks} did not join collective #{named.number}, by the watchdog's own comparison"
     yield Attribution(
-        Witness.RECORDER,
+        EvidenceSource.RECORDER,
         CauseClass.HANG,
         Confidence.MEDIUM,
         (Evidence(why, named.line, "training"),),

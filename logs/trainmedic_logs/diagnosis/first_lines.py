@@ -6,7 +6,15 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainmedic_logs.diagnosis.attribution import RERUN, Attribution, Witness, clock_of, evidence_of, moment_of, rank_of
+from trainmedic_logs.diagnosis.attribution import (
+    RERUN,
+    Attribution,
+    EvidenceSource,
+    clock_of,
+    evidence_of,
+    moment_of,
+    rank_of,
+)
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence
 from trainmedic_logs.diagnosis.window import Relevant
@@ -111,7 +119,7 @@ def first_line(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     is_of_one = leading.cause is CauseClass.CODE and not _COMPARES.search(leading.line)
     is_sure = is_sure and not (is_of_one and facts.unread_ranks)
     yield Attribution(
-        Witness.LINE,
+        EvidenceSource.LINE,
         _cause_of_line(leading, facts),
         _worth(leading, facts, relevant, is_sure=is_sure),
         (

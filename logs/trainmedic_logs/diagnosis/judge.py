@@ -9,15 +9,15 @@ from msgspec.structs import replace
 from trainmedic_logs.diagnosis import (
     advice,
     collectives,
+    evidence_sources,
     first_lines,
     pods,
     slow,
     stops,
     stragglers,
-    witnesses,
     wording,
 )
-from trainmedic_logs.diagnosis.attribution import Attribution, Witness, evidence_of, rank_of
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, evidence_of, rank_of
 from trainmedic_logs.diagnosis.exits import LAUNCHER
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.own_times import LossRise
@@ -40,7 +40,7 @@ def diagnose(facts: Facts) -> Verdict:
         slowness = slow.diagnose(facts.steps) if facts.steps else None
         return slowness if slowness is not None and slowness.cause is not CauseClass.UNKNOWN else _ended_well(facts)
     counting = relevant(facts)
-    attributions = sorted(_all(facts, counting), key=lambda attribution: attribution.witness)
+    attributions = sorted(_all(facts, counting), key=lambda attribution: attribution.source)
     if not attributions and counting.ended is None and _has_finished(facts):
         return _ended_well(facts)
     slowness = slow.diagnose(facts.steps) if not attributions and facts.steps and counting.ended is None else None
@@ -63,13 +63,13 @@ def _timeouts(facts: Facts) -> list[Evidence]:
 
 
 def _all(facts: Facts, counting: Relevant) -> Iterable[Attribution]:
-    yield from witnesses.kernel(facts, counting)
+    yield from evidence_sources.kernel(facts, counting)
     yield from pods.attributions(facts)
-    yield from witnesses.recorder(facts)
+    yield from evidence_sources.recorder(facts)
     if any(finding.cause is CauseClass.HANG for finding in counting.cascades):
         yield from collectives.differing(facts.collectives)
     yield from first_lines.first_line(facts, counting)
-    yield from witnesses.gone_nodes(facts, counting)
+    yield from evidence_sources.gone_nodes(facts, counting)
     if facts.is_reported_hang:
         # The launcher ended the processes, so their exit codes explain nothing.
         yield from stragglers.not_timed_out(facts, counting)
@@ -77,10 +77,10 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Attribution]:
         return
     stopped = list(stops.on_purpose(facts, counting))
     # After an OOM kill, a scheduler also ends the rest of the step, without a reason.
-    is_told_why = any(attribution.confidence is Confidence.HIGH for attribution in stopped)
-    killed = [] if is_told_why else list(stops.told_kills(facts, counting))
+    has_reason = any(attribution.confidence is Confidence.HIGH for attribution in stopped)
+    killed = [] if has_reason else list(stops.scheduler_kills(facts, counting))
     # Processes killed in a requested end were killed by it.
-    yield from killed or stopped or witnesses.first_exits(facts, counting)
+    yield from killed or stopped or evidence_sources.first_exits(facts, counting)
     yield from stragglers.not_timed_out(facts, counting)
     yield from stragglers.left_behind(facts, counting)
 
@@ -88,23 +88,23 @@ def _all(facts: Facts, counting: Relevant) -> Iterable[Attribution]:
 def _leader(attributions: Sequence[Attribution]) -> Attribution:
     """Return the strongest source, the first of equals, unless it describes consequences."""
     likely = [a for a in attributions if a.confidence is not Confidence.LOW and not _was_killed(a, attributions)]
-    errors = [a for a in likely if a.witness is Witness.LINE and a.cause in _PLAIN_ERRORS]
+    errors = [a for a in likely if a.source is EvidenceSource.LINE and a.cause in _PLAIN_ERRORS]
     # A link, file system or other process's memory may be unrelated; a plain error is not.
     strongest = next((a for a in likely if not (errors and _may_be_beside(a))), attributions[0])
     if strongest in errors:
         return strongest
-    if strongest.witness is Witness.LINE and strongest.cause is CauseClass.NETWORK:
+    if strongest.source is EvidenceSource.LINE and strongest.cause is CauseClass.NETWORK:
         # A crashing process breaks its connections, which the others report.
-        strongest = next((a for a in likely if a.witness is Witness.EXIT and a.cause in _PLAIN_ERRORS), strongest)
-    alike = [other for other in attributions if other.witness is strongest.witness]
+        strongest = next((a for a in likely if a.source is EvidenceSource.EXIT and a.cause in _PLAIN_ERRORS), strongest)
+    alike = [other for other in attributions if other.source is strongest.source]
     alike.sort(
         key=lambda a: (not a.is_proven, a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at)
     )
     first = alike[0]
-    lines = [other for other in attributions if other.witness is Witness.LINE]
+    lines = [other for other in attributions if other.source is EvidenceSource.LINE]
     # A certainly older job line from another place is the origin.
     for line in lines:
-        if first.witness < Witness.LINE and line.is_before(first) and not line.concerns(first):
+        if first.source < EvidenceSource.LINE and line.is_before(first) and not line.concerns(first):
             return line
     return first
 
@@ -113,7 +113,7 @@ def _may_be_beside(attribution: Attribution) -> bool:
     is_sure = attribution.confidence is Confidence.HIGH
     has_time = attribution.moment is not None and attribution.moment.is_known
     is_vague = attribution.cause in _OFTEN_BESIDE or not has_time
-    return attribution.witness is Witness.KERNEL and not is_sure and is_vague
+    return attribution.source is EvidenceSource.KERNEL and not is_sure and is_vague
 
 
 def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
@@ -122,7 +122,9 @@ def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attrib
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
             continue
         # The last rank, or one that did not time out, matters only without better evidence.
-        if other.witness > Witness.EXIT or (other.witness is Witness.EXIT and other.confidence is Confidence.LOW):
+        if other.source > EvidenceSource.EXIT or (
+            other.source is EvidenceSource.EXIT and other.confidence is Confidence.LOW
+        ):
             continue
         against += other.evidence[:2]
         leader = leader.with_confidence(leader.confidence.lowered())
@@ -149,7 +151,7 @@ def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attributi
             leader = leader.with_confidence(Confidence.LOW)  # a cause is no more certain than its source
         both = leader.ranks & other.ranks if is_narrower else leader.ranks
         ranks = both if leader.ranks and other.ranks else leader.ranks or other.ranks
-        raised = other.witness <= Witness.EXIT and other.witness is not leader.witness
+        raised = other.source <= EvidenceSource.EXIT and other.source is not leader.source
         raised = raised and (other.is_trusted or leader.is_trusted or _both_know_ranks(leader, other))
         raised = raised and all(
             each.moment is None or each.moment.is_known for each in (leader, other) if each.is_trusted
@@ -177,7 +179,7 @@ def _was_killed(printed: Attribution, attributions: Sequence[Attribution]) -> bo
 def _was_killed_instead(printed: Attribution, other: Attribution) -> bool:
     """Return whether a process that printed an exception was ended by SIGKILL: it may have caught the exception."""
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
-    return may_be_caught and printed.witness is Witness.LINE and other.is_kill
+    return may_be_caught and printed.source is EvidenceSource.LINE and other.is_kill
 
 
 def _explains(leader: Attribution, other: Attribution) -> bool:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from trainmedic_logs.diagnosis import exits
-from trainmedic_logs.diagnosis.attribution import Attribution, Moment, Witness
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, Moment
 from trainmedic_logs.diagnosis.exits import Exit
 from trainmedic_logs.diagnosis.facts import Facts, Sign
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
@@ -132,7 +132,7 @@ def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFaul
     worth = min((_worth(fault) for fault in faults), key=list(Confidence).index)
     nodes = {fault.node for fault in faults}
     return Attribution(
-        Witness.KERNEL if not first.is_event else Witness.EXIT,
+        EvidenceSource.KERNEL if not first.is_event else EvidenceSource.EXIT,
         cause,
         worth,
         tuple(_evidence(fault) for fault in faults[:_MOST_EVIDENCE]),
@@ -281,7 +281,7 @@ def _of_node(not_ready: NodeNotReady, facts: Facts) -> Attribution:
     is_the_jobs = not facts.nodes or not_ready.node in facts.nodes
     likely = Confidence.MEDIUM if is_the_jobs else Confidence.LOW
     return Attribution(
-        Witness.NODE,
+        EvidenceSource.NODE,
         CauseClass.NODE,
         Confidence.HIGH if not_ready.is_silent and is_the_jobs else likely,
         (Evidence(why, source=SOURCE, node=not_ready.node, at=not_ready.since),),

@@ -6,11 +6,11 @@ import re
 import signal
 from collections.abc import Iterator
 
-from trainmedic_logs.diagnosis.attribution import Attribution, Witness, evidence_of, moment_of
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, evidence_of, moment_of
+from trainmedic_logs.diagnosis.evidence_sources import MEMORY_FULL
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence
 from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
-from trainmedic_logs.diagnosis.witnesses import MEMORY_FULL
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _BY_HAND = re.compile(
@@ -28,7 +28,7 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         return
     worth, leading = told[0]
     yield Attribution(
-        Witness.PURPOSE,
+        EvidenceSource.PURPOSE,
         CauseClass.PREEMPTION,
         worth,
         tuple(
@@ -40,7 +40,7 @@ def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     )
 
 
-def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     """Yield a scheduler's statement about an OOM kill, if no exit is known and the job did not complete."""
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
@@ -53,7 +53,7 @@ def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     ]
     if told and not any(ended.is_failure for ended in facts.exits):
         yield Attribution(
-            Witness.EXIT,
+            EvidenceSource.EXIT,
             CauseClass.HOST_MEMORY,
             Confidence.MEDIUM,
             (evidence_of(told[0], "a process was killed there, out of memory"),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainmedic_logs.diagnosis import wording
-from trainmedic_logs.diagnosis.attribution import Attribution, Witness, evidence_of
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, evidence_of
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.diagnosis.window import Relevant
@@ -30,7 +30,7 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
     why = f"the others completed step {furthest}, and {wording.ranks(behind)} had reached step {least}"
     nodes = {facts.node_of(rank) for rank in behind}
     yield Attribution(
-        Witness.STRAGGLER,
+        EvidenceSource.STRAGGLER,
         CauseClass.HANG if counting.cascades else CauseClass.UNKNOWN,
         Confidence.LOW,
         (Evidence(why, source="training", rank=min(behind)),),
@@ -54,7 +54,7 @@ def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     why = f"{waited} of {len(everybody)} ranks waited in vain in a collective, and {wording.ranks(others)} did not"
     nodes = {facts.node_of(rank) for rank in others}
     yield Attribution(
-        Witness.TIMED_OUT,
+        EvidenceSource.TIMED_OUT,
         CauseClass.HANG,
         Confidence.MEDIUM if len(others) == 1 else Confidence.LOW,
         (

@@ -130,7 +130,7 @@ class ExceptionReading(Struct, frozen=True):
     """Nothing else raises it in that place."""
     is_consequence: bool = False
     is_guess: bool = False
-    told_by: str = ""
+    stated_by: str = ""
     """Class of the earlier chained exception that states the cause; empty for the last one."""
 
 
@@ -150,7 +150,7 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     if earlier.is_guess or earlier.is_consequence or earlier.cause in (CauseClass.CODE, CauseClass.UNKNOWN):
         is_proof = reading.is_proof and earlier.cause is CauseClass.CODE
         return ExceptionReading(reading.cause, is_proof=is_proof, is_guess=reading.is_guess)
-    return ExceptionReading(earlier.cause, told_by=earlier.told_by or inner[0])
+    return ExceptionReading(earlier.cause, stated_by=earlier.stated_by or inner[0])
 
 
 def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:

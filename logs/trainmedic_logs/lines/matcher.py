@@ -255,8 +255,8 @@ def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: 
         return Role.CASCADE, CauseClass.UNKNOWN, fields
     if reading.is_proof:
         fields = {**fields, exception_causes.PROOF: "program"}
-    if reading.told_by:
-        fields = {**fields, "exception": reading.told_by}
+    if reading.stated_by:
+        fields = {**fields, "exception": reading.stated_by}
     if reading.is_guess:
         fields = {**fields, exception_causes.GUESS: "class"}
     return role, reading.cause, fields

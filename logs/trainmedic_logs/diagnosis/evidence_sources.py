@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 from trainmedic_logs.diagnosis import exits, wording
-from trainmedic_logs.diagnosis.attribution import Attribution, Moment, Witness, evidence_of, moment_of, rank_of
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, Moment, evidence_of, moment_of, rank_of
 from trainmedic_logs.diagnosis.clock_guess import UNKNOWN
 from trainmedic_logs.diagnosis.exits import Exit
 from trainmedic_logs.diagnosis.facts import Facts
@@ -49,7 +49,7 @@ def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
                     rank for own in errors if (rank := rank_of(own)) is not None and not facts.node_of(rank)
                 )
             yield Attribution(
-                Witness.KERNEL,
+                EvidenceSource.KERNEL,
                 finding.cause,
                 _worth_of_kernel(finding, gpu, facts, relevant),
                 (evidence_of(finding, _reported(finding)),),
@@ -161,7 +161,7 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attrib
     if worth is Confidence.MEDIUM and (len(ranks) == 1 or (killed and len(named) == 1)):
         worth = Confidence.HIGH
     return Attribution(
-        Witness.KERNEL,
+        EvidenceSource.KERNEL,
         CauseClass.HOST_MEMORY,
         worth,
         tuple(evidence),
@@ -229,7 +229,7 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
         )
         evidence = (Evidence(why, source="flight recorder", at=wait.since),)
         yield Attribution(
-            Witness.RECORDER, CauseClass.CODE, Confidence.HIGH, evidence, frozenset(reading.differing),
+            EvidenceSource.RECORDER, CauseClass.CODE, Confidence.HIGH, evidence, frozenset(reading.differing),
             moment=Moment(wait.since) if wait.since else None, fingerprint="code:flight-recorder",
         )  # fmt: skip
         return
@@ -243,7 +243,7 @@ def recorder(facts: Facts) -> Iterator[Attribution]:
     )
     nodes = {facts.node_of(rank) for rank in culprits}
     yield Attribution(
-        Witness.RECORDER,
+        EvidenceSource.RECORDER,
         CauseClass.HANG,
         Confidence.MEDIUM if reading.silent else Confidence.HIGH,
         (Evidence(why, source="flight recorder", at=first.since),),
@@ -260,7 +260,7 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
             continue
         yield Attribution(
-            Witness.NODE,
+            EvidenceSource.NODE,
             CauseClass.NODE,
             Confidence.HIGH,
             (Evidence("the node fell silent before the others failed", source="presence", node=node, at=since),),
@@ -300,7 +300,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
         if confirming:
             cause, why = CauseClass.HOST_MEMORY, confirming[0].why
         yield Attribution(
-            Witness.EXIT,
+            EvidenceSource.EXIT,
             cause,
             _worth_of_exit(bool(hard) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)),
             (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
