@@ -36,6 +36,7 @@ class ProgramProcess(Protocol):
 
 
 StartsPrograms = Callable[[str, Sequence[str]], ProgramProcess]
+"""Start a module's program with arguments. Raises OSError."""
 
 
 class ExecutedProgram:

@@ -20,8 +20,6 @@ from trainmedic_server.simulation import suite_format
 
 
 class CheckResult(Struct, frozen=True):
-    """Loadable playbooks, and sorted problems."""
-
     playbooks: tuple[YamlPlaybook, ...]
     problems: tuple[FileProblem, ...]
     warnings: tuple[FileProblem, ...] = ()
@@ -60,7 +58,6 @@ def _is_in(file: Path, root: Path) -> bool:
 
 
 def check_log_rules(roots: Sequence[Path]) -> tuple[RuleSet, tuple[FileProblem, ...]]:
-    """Return rules and problems, including those of tests."""
     rules, problems = rules_in(roots)
     of_tests = (problem for path in test_files(roots) for problem in suite_format.read(path)[1])
     return rules, tuple(sorted({*problems, *of_tests}))

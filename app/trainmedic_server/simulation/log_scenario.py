@@ -62,8 +62,6 @@ class _Nobody:
 
 @dataclass
 class _NodeReader:
-    """Line reading of a node's agent."""
-
     name: str
     tracker: FindingTracker
     assemblers: dict[Origin, LineAssembler] = field(default_factory=dict)
@@ -78,7 +76,6 @@ class _NodeReader:
             yield from assembler.feed(physical.encode(), clock.now(), place)
 
     def late_lines(self, clock: Clock) -> Iterator[Line]:
-        """Yield blocks that are due."""
         for assembler in self.assemblers.values():
             yield from assembler.flush(clock.now())
 
@@ -88,8 +85,6 @@ class _NodeReader:
 
 
 class LogScenario:
-    """Nodes and findings of one test."""
-
     def __init__(
         self,
         job: JobEntry,
@@ -130,7 +125,6 @@ class LogScenario:
         )
 
     async def print(self, entry: LineEntry) -> None:
-        """Print the line once by each of its ranks."""
         text = entry.written(self._fixtures)
         for rank in entry.rank or (None,):
             node = entry.node or (self._job.node_of(rank) if rank is not None else next(iter(self._job.nodes)))
@@ -163,7 +157,6 @@ class LogScenario:
         return [known[finding_id] for finding_id in self._ids if finding_id in known]
 
     def verdict(self) -> Verdict:
-        """Return the diagnosis of the lines so far."""
         fails = self._job.fails is not None
         return diagnose(self._collector.facts(job=self._job.name, attempt=self._job.attempt, is_known_to_fail=fails))
 

@@ -34,7 +34,6 @@ def results(files: Iterable[FileResult], *, verbose: bool = False) -> Iterator[s
 
 
 def document(files: Iterable[FileResult]) -> dict[str, Any]:
-    """Return all results; seconds are real time."""
     return {"files": [_file(file) for file in files]}
 
 

@@ -37,15 +37,11 @@ class NamedAlert(Struct, frozen=True):
     labels: Mapping[str, str]
     """Known labels without ``alertname``."""
     is_complete: bool = False
-    """It has no other labels."""
     expression: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
-    """Rule set, if stated."""
     expected: str | None = None
-    """Playbook expected to start."""
     reason: str = ""
-    """Reason why none should start."""
 
 
 class RuleOutcome(Struct, frozen=True):
@@ -55,7 +51,6 @@ class RuleOutcome(Struct, frozen=True):
     conditions: tuple[str, ...] = ()
     """Conditions on unknown labels."""
     reason: str = ""
-    """Reason why none starts."""
     suggestion: Suggestion | None = None
 
     @property
@@ -66,7 +61,6 @@ class RuleOutcome(Struct, frozen=True):
         return not self.alert.reason or not self.playbooks
 
     def as_data(self) -> dict[str, Any]:
-        """Return the JSON form."""
         suggestion = self.suggestion
         return {
             "alert": self.alert.name,
@@ -224,7 +218,6 @@ def _suggested(
 
 
 def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlertMap) -> tuple[Rename | None, list[str]]:
-    """Return the matching map entry and its conditions."""
     known = None if alert.is_complete else _ALWAYS_KNOWN | sent.keys()
     for rename in alert_map.renames.get(alert.name, ()):
         refusal, needed = _judged(rename.matchers, sent, known)

@@ -27,16 +27,12 @@ _APPLIED = ReplyModel(outcome=ReplyOutcome.APPLIED)
 
 
 class RecordedCall(Struct, frozen=True):
-    """Attempt of an action."""
-
     action: str
     params: Mapping[str, Any]
     undo: bool
 
 
 class Script:
-    """Replies and recorded attempts of one test."""
-
     def __init__(self, replies: Mapping[str, Sequence[ReplyModel]]) -> None:
         self._replies = replies
         self._used: dict[str, int] = {}

@@ -124,8 +124,6 @@ def played(test: TestEntry, playbooks: Sequence[YamlPlaybook], actions: Actions)
 
 
 class _LogParts(Struct, frozen=True):
-    """Log rules and fixtures of a suite."""
-
     rules: RuleSet
     fixtures: Mapping[str, str]
 
@@ -154,8 +152,6 @@ def _run_test(
 
 @dataclass
 class _Scenario:
-    """Playback of one test."""
-
     test: TestEntry
     catalog: StaticCatalog
     parts: _LogParts
@@ -278,7 +274,6 @@ class _Scenario:
                 await self.engine.order(run.id, OrderKind(entry.do), entry.by, entry.note, frozenset(entry.groups))
 
     async def _newest(self, entry: OrderEntry) -> Run:
-        """Return the newest matching run. Raises NotFound."""
         for run in await self._runs():
             target = run.target.key if run.target else ""
             if entry.playbook in (None, run.playbook) and entry.target in (None, target):
@@ -291,7 +286,6 @@ class _Scenario:
         return page
 
     async def _run_until_idle(self) -> None:
-        """Run everything due now."""
         await self.clock.sleep_until(self.clock.now() + _SETTLE)
 
     async def _to_the_end(self) -> None:

@@ -59,8 +59,6 @@ class AlertEntry(_Model):
 
 
 class SimulatedOperation(StrEnum):
-    """Operator commands."""
-
     APPROVE = "approve"
     REJECT = "reject"
     CANCEL = "cancel"
@@ -149,8 +147,6 @@ def _status_alone(value: Any) -> Any:
 
 
 class RunExpected(_Model):
-    """Expected history item."""
-
     playbook: str | None = None
     target: str | None = None
     decision: Decision | None = None
@@ -163,8 +159,6 @@ class RunExpected(_Model):
 
 
 class CallExpected(_Model):
-    """Expected action call."""
-
     action: str
     params: dict[str, Any] | None = None
     undo: bool | None = None
@@ -208,8 +202,6 @@ class Check(LogCheck):
 
 
 class TestEntry(LogTest):
-    """Test: timeline and expectations."""
-
     __test__ = False
     model_config = ConfigDict(extra="forbid")
 
@@ -223,7 +215,6 @@ class TestEntry(LogTest):
 
     @property
     def last_moment(self) -> timedelta:
-        """Time of the last entry."""
         times = [alert.at for alert in self.alerts] + [order.at for order in self.orders]
         return max(super().last_moment, *times) if times else super().last_moment
 
@@ -237,18 +228,14 @@ class SuiteEntry(LogSuiteEntry):
 
 
 class Suite(LogSuite, frozen=True):
-    """Tests of one document, with positions."""
-
     spec: SuiteEntry
 
     @property
     def playbooks(self) -> tuple[Path, ...]:
-        """Playbook files under test."""
         return self._beside(self.spec.playbooks) if self.spec.playbooks or not self.spec.rules else ()
 
 
 def read(path: Path) -> tuple[list[Suite], list[FileProblem]]:
-    """Return suites and problems."""
     documents, problems = log_test_format.documents(path)
     suites: list[Suite] = []
     for document in documents:
