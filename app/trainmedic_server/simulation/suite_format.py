@@ -153,9 +153,9 @@ class RunExpected(_Model):
     status: Status | None = None
     mode: Mode | None = None
     message: str | None = None
-    alerts: int | None = Field(None, description="How many alerts the run has, those that joined included.")
+    alerts: int | None = Field(None, description="Number of alerts of the run, including joined ones.")
     steps: dict[str, Annotated[StepExpected, BeforeValidator(_status_alone)]] = {}
-    events: tuple[str, ...] | None = Field(None, description="Kinds of events, in this order; others may be between.")
+    events: tuple[str, ...] | None = Field(None, description="Event kinds in this order; others may be in between.")
 
 
 class CallExpected(_Model):

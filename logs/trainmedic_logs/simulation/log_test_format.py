@@ -66,11 +66,11 @@ class JobEntry(_Model):
 
     name: str = "job-1"
     attempt: int = 1
-    ranks: int | None = Field(None, description="How many there are; for the reader.")
+    ranks: int | None = Field(None, description="Number of ranks, for readers.")
     nodes: dict[str, Ranks] = {"node-1": (0,)}
     gpus: dict[str, dict[str, str]] = {}
-    fails: Duration | None = Field(None, description="When it fails: ten seconds later its verdict is an alert.")
-    verdict: VerdictGiven | None = Field(None, description="The newest verdict on it, of within the last hour.")
+    fails: Duration | None = Field(None, description="Time of its failure; 10 s later its verdict becomes an alert.")
+    verdict: VerdictGiven | None = Field(None, description="Newest verdict of the last hour.")
 
     def node_of(self, rank: int) -> str:
         return next((node for node, ranks in self.nodes.items() if rank in ranks), next(iter(self.nodes), "node-1"))
@@ -136,7 +136,7 @@ class LogAlertExpected(_Model):
 
     name: str
     labels: dict[str, str] = {}
-    summary: str | None = Field(None, description="A part of it.")
+    summary: str | None = Field(None, description="Substring of it.")
     over: bool | None = None
 
 
