@@ -35,7 +35,7 @@ def parse(text: str) -> timedelta:
 def write_rounded(value: timedelta) -> str:
     """Return the duration for display, rounded up to seconds, or to minutes from one day on.
 
-    Rounded up, an excess over a limit does not read like the limit.
+    Rounded up so that an excess over a limit does not look like the limit.
     """
     step = timedelta(minutes=1) if value >= timedelta(days=1) else timedelta(seconds=1)
     return write(-(-value // step) * step)

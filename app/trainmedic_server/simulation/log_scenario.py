@@ -161,7 +161,7 @@ class LogScenario:
         return diagnose(self._collector.facts(job=self._job.name, attempt=self._job.attempt, is_known_to_fail=fails))
 
     async def _read(self, reader: _NodeReader, lines: Sequence[Line]) -> None:
-        # The test states the times, whatever the lines say.
+        # The test sets the times, regardless of the lines.
         timed = [line._replace(at=self._clock.now(), time_source=TimeSource.LINE) for line in lines]
         for line in timed:
             self._collector.line(line)

@@ -117,7 +117,7 @@ def evidence_of(finding: Finding, why: str) -> Evidence:
 
 def rank_of(finding: Finding) -> int | None:
     """Return the rank that a finding concerns; None if unknown."""
-    # Lines about NaN, recomputed steps and stuck ranks name a rank, whoever printed them.
+    # Lines about NaN, recomputed steps and stuck ranks name the affected rank, which need not have printed them.
     is_stuck = finding.cause is CauseClass.HANG and finding.role is Role.ROOT
     is_about = finding.cause is CauseClass.NUMERICS or finding.rule == RERUN or is_stuck
     number = finding.fields.get("rank", "") if is_about else ""
