@@ -1,7 +1,5 @@
-"""What server, node agent and the reading of logs share: targets, durations, YAML with positions, bounded expressions,
-and the command ``trainmedic``.
-
-It comes in the distribution trainmedic-logs, and imports the SDK alone.
+"""Shared base of server, agent and log reading: targets, durations, YAML with positions, bounded expressions, and the
+command ``trainmedic``. It imports only the SDK.
 """
 
 __version__ = "0.1.0"

@@ -1,22 +1,19 @@
-"""How much the compiler may compile of one file, so that no file holds up the others for long.
-
-The bounds of a file's bytes, values and depth are those of ``yaml_text``, those of one template of ``template_syntax``.
-"""
+"""Limit on what the compiler compiles of one file."""
 
 from __future__ import annotations
 
 MOST_PARTS = 50_000
-"""Of the templates in one file: their names, constants, operators and so on. Compiling them takes some 3 s."""
+"""Nodes (names, constants, operators) of all templates in a file. Compiling them takes about 3 s."""
 _PARTS_OF_ANY_TEMPLATE = 10
 _CHARACTERS_PER_PART = 16
 
 
 class TooLarge(Exception):
-    """The templates of a file have too many parts to be compiled."""
+    """The templates of a file have too many parts."""
 
 
 class Allowance:
-    """What is left to one file; all its playbooks share it."""
+    """Remaining allowance of one file, shared by its playbooks."""
 
     def __init__(self) -> None:
         self._left = MOST_PARTS
@@ -26,7 +23,7 @@ class Allowance:
         self._spend(nodes + _PARTS_OF_ANY_TEMPLATE)
 
     def spend_on_manifest(self, characters: int) -> None:
-        """Count a manifest, which is checked and compiled for each step that names it. Raises TooLarge."""
+        """Count a manifest, which is compiled for each step that names it. Raises TooLarge."""
         self._spend(characters // _CHARACTERS_PER_PART)
 
     def _spend(self, parts: int) -> None:

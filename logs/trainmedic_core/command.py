@@ -1,8 +1,7 @@
-"""``trainmedic``, the command.
+"""The command group ``trainmedic``.
 
-This module holds only the group. Which commands there are is registered by the distributions that are installed, each
-with a table under the entry point group ``trainmedic.commands``. A command's module is imported when the command is
-run, so that ``trainmedic --help`` and the commands that only speak to a server do not wait for the server's libraries.
+Each installed distribution registers its commands under the entry point group ``trainmedic.commands``. A command's
+module is imported when the command runs, so that ``--help`` and client commands do not load the server's libraries.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from msgspec import Struct
 from trainmedic_core import __version__
 
 GROUP = "trainmedic.commands"
-"""The entry point group of the tables. An entry point's name says whose table it is, as in `ORDER`."""
 ORDER = ("server", "agent", "logs")
-"""Whose tables there can be. Of two commands with one name the first wins: a server's ``logs`` has all of the other."""
+"""Precedence of the tables: the server's ``logs`` includes all of the ``logs`` of trainmedic-logs."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -61,11 +59,11 @@ ABSENT = {
         "key",
     ),
 }
-"""By distribution, the commands that are there once it is installed."""
+"""Commands of each distribution, to name the missing one."""
 
 
 class CommandEntry(Struct, frozen=True):
-    """The module of a command, and its line in the list of commands. The module has the command by its own name."""
+    """Module of a command, which defines the command by its own name, and its line in the list of commands."""
 
     module: str
     help: str
@@ -75,13 +73,12 @@ _OWN: Mapping[str, CommandEntry] = {
     "completion": CommandEntry("trainmedic_core.cli.completion", "Print the completion script of a shell."),
 }
 
-_AGAIN = "Install again what you installed: its metadata is missing, or of an earlier version."
+_AGAIN = "Reinstall what you installed: its metadata is missing, or of an earlier version."
 
 
 @functools.cache
 def commands() -> Mapping[str, CommandEntry]:
-    """Return the commands of all distributions that are installed, by name, in the order of the list."""
-    # Each once: from a checkout a distribution can be found in two places.
+    # From a checkout, a distribution can be found twice.
     tables = {point.name: point for point in entry_points(group=GROUP) if point.name in ORDER}
     entries: dict[str, CommandEntry] = {}
     for name in ORDER:
@@ -96,7 +93,7 @@ def _table(point: EntryPoint) -> Mapping[str, CommandEntry]:
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is asked for."""
+    """Group that imports a command's module at first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(commands())
@@ -105,7 +102,7 @@ class LazyGroup(click.Group):
         entry = commands().get(cmd_name)
         if entry is None:
             return None
-        gc.disable()  # what modules make lives on: to look for garbage in it was a seventh of a server's imports
+        gc.disable()  # imported objects stay alive; collecting took 1/7 of a server's import time
         try:
             module = importlib.import_module(entry.module)
         finally:
@@ -118,11 +115,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; a name that nothing has is answered with the distribution that brings it, or with those that
-        are near, as click does for options."""
+        """Resolve as click does. For unknown names, suggest the missing distribution or similar commands."""
         if args and not args[0].startswith("-") and args[0] not in commands() and not ctx.resilient_parsing:
             if commands().keys() == _OWN.keys():
-                ctx.fail(f"{args[0]!r} is not there, because no distribution has registered its commands. {_AGAIN}")
+                ctx.fail(f"{args[0]!r} is not available: no distribution has registered its commands. {_AGAIN}")
             for distribution, names in ABSENT.items():
                 if args[0] in names:
                     ctx.fail(f"{args[0]!r} is a command of {distribution}, which is not installed here.")
@@ -132,7 +128,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the tables, without importing them."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in commands().items()])
         if commands().keys() == _OWN.keys():
@@ -149,6 +145,6 @@ class LazyGroup(click.Group):
 def main() -> None:
     """Keep LLM training runs alive.
 
-    Alertmanager posts an alert; Trainmedic matches it to a playbook, repairs the cause, checks that
-    it worked, gives back what it took when the alert resolves, and keeps the record.
+    Alertmanager posts an alert. Trainmedic matches it to a playbook, repairs the cause, verifies the effect, reverts
+    its changes when the alert resolves, and records every step.
     """

@@ -1,8 +1,4 @@
-"""Limits that a process sets on itself before it parses what a job's user wrote.
-
-Who calls it: the programs that ``confined_process`` starts, and ``trainmedic_agent.log_link.reader_process`` for
-capabilities.
-"""
+"""Limits that a process sets on itself before it parses untrusted input."""
 
 from __future__ import annotations
 
@@ -17,23 +13,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PARSER_IDS = (2_100_000_018, 60_998)
-"""User and group of a process that root starts, the first that this user namespace has. No account has them: they lie
-outside the ranges of distributions, systemd and SSSD."""
+"""User and group IDs of parsers that root starts; the first mapped in this user namespace is used. They lie outside the
+ranges of distributions, systemd and SSSD, so no account has them.
+"""
 _OF_PYTHON = 64 * 1024**2
-"""Bytes of address space that count as the parsing program's own at its start."""
+"""Bytes of address space that Python itself takes at start."""
 _SELF = Path("/proc/self")
 _CAP_VERSION = 0x20080522
 _MOST_CAPABILITIES = 64
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 24, 38, 47, 4
 _X86_64, _AARCH64 = 0xC000003E, 0xC00000B7
-"""Architectures, as the kernel numbers them for filters of system calls (linux/audit.h)."""
+"""Architecture numbers in seccomp filters (linux/audit.h)."""
 _SIGNAL_CALLS = {
     "x86_64": (_X86_64, (62, 200, 234, 129, 297, 424, 101)),
     "aarch64": (_AARCH64, (129, 130, 131, 138, 240, 424, 117)),
 }
 """Numbers of kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal and ptrace, by machine."""
 _X32 = 0x40000000
-"""The first number of the second set of system calls on x86_64."""
+"""First system call number of the x32 ABI on x86_64."""
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_LARGER, _RETURN, _ARCHITECTURE_AT = 0x20, 0x15, 0x35, 0x06, 4
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
@@ -42,15 +39,15 @@ _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 def give_up_everything(most_memory: int) -> None:
     """Give up other users' files, writing, opening, starting processes, signals, and memory above `most_memory` bytes.
 
-    A process that was forked has the address space of a larger program, which does not count. Raises OSError.
+    Address space inherited by a fork does not count. Raises OSError.
     """
     most_memory += max(_address_space() - _OF_PYTHON, 0)
-    # Where memory runs short all the same, this process is to be killed, and not the one that started it.
+    # If memory runs out anyway, the kernel should kill this process, not its parent.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     drop_bounding_set()
     if os.geteuid() == 0 and (own := first_mapped(PARSER_IDS)) is not None:
-        # Without the right to become another user, as in some containers, the limits below have to do.
+        # Some containers may not change the user; the limits below must suffice there.
         with contextlib.suppress(PermissionError):
             os.setgroups([])
             os.setresgid(own, own, own)
@@ -68,17 +65,15 @@ def give_up_everything(most_memory: int) -> None:
 
 
 def _address_space() -> int:
-    """Return the bytes of this process's address space. 0 if the kernel does not say."""
     with contextlib.suppress(OSError, ValueError):
         return int((_SELF / "statm").read_text().split()[0]) * resource.getpagesize()
     return 0
 
 
 def refuse_signals() -> None:
-    """Have the kernel refuse to send signals to any process, and to trace one. Call it after `drop_capabilities`.
+    """Have the kernel refuse signals and tracing to any process. Call it after `drop_capabilities`.
 
-    It matters where this process keeps the user of the one that started it. A kernel without such filters, and a
-    machine that is not known, refuse nothing more than before.
+    Needed when this process keeps its parent's user. Does nothing without seccomp or on other machine types.
     """
     if (known := _SIGNAL_CALLS.get(platform.machine())) is None:
         return
@@ -96,7 +91,7 @@ def refuse_signals() -> None:
 
 
 def first_mapped(ids: Sequence[int]) -> int | None:
-    """Return the first number that is a user and a group of this user namespace. None if there is none."""
+    """Return the first number that is a user and a group of this user namespace; None if none is."""
     ranges = [_ranges(_SELF / f"{name}_map") for name in ("uid", "gid")]
     return next((number for number in ids if all(any(number in each for each in part) for part in ranges)), None)
 
@@ -110,14 +105,14 @@ def _ranges(path: Path) -> list[range]:
 
 
 def drop_bounding_set() -> None:
-    """Let no program that this process executes get a capability. Without CAP_SETPCAP nothing happens."""
+    """Deny capabilities to all executed programs. Does nothing without CAP_SETPCAP."""
     library = ctypes.CDLL(None, use_errno=True)
     for capability in range(_MOST_CAPABILITIES):
         library.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, and the ways to get one back. Call it after a change of the user. Raises OSError."""
+    """Give up every capability permanently. Call it after changing the user. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
     header, nothing = struct.pack("Ii", _CAP_VERSION, 0), struct.pack("6I", *([0] * 6))

@@ -1,8 +1,6 @@
-"""A process that parses what a job's user wrote, and can do nothing else. It answers each request with one line.
+"""Process that parses untrusted input without any rights, and answers each request with one line.
 
-The program gives up its rights with ``confined_child``. Blocking: a caller that serves others uses a thread. Who calls
-it: ``trainmedic_logs.files.dump_reader`` (flight recorders) and ``trainmedic_agent.disk.metadata_reader``
-(checkpoints).
+The program gives up its rights with ``confined_child``. Calls block.
 """
 
 from __future__ import annotations
@@ -18,12 +16,10 @@ from typing import IO, Protocol
 from trainmedic_core import confined_child, kill_as_user
 
 START_SECONDS = 30
-"""Seconds that the start of the process may take."""
+"""Seconds that the process may take to start."""
 
 
 class ProgramProcess(Protocol):
-    """A running program."""
-
     @property
     def requests(self) -> IO[bytes]: ...
 
@@ -31,23 +27,23 @@ class ProgramProcess(Protocol):
     def answers(self) -> IO[bytes]: ...
 
     def kill(self) -> None:
-        """End it at once. Any thread may call it."""
+        """End it at once; thread-safe."""
         ...
 
     def close(self) -> None:
-        """Close its pipes, and take note of its end. Call it after `kill`."""
+        """Close its pipes and reap it. Call it after `kill`."""
         ...
 
 
 StartsPrograms = Callable[[str, Sequence[str]], ProgramProcess]
-"""Starts the program of a module with arguments. Raises OSError."""
+"""Start a module's program with arguments. Raises OSError."""
 
 
 class ExecutedProgram:
-    """A program that this process executes by Python's path, as the same user."""
+    """Program executed with Python's path, as the same user."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
-        # No environment: what stands in it, such as tokens, is none of the program's business.
+        # No environment: it can contain tokens.
         environment = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         command = [sys.executable, "-P", "-m", module, *arguments]
         self.process = subprocess.Popen(  # noqa: S603 - our own program; what others wrote is its input alone
@@ -65,7 +61,7 @@ class ExecutedProgram:
         return self.process.stdout
 
     def kill(self) -> None:
-        """End the process, also as another user's and without CAP_KILL."""
+        """End the process, even as another user without CAP_KILL."""
         try:
             self.process.kill()
         except PermissionError:
@@ -74,12 +70,12 @@ class ExecutedProgram:
                 kill_as_user.kill(self.process.pid, own)
 
     def close(self) -> None:
-        with suppress(OSError):  # what the pipe still holds is not wanted
+        with suppress(OSError):  # discard what the pipe still holds
             self.process.communicate()
 
 
 class ConfinedProcess:
-    """One program, one request at a time. It is started when it is needed, and again after it has ended."""
+    """One program with one request at a time. It starts on demand, and again after it has ended."""
 
     def __init__(
         self,
@@ -88,7 +84,7 @@ class ConfinedProcess:
         longest_answer: int,
         start: StartsPrograms = ExecutedProgram,
     ) -> None:
-        """`longest_answer` is the number of bytes that are taken of one answer."""
+        """`longest_answer` limits an answer, in bytes."""
         self._module = module
         self._arguments = arguments
         self._longest_answer = longest_answer
@@ -96,10 +92,10 @@ class ConfinedProcess:
         self._process: ProgramProcess | None = None
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """Return the line that answers a request, cut after `longest_answer` bytes.
+        """Return the answer line, cut after `longest_answer` bytes.
 
-        It has no line feed at its end if the process has ended, or has not answered within `seconds`. Raises OSError
-        if the process cannot be started.
+        It has no final line feed if the process ended or took longer than `seconds`. Raises OSError if the process
+        cannot start.
         """
         process = self._process = self._process or self._start(self._module, self._arguments)
         watchdog = threading.Timer(seconds, process.kill)
@@ -108,13 +104,12 @@ class ConfinedProcess:
             process.requests.write(request)
             process.requests.flush()
             return process.answers.readline(self._longest_answer + 1)
-        except OSError:  # the process ended while it took the request
+        except OSError:  # the process ended while reading the request
             return b""
         finally:
             watchdog.cancel()
 
     def end(self) -> None:
-        """Kill the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

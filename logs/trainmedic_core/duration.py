@@ -1,12 +1,11 @@
-"""Prometheus durations (``90s``, ``10m``, ``1h30m``): reading and writing. ``fields`` has the type for models."""
+"""Prometheus durations (``90s``, ``10m``, ``1h30m``)."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 
-# The grammar and the units of Prometheus (common/model/time.go): each unit at most once, largest
-# first; a year is 365 days.
+# Grammar and units of Prometheus (common/model/time.go): each unit at most once, largest first; 1 y is 365 d.
 PATTERN = r"^(?=.)(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?$"
 _UNITS = {
     "y": timedelta(days=365),
@@ -22,7 +21,7 @@ _PART = re.compile(r"(\d+)(ms|[ywdhms])")
 
 
 def parse(text: str) -> timedelta:
-    """The duration that `text` writes. Raises ValueError with an example where it writes none."""
+    """Return the duration. Raises ValueError."""
     if text == "0":
         return timedelta(0)
     if not _GRAMMAR.match(text):
@@ -34,14 +33,16 @@ def parse(text: str) -> timedelta:
 
 
 def write_rounded(value: timedelta) -> str:
-    """The duration for a person, to the next second, from a day on to the next minute: up, so that what is over a bound
-    is not written as the bound."""
+    """Return the duration for display, rounded up to seconds, or to minutes from one day on.
+
+    Rounded up so that an excess over a limit does not look like the limit.
+    """
     step = timedelta(minutes=1) if value >= timedelta(days=1) else timedelta(seconds=1)
     return write(-(-value // step) * step)
 
 
 def write(value: timedelta) -> str:
-    """The shortest Prometheus duration of `value`, to the millisecond; after a minus where it is negative."""
+    """Return the shortest form, to the millisecond; negative durations begin with a minus."""
     if value < timedelta(0):
         return f"-{write(-value)}"
     left = round(value / _UNITS["ms"])

@@ -1,4 +1,4 @@
-"""The error of expressions and templates, which server, agent and the reading of logs evaluate."""
+"""Error of expressions and templates."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from trainmedic.errors import TrainmedicError
 
 
 class ExpressionError(TrainmedicError):
-    """A template or expression failed while a run used it."""
+    """Evaluating a template or expression failed."""

@@ -1,5 +1,4 @@
-"""Types of fields of pydantic models. ``duration`` reads and writes what they hold, and is a module of its own so that
-the agent, which loads no pydantic (``docs/decisions.md``), can read durations too."""
+"""Field types for pydantic models. Separate from ``duration`` because the agent loads no pydantic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whether an ``http://`` or ``https://`` URL leads anywhere.
-
-Who calls it: the server's settings, the clients' ``--server``, and the agent's policy. It asks nobody.
-"""
+"""Syntax check of ``http://`` and ``https://`` URLs, without connecting."""
 
 from __future__ import annotations
 
@@ -17,8 +14,10 @@ _NOT_IN_A_URL = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 def check_http_url(url: str) -> SplitResult:
-    """The parts of `url`. Raises ValueError where nobody can be called by it, without the URL, which may hold a
-    password."""
+    """Return the parts of a usable URL.
+
+    Raises ValueError for others, without the URL, which may contain a password.
+    """
     if not url.lower().startswith(("http://", "https://")):
         raise ValueError("must be a URL that begins with http:// or https://")
     _check_user_and_password(url)
@@ -27,7 +26,7 @@ def check_http_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         host = parts.hostname
-    except ValueError:  # its text repeats what stands before the path
+    except ValueError:  # its text would repeat the user and password
         parts, host = None, "["
     if not host:
         raise ValueError("must name a host, as http://host:8080 does")
@@ -43,15 +42,14 @@ def check_http_url(url: str) -> SplitResult:
 
 
 def without_user(url: str) -> str:
-    """Return the URL for display, without user and password, even if these are not escaped."""
+    """Return the URL without user and password, even unescaped ones."""
     before, at, host = url.rpartition("@")
     scheme = f"{before.partition('://')[0]}://" if "://" in before else ""
     return f"{scheme}{host}" if at else url
 
 
 def _check_user_and_password(url: str) -> None:
-    """Raise ValueError if a special character of a user or password is not escaped. A part of it would be read as the
-    host."""
+    """Raise ValueError for unescaped special characters, which would shift the host."""
     match = _AUTHORITY.fullmatch(url)
     if match is None:
         return

@@ -1,7 +1,7 @@
-"""SIGKILL to a process of another user, without CAP_KILL.
+"""SIGKILL to another user's process without CAP_KILL.
 
-A process that may change its user can start a child that it then may not signal. A thread takes that child's user as
-its effective user, sends the signal, and ends. Its real and saved user stay, so the child may not signal it.
+A thread takes the target's user as its effective user, sends the signal, and ends. Its real and saved user stay, so
+that the target cannot signal it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import threading
 from collections.abc import Callable
 
 _SETRESUID = {"x86_64": 117, "aarch64": 147}
-"""Numbers of the system call, by machine. The C library's function changes the user of all threads."""
+"""Numbers of the system call. The C library's function would change the user of all threads."""
 _UNCHANGED = -1
 _JOIN_SECONDS = 5.0
 
 
 def kill(pid: int, uid: int) -> bool:
-    """End a process, also a stopped one. Return False if this process may not; True also if there is none any more."""
+    """Kill a process, even a stopped one. Return False without permission; True also if it has already ended."""
     return _ended(lambda: os.kill(pid, signal.SIGKILL), uid)
 
 
 def kill_group(group: int, uid: int) -> bool:
-    """End every process of a group that belongs to the user. Return as `kill` does."""
+    """Kill the user's processes of a group. Return as `kill` does."""
     return _ended(lambda: os.killpg(group, signal.SIGKILL), uid)
 
 
@@ -41,7 +41,7 @@ def _ended(send: Callable[[], None], uid: int) -> bool:
 
 
 def _become(uid: int) -> bool:
-    """Take the effective user in this thread alone, until it ends. Return False without the right."""
+    """Set the effective user of this thread only. Return False without permission."""
     number = _SETRESUID.get(platform.machine())
     if number is None:
         return False

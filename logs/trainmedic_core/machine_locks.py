@@ -1,8 +1,6 @@
-"""Locks between the processes of one machine: on a file, by whatever name it is reached, and on a name.
+"""Locks between processes of one machine: on a file, under any of its names, or on a name.
 
-Both end with the process, however it ends, so nothing has to be cleaned up and the next start waits for nobody. Who
-takes them: ``sql_store.database`` and ``trainmedic_agent.database``, so that no two processes work from one database or
-from copies of it, and ``agent.gpu_locks``.
+Both end with the process, so there is nothing to clean up.
 """
 
 from __future__ import annotations
@@ -22,23 +20,21 @@ from msgspec import Struct
 
 _SET_LOCK = getattr(fcntl, "F_OFD_SETLK", None)
 _BYTE = 1 << 62
-"""The byte that is locked: beyond the end of any file, and beyond the bytes that SQLite locks itself."""
+"""Offset of the locked byte: after the end of any file, and not among SQLite's lock bytes."""
 _NO_SUCH_LOCKS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 _BACKLOG = 128
 _TRIES, _TRY_SECONDS = 100, 0.02
 
 _own: set[tuple[int, int]] = set()
-"""Device and inode of the files that this process holds."""
 _own_lock = threading.Lock()
 
 
 class FileLock:
-    """A file that this process holds, for as long as it lives. Made by `take`.
+    """Lock on a file until `release` or the end of the process. Create it with `take`.
 
-    The lock is on the inode: a symlink, a hard link, a bind mount, or another container's view of the same volume all
-    lead to it. It is a lock of the open file description, which no other open or close of the file drops, and it is
-    on a byte that SQLite does not use, also where a network file system has one kind of lock only.
+    The lock is on the inode, so symbolic links, hard links, bind mounts and other containers share it. It is an open
+    file description lock, which other opens and closes of the file do not drop.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -47,19 +43,17 @@ class FileLock:
         status = os.fstat(descriptor)
         self._inode = status.st_dev, status.st_ino
         self.owner = status.st_uid
-        """The user whom the file belongs to."""
         self.names = status.st_nlink
-        """How many names the file has; more than one are hard links."""
+        """Number of hard links of the file."""
 
     @classmethod
     def take(cls, path: Path, mode: int = 0o600) -> FileLock | None:
-        """Return the lock on the file at `path`, which is made where it is missing; None where it is held.
+        """Lock the file at `path`, and create it if missing. None if another process holds the lock. Raises OSError.
 
-        Where the kernel or the file system has no such locks, nothing is locked. Raises OSError.
+        Returns an ineffective lock if the kernel or file system has no such locks.
         """
         with _own_lock:
-            # Closing any descriptor of a file ends the locks that SQLite has on it in the same process. So a file
-            # that this process holds is not even opened.
+            # Do not even open a file that this process holds: closing any descriptor ends SQLite's locks on it.
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 if (status.st_dev, status.st_ino) in _own:
@@ -72,7 +66,7 @@ class FileLock:
             return lock
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the file: it was neither removed nor replaced."""
+        """Return whether the path still refers to the file."""
         try:
             status = self._path.stat()
         except OSError:
@@ -80,7 +74,7 @@ class FileLock:
         return (status.st_dev, status.st_ino) == self._inode
 
     def release(self) -> None:
-        """Let the file go. SQLite must have closed it before."""
+        """Release the lock. SQLite must have closed the file before."""
         with _own_lock:
             if self._inode in _own:
                 _own.discard(self._inode)
@@ -90,7 +84,7 @@ class FileLock:
 def _locked(descriptor: int) -> bool:
     if _SET_LOCK is None:
         return True
-    # struct flock: type, whence, start, length, pid, which must be 0
+    # struct flock: type, whence, start, length, pid (must be 0)
     request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _BYTE, 1, 0)
     try:
         fcntl.fcntl(descriptor, _SET_LOCK, request)
@@ -103,17 +97,16 @@ def _locked(descriptor: int) -> bool:
 
 
 class Holder(Struct, frozen=True):
-    """Who holds a name: ``pid`` and ``user`` of the process; both None where the kernel does not say."""
+    """Process and user ID of a name's holder; None if the kernel does not report them."""
 
     pid: int | None
     user: int | None
 
 
 class NameLock:
-    """A name that this process holds among those of its network namespace. Made by `take`.
+    """Lock on a name in this network namespace. Create it with `take`.
 
-    It is the address of a socket in the kernel's abstract namespace. Who connects learns from the kernel whose it is,
-    and nothing else.
+    It is a socket in Linux's abstract namespace; a client learns only the holder's IDs.
     """
 
     def __init__(self, held: socket.socket | None) -> None:
@@ -123,10 +116,9 @@ class NameLock:
 
     @classmethod
     def take(cls, name: str) -> NameLock | Holder:
-        """Return the lock on `name`, or who holds it.
+        """Return the lock on `name`, or its holder. Without abstract sockets the lock is ineffective.
 
-        Any user can bind any such address, so the caller decides whether the holder counts: else a stranger could keep
-        it from ever starting. Where the operating system has no such addresses, nothing is locked.
+        Any user can bind any name, so the caller must decide whether the holder counts.
         """
         for _ in range(_TRIES if sys.platform == "linux" else 0):
             held = _bound(_address(name))
@@ -140,12 +132,12 @@ class NameLock:
     def release(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            held.shutdown(socket.SHUT_RDWR)  # ends the thread's wait, which would keep the address
+            held.shutdown(socket.SHUT_RDWR)  # ends accept(), which would keep the address
             held.close()
 
 
 def holder_of(name: str) -> Holder | None:
-    """Return who holds a name; None where nobody does."""
+    """Return the holder of a name; None if it is free."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
@@ -154,7 +146,7 @@ def holder_of(name: str) -> Holder | None:
             asking.connect(_address(name))
         except ConnectionRefusedError:
             return None
-        except BlockingIOError:  # more have asked than were answered
+        except BlockingIOError:  # the backlog is full
             return Holder(None, None)
         credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, user, _ = struct.unpack("3i", credentials)
@@ -166,7 +158,7 @@ def _address(name: str) -> str:
 
 
 def _bound(address: str) -> socket.socket | None:
-    """A socket that listens at `address`; None where another one has it."""
+    """Return a listening socket; None if the address is in use."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(address)
@@ -180,7 +172,7 @@ def _bound(address: str) -> socket.socket | None:
 
 
 def _hang_up(held: socket.socket) -> None:
-    """A thread's life: end each connection, so that there is room for who asks next."""
-    with contextlib.suppress(OSError):  # released
+    """Close each connection, to keep the backlog free."""
+    with contextlib.suppress(OSError):  # ends on release
         while True:
             held.accept()[0].close()

@@ -1,7 +1,4 @@
-"""Validating a document against a pydantic model, and saying in plain words what is wrong at which place.
-
-Callers: the compiler (playbooks, actions' parameters) and the reader of playbook tests.
-"""
+"""Validation of documents against pydantic models, with plain error texts and positions."""
 
 from __future__ import annotations
 
@@ -42,11 +39,11 @@ _IDENTIFIER = "may hold letters, digits, and '-', '_', '.' between them; at most
 
 
 MOST_FAULTS = 101
-"""Of one value, one more than are told of a file: the words for each of 50,000 wrong keys would take long."""
+"""Errors collected per value: one more than a file reports. 50,000 wrong keys would take long."""
 
 
 class ValidationFault(Struct, frozen=True):
-    """One validation error: where in the document, of which pydantic type, and in which words."""
+    """One validation error; ``type`` is pydantic's."""
 
     path: DocumentPath
     type: str
@@ -58,9 +55,9 @@ class ValidationFault(Struct, frozen=True):
 
 
 def validate(model: type[M], document: YamlDocument, tagged: Collection[str] = ()) -> M | list[FileProblem]:
-    """Return the document as a `model`, or everything that is wrong with it.
+    """Return the document as a `model`, or its problems.
 
-    `tagged` are the names of lists of steps: pydantic marks their entries with the tag of their kind.
+    `tagged` names the lists of steps, whose entries pydantic marks with the tag of their kind.
     """
     try:
         return model.model_validate(document.value)
@@ -69,7 +66,7 @@ def validate(model: type[M], document: YamlDocument, tagged: Collection[str] = (
 
 
 def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[ValidationFault]) -> list[FileProblem]:
-    """Return the faults of the value at `prefix`, each with its place in the file; what reads alike stands once."""
+    """Return the faults of the value at `prefix` with their positions, without duplicates."""
     distinct: dict[FileProblem, None] = {}
     for fault in faults:
         path = (*prefix, *fault.path)
@@ -82,7 +79,7 @@ def problems(document: YamlDocument, prefix: DocumentPath, faults: Iterable[Vali
 def faults(
     error: ValidationError, model: type[BaseModel], value: Any, tagged: Collection[str] = ()
 ) -> list[ValidationFault]:
-    """Return the errors of validating `value`, with the branches of unions that it does not take left out."""
+    """Return the validation errors of `value`, without those of union branches that do not apply."""
     details = error.errors(include_url=False)[:MOST_FAULTS]
     followed = [_follow(detail, value, tagged) for detail in details]
     kept: list[ValidationFault] = []
@@ -91,13 +88,13 @@ def faults(
         if place.labels and not _is_meant(place, rivals):
             continue
         if detail["type"] in ("too_short", "string_too_short") and place.value:
-            continue  # pydantic counts only what was valid; the faults of the rest are reported themselves
+            continue  # pydantic counts only valid entries; the faults of the others are reported
         kept.append(ValidationFault(place.path, detail["type"], _words(detail, model, tagged)))
     return kept
 
 
 class _Place(Struct, frozen=True):
-    """Where an error is: the path, the union branches that were tried on the way, and what stands there."""
+    """Path of an error, the union branches tried on the way, and the value there."""
 
     path: DocumentPath
     labels: tuple[str, ...]
@@ -110,7 +107,7 @@ def _follow(detail: ErrorDetails, value: Any, tagged: Collection[str]) -> _Place
     labels: list[str] = []
     tag_at = -1
     for part in loc:
-        # The tag of a step's kind may read like one of its keys, so it is recognised by its place.
+        # A step's tag may equal one of its keys, so it is recognised by its position.
         is_step = len(path) >= 2 and isinstance(path[-1], int) and path[-2] in tagged
         if is_step and tag_at != len(path):
             tag_at = len(path)
@@ -129,7 +126,7 @@ def _has(value: Any, part: int | str) -> bool:
 
 
 def _is_meant(place: _Place, rivals: Sequence[_Place]) -> bool:
-    """Return whether an error is about the branch of a union that its value is meant for; the first if none is."""
+    """Return whether the error belongs to the union branch that the value fits; the first branch if none fits."""
     here = _shape(place.value)
     shapes = [_shape_of_branch(rival.labels[0]) for rival in rivals]
     if here in shapes:
@@ -142,7 +139,6 @@ def _shape(value: Any) -> str:
 
 
 def _shape_of_branch(label: str) -> str:
-    """Return the shape that a union's branch is for, from pydantic's name of it."""
     if re.search(r"\b(tuple|list|set|frozenset)\[", label):
         return "list"
     if "enum[" in label or "literal[" in label:
@@ -193,21 +189,17 @@ _OTHER_WORDS = {
     "args": "with",
     "arguments": "with",
 }
-"""What other tools call a key of a playbook."""
 
 
 def _meant(wrong: str, right: Collection[str]) -> str:
-    """A hint at the key that is meant, by what it is or by how it is written."""
     meant = _OTHER_WORDS.get(wrong.lower(), wrong)
     return did_you_mean(meant if meant in right else wrong, right)
 
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*\D{1,8}$")
-"""A number with its unit."""
 
 
 def _as_list(loc: Sequence[int | str], value: Mapping[Any, Any], tagged: Collection[str]) -> str:
-    """How a mapping that should be a list is written as one."""
     if loc and loc[-1] == "matchers":
         entries = (f"{name}={json.dumps(str(text), ensure_ascii=False)}" for name, text in islice(value.items(), 3))
         return f": [{', '.join(repr(entry) for entry in entries)}]"
@@ -215,7 +207,7 @@ def _as_list(loc: Sequence[int | str], value: Mapping[Any, Any], tagged: Collect
 
 
 def allowed_keys(model: Any, loc: Sequence[int | str]) -> Collection[str]:
-    """Return the keys of the mapping at `loc` (as pydantic words it) within `model`; empty where not known."""
+    """Return the keys of the mapping at `loc` (pydantic's form); empty if unknown."""
     candidates = [model]
     for part in loc:
         stepped: list[Any] = []
@@ -247,7 +239,6 @@ def _step_into(annotation: Any, part: int | str) -> Iterator[Any]:
 
 
 def _branches(annotation: Any, tag: str | None = None) -> Iterator[tuple[Any, str | None]]:
-    """Yield the members of a union, each with its tag; the annotation itself where it is none."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         own = next((each.tag for each in metadata if isinstance(each, Tag)), tag)

@@ -1,7 +1,6 @@
-"""Attribute that is computed at its first use.
+"""Attribute computed at first use.
 
-Unlike `functools.cached_property` before Python 3.12 it takes no lock, which costs more than the short computations of
-each alert.
+`functools.cached_property` takes a lock before Python 3.12, which costs more than short computations.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):
-    """Attribute of an object. Threads that use it first at the same time each compute it."""
+    """Cached attribute. Concurrent first uses may each compute it."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute

@@ -1,8 +1,6 @@
-"""Text from outside, made harmless to whoever is shown it: a person at a terminal, or a spreadsheet.
+"""Escaping of external text for terminals and spreadsheets.
 
-Alerts, jobs and agents choose much of what is shown. Characters that steer a terminal (escape sequences, of which
-U+009B begins one too), that reverse the direction of text or that cannot be seen are written by their number. Who calls
-it: the command line in every format, and the server for CSV and JSON.
+Control characters, bidirectional overrides and invisible characters are replaced by their number.
 """
 
 from __future__ import annotations
@@ -12,23 +10,23 @@ import re
 import unicodedata
 from typing import Any
 
-# Cc and Cf: control characters, and those that have an effect and no form. Zl and Zp: Unicode's own line ends.
-# Cs: halves of surrogate pairs, which cannot be written at all.
+# Cc and Cf: control and format characters. Zl and Zp: Unicode line ends. Cs: half surrogate pairs, which cannot be
+# encoded.
 _HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs"})
 _MAYBE_HIDDEN = re.compile(r"[^ -~]")
-# The full-width forms count as well in some spreadsheets.
+# Some spreadsheets accept full-width forms too.
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def visible(text: str, keep: str = "") -> str:
-    """`text` with hidden characters as ``\\\\x1b`` or ``\\\\u202e``, but for those in `keep`."""
+    r"""Return `text` with hidden characters, except those in `keep`, as ``\x1b`` or ``\u202e``."""
     return _MAYBE_HIDDEN.sub(lambda match: match[0] if match[0] in keep else _as_python(match[0]), text)
 
 
 def csv_cell(value: Any) -> str:
-    """The text of a cell: an apostrophe keeps a spreadsheet from running it as a formula, and nothing in it is hidden.
+    """Return the text of a cell. An apostrophe stops spreadsheets from running it as a formula.
 
-    Lists and mappings are JSON, true and false are words, and None is nothing.
+    None is empty; other values, except text, are JSON.
     """
     match value:
         case None:
@@ -41,18 +39,15 @@ def csv_cell(value: Any) -> str:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """`value` as JSON that can be read: hidden characters are escaped, which changes nothing of the data.
-
-    `options` are those of `json.dumps`.
-    """
+    """Return `value` as JSON with hidden characters escaped. `options` are passed to `json.dumps`."""
     written = json.dumps(value, ensure_ascii=False, **options)
-    # A line break stands between members only; within a text JSON has escaped it.
+    # JSON escapes line breaks within texts; the others separate members.
     return _MAYBE_HIDDEN.sub(lambda match: match[0] if match[0] == "\n" else _as_json(match[0]), written)
 
 
 def json_bytes(value: Any) -> bytes:
-    """`value` as JSON in ASCII and in one line."""
-    # DEL is a control character too, and the only one in ASCII that JSON does not escape.
+    """Return one line of ASCII JSON."""
+    # DEL is the only ASCII control character that JSON does not escape.
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("\x7f", "\\u007f").encode()
 
 

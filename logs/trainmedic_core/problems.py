@@ -1,7 +1,4 @@
-"""What is wrong with a file, and where: the value that every check here returns.
-
-Not here: finding anything wrong.
-"""
+"""Problem in a file, with its position."""
 
 from __future__ import annotations
 
@@ -13,15 +10,15 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 DocumentPath = tuple[str | int, ...]
-"""The way from a document's top to a value: keys and indexes."""
+"""Keys and indexes from a document's root to a value."""
 
 
 _LONGEST_MESSAGE = 1_000
-"""Characters; the key or name that is wrong may have as many as a file."""
+"""Characters; a wrong key can be as long as a file."""
 
 
 class FileProblem(Struct, frozen=True):
-    """One mistake. ``line`` and ``column`` count from 1; None where the file as a whole is meant."""
+    """One error. ``line`` and ``column`` count from 1; None if it concerns the whole file."""
 
     file: str
     line: int | None
@@ -45,31 +42,31 @@ class FileProblem(Struct, frozen=True):
 
 
 _CHOICES = 200
-"""Names that a wrong one is compared with: each comparison takes some 10 us, and an alert may have 1,000 labels."""
+"""Number of candidates: each comparison takes about 10 µs, and an alert may have 1,000 labels."""
 _LONGEST_CHOICE = 80
 
 
 def did_you_mean(wrong: str, right: Iterable[str], likeness: float = 0.6) -> str:
-    """``; did you mean 'x'?`` for the nearest right name, or nothing where none is so near (0 to 1)."""
+    """Return ``; did you mean 'x'?`` for the most similar name, or "" if none reaches `likeness` (0 to 1)."""
     choices = {name.lower(): str(name) for name in islice(right, _CHOICES) if len(name) <= _LONGEST_CHOICE}
     near = difflib.get_close_matches(wrong.lower()[:_LONGEST_CHOICE], choices, n=1, cutoff=likeness)
     return f"; did you mean {choices[near[0]]!r}?" if near else ""
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """Return a value as a message shows it: on one line, cut."""
-    # Of a long text only the beginning is quoted, because quoting it takes as long as it is.
+    """Return the value's repr on one line, cut."""
+    # Cut before quoting, which takes time proportional to the length.
     return cut(repr(value[:limit] if isinstance(value, str) else value), limit)
 
 
 def cut(text: str, limit: int = 200) -> str:
-    """Return a text on one line, and no longer than `limit` characters."""
+    """Return the text on one line of at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def path_text(path: DocumentPath) -> str:
-    """Return a path as people write it: ``steps[0].with.percent``."""
+    """Return a path as ``steps[0].with.percent``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

@@ -1,10 +1,7 @@
-"""A process that starts confined programs by forking, for a process that can execute and import none any more.
+"""Process that forks confined programs for a process that can no longer execute or import any.
 
-The reader of logs gives up its user. Python may lie below a directory that its new user may not pass through, so this
-process is forked before that, with all programs loaded, and gives up the same rights. It parses nothing itself. It
-ends with the process that forked it.
-
-Who calls it: ``trainmedic_agent.wiring.agent_reader``, before it starts threads.
+The log reader gives up its user, which may lack access to Python's directory. So this process is forked before, with
+all programs loaded, and ends with its parent. It parses nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 NAME = "log-parsers"
-"""Name of the process in ``ps`` and ``top``."""
 _ANSWER_SECONDS = 30.0
 _LONGEST = 4096
 _MOST_RUNNING = 8
@@ -30,11 +26,10 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Programs = Mapping[str, Callable[[Sequence[str]], None]]
-"""By module, what runs the program on standard input and output, with arguments."""
 
 
 class ProgramSource:
-    """The process that forks, as the process that it serves sees it. Any thread may use it."""
+    """Client of the forking process; thread-safe."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self._pid = pid
@@ -45,7 +40,7 @@ class ProgramSource:
 
     @classmethod
     def forked(cls, programs: Programs, confine: Callable[[], None]) -> ProgramSource:
-        """Fork the process from this one, which has one thread. `confine` gives up what no program needs."""
+        """Fork the process while this one has a single thread. `confine` gives up the rights that no program needs."""
         connection, source_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
@@ -55,7 +50,7 @@ class ProgramSource:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no program can be started any more."""
+        """Return whether no program can be started any more."""
         with self._lock:
             if not self._has_failed:
                 with contextlib.suppress(ChildProcessError):
@@ -78,7 +73,7 @@ class ProgramSource:
         return ForkedProgram(self, pid, os.fdopen(requests, "wb"), os.fdopen(answers, "rb"))
 
     def ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> int:
-        """Return the answer to a request, which is a process id. Raises OSError."""
+        """Send a request; return the process ID. Raises OSError."""
         with self._lock:
             try:
                 socket.send_fds(self._connection, [json.dumps(request).encode()], list(descriptors))
@@ -96,7 +91,7 @@ class ProgramSource:
 
 
 class ForkedProgram:
-    """A program that the source has forked. The source ends it, so its process id cannot be another's by then."""
+    """Forked program. The source reaps it, so its process ID cannot be reused before."""
 
     def __init__(self, source: ProgramSource, pid: int, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._source = source
@@ -105,7 +100,7 @@ class ForkedProgram:
         self.answers = answers
 
     def kill(self) -> None:
-        with contextlib.suppress(OSError):  # it ends together with the source
+        with contextlib.suppress(OSError):  # it ends with the source
             self._source.ask({"end": self._pid})
 
     def close(self) -> None:
@@ -123,7 +118,7 @@ def _be_source(connection: socket.socket, programs: Programs, confine: Callable[
     try:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        # Among the others is the link, which must end with the process that this one serves.
+        # The closed descriptors include the link, which must end with the parent.
         _close_all_but(connection.fileno())
         silence = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         os.dup2(silence, 0)
@@ -167,9 +162,9 @@ def _start(
     running: set[int],
     silence: int,
 ) -> int:
-    """Return the process id of the program, or the negative number of an error."""
+    """Return the program's process ID, or a negative errno."""
     while len(running) >= _MOST_RUNNING:
-        _end(min(running), running)  # nobody has ended it
+        _end(min(running), running)  # the oldest was never ended
     try:
         pid = os.fork()
     except OSError as error:
@@ -183,7 +178,6 @@ def _start(
 def _be_program(
     program: Callable[[Sequence[str]], None], arguments: Sequence[str], descriptors: Sequence[int], silence: int
 ) -> None:
-    """Run a program. Never returns."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -200,7 +194,6 @@ def _be_program(
 
 
 def _end(pid: int, running: set[int]) -> int:
-    """End a program that this process has started, and return its process id."""
     if pid in running:
         running.discard(pid)
         os.kill(pid, signal.SIGKILL)

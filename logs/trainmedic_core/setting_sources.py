@@ -1,7 +1,4 @@
-"""Where a setting's value comes from: a flag, which wins, an environment variable, or a file for a secret.
-
-Who calls it: ``server`` and ``agent``, which define the settings.
-"""
+"""Source of a setting's value: a flag, else an environment variable or a file."""
 
 from __future__ import annotations
 
@@ -20,14 +17,15 @@ PREFIX = "TRAINMEDIC_"
 
 
 class SettingSource(Struct, frozen=True):
-    """The environment variable of a setting, and its flag where it has one.
+    """Environment variable and flag of a setting.
 
-    ``value`` is the placeholder for the flag's value in the help. A ``secret`` is never shown, and can be read
-    from the file that ``<variable>_FILE`` names. A ``repeatable`` setting takes several values: its flag can
-    be repeated, and its variable separates them by a colon, as ``PATH`` does. A ``family`` takes every variable
-    that begins with ``variable``. One that ``can_be_withdrawn`` is not set where its file is gone or empty.
-    ``shown_default`` is the default in the documentation, where it is not the field's own. A setting that
-    ``has_file`` can be read from a file as a secret can, and is shown.
+    - ``value``: placeholder of the flag's value in the help.
+    - ``secret``: never shown, and can be read from the file named in ``<variable>_FILE``.
+    - ``repeatable``: several values; the variable separates them by colons, as ``PATH`` does.
+    - ``family``: all variables that begin with ``variable``.
+    - ``can_be_withdrawn``: unset if its file is missing or empty.
+    - ``shown_default``: documented default, if it differs from the field's.
+    - ``has_file``: can be read from a file like a secret, but is shown.
     """
 
     variable: str
@@ -42,18 +40,17 @@ class SettingSource(Struct, frozen=True):
 
     @property
     def can_be_a_file(self) -> bool:
-        """Whether ``<variable>_FILE`` may name a file that holds the value."""
+        """Return whether ``<variable>_FILE`` may name a file with the value."""
         return self.secret or self.has_file
 
 
 def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[Any, str] | None:
-    """The value of a setting, and the flag or variable that it came from; None where it is not set.
+    """Return the value and the flag or variable it came from; None if it is not set. Raises ConfigurationError.
 
-    `flag` is None or an empty tuple where the flag is absent. An empty variable counts as unset. Raises
-    ConfigurationError.
+    `flag` is None or an empty tuple if absent. An empty variable counts as unset.
     """
     if source.family:
-        # A member that ends in _FILE stays a path: its user reads the file each time, so that it can be renewed.
+        # A member that ends in _FILE stays a path: its user rereads the file, to support rotation.
         members = {name: value for name, value in environ.items() if name.startswith(source.variable) and value}
         return (members, source.variable) if members else None
     if flag is not None and flag != ():
@@ -68,13 +65,12 @@ def read(source: SettingSource, flag: Any, environ: Mapping[str, str]) -> tuple[
     if not text:
         return None
     if source.variable == "TRAINMEDIC_PORT" and text.startswith("tcp://"):
-        # Kubernetes sets this in every pod beside a Service that is called trainmedic.
+        # Kubernetes sets this in every pod if a Service is named trainmedic.
         return None
     return (tuple(filter(None, text.split(os.pathsep))) if source.repeatable else text), source.variable
 
 
 def without_empty(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables that are set: an empty one counts as unset."""
     return {name: value for name, value in environ.items() if value}
 
 
@@ -92,7 +88,7 @@ def _read_file(variable: str, file: str) -> str:
 def misspelt(
     environ: Mapping[str, str], sources: Collection[SettingSource], of_other_programs: Collection[str]
 ) -> list[tuple[str, str]]:
-    """Variables with our prefix that are never read, each with the most similar one that is."""
+    """Return variables with our prefix that are never read, each with the most similar known one."""
     variables = {source.variable for source in sources} | set(of_other_programs)
     variables |= {f"{source.variable}_FILE" for source in sources if source.can_be_a_file}
     families = tuple(source.variable for source in sources if source.family)

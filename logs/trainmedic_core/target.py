@@ -1,7 +1,4 @@
-"""What a run works on, and when two targets overlap.
-
-Not here: how labels name a target (``target_resolution``).
-"""
+"""Target of a run."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ from trainmedic_core.once import once
 
 
 class TargetKind(StrEnum):
-    """The kinds of target."""
-
     GPU = "gpu"
     NODE = "node"
     JOB = "job"
@@ -23,23 +18,21 @@ class TargetKind(StrEnum):
 
 
 LONGEST_NAME = 512
-"""In bytes, of a node, a GPU or a job. Kubernetes' own names have 253 at most."""
+"""Bytes of the name of a node, GPU or job. Kubernetes allows 253."""
 
 
 class Target(Struct, frozen=True, dict=True):
-    """What a run works on: a GPU (always with its node), a node, a job, or the cluster."""
-
     kind: TargetKind
     node: str | None = None
-    """The name of the node, also of a GPU's; None for the other kinds."""
+    """Node, also a GPU's; None for the other kinds."""
     gpu: str | None = None
-    """A UUID, a PCI address or an index, as the alert named it. The agent on the node looks it up in its driver."""
+    """UUID, PCI address or index, as in the alert. The agent resolves it."""
     job: str | None = None
-    """The name by which the job takes commands."""
+    """Name under which the job takes commands."""
 
     @once
     def key(self) -> str:
-        """The target as text: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
+        """Text form: ``gpu:node-1/GPU-5f3a``, ``node:node-1``, ``job:llm-1``, ``cluster``."""
         match self.kind:
             case TargetKind.GPU:
                 return f"gpu:{self.node}/{self.gpu}"
@@ -52,7 +45,7 @@ class Target(Struct, frozen=True, dict=True):
 
     @classmethod
     def of_key(cls, key: str) -> Target:
-        """The target with this `key`. Raises ValueError."""
+        """Return the target with this `key`. Raises ValueError."""
         kind, _, name = key.partition(":")
         node, _, gpu = name.partition("/")
         is_fine = all(map(str.isprintable, key)) and len(name.encode()) <= LONGEST_NAME
@@ -68,10 +61,10 @@ class Target(Struct, frozen=True, dict=True):
         raise ValueError(f"{key!r} is not a target, such as job:llm-1, node:node-1, gpu:node-1/0 or cluster")
 
     def overlaps(self, other: Target) -> bool:
-        """Whether two runs on these targets could change the same thing.
+        """Return whether runs on both targets could change the same thing.
 
-        The cluster covers everything, a node covers its GPUs. Where two GPUs of one node are named in different
-        ways (one by UUID, one by index) nobody can tell here whether they are the same, so they overlap.
+        The cluster overlaps everything, a node its GPUs. GPUs of one node with different kinds of names (UUID, index)
+        may be the same, so they overlap.
         """
         if TargetKind.CLUSTER in (self.kind, other.kind):
             return True

@@ -1,4 +1,4 @@
-"""Names, counts and values in words. Pure."""
+"""Names, counts and values as text for people."""
 
 from __future__ import annotations
 
@@ -20,47 +20,45 @@ _WORDS = {
 
 
 def words(name: object) -> str:
-    """Return a name of the API as words: ``target_busy`` is ``target busy``."""
+    """Return an API name as words: ``target_busy`` becomes ``target busy``."""
     text = str(name)
     return _WORDS.get(text, text.replace("_", " "))
 
 
 def plain(value: object) -> str:
-    """Return a value on one line, without control characters: label values must not steer a terminal."""
+    """Return a value on one line, with control characters escaped."""
     if value is None:
         return "-"
     return visible(str(value).replace("\n", " ⏎ "))
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 GPU``, ``8 GPUs``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def how_often(number: int) -> str:
-    """Return ``once``, or ``3 times``."""
     return "once" if number == 1 else f"{number} times"
 
 
 def few(names: Sequence[str], most: int = 8, noun: str = "") -> str:
-    """Return the first names, and the number of the others: ``a, b and 3 more``. `noun` is the singular."""
+    """Return the first names and the number of the others: ``a, b and 3 more``. `noun` is singular."""
     left = len(names) - most
     more = f" and {count(left, f'more {noun}') if noun else f'{left} more'}" if left > 0 else ""
     return ", ".join(map(plain, names[:most])) + more
 
 
 def cut(text: str, size: int) -> str:
-    """Return a text of at most `size` characters. Three dots stand for the rest."""
+    """Return at most `size` characters; an ellipsis marks the cut."""
     return text if len(text) <= size else f"{text[: size - 1]}…"
 
 
 def data(values: Mapping[str, Any]) -> str:
-    """Return values as ``percent=80 reason="too hot"``, without empty ones."""
+    """Return ``percent=80 reason="too hot"``, without empty values."""
     return _pairs({name: value for name, value in values.items() if value not in ("", {}, [])})
 
 
 def call(action: object, params: Mapping[str, Any] | None, note: object = None) -> str:
-    """Return an action with its parameters, also empty ones: ``job.scale_lr factor=0.5  (only if …)``."""
+    """Return an action with its parameters: ``job.scale_lr factor=0.5 (only if …)``."""
     return f"{plain(action)} {_pairs(params or {})}".rstrip() + (f"  ({plain(note)})" if note else "")
 
 

@@ -1,7 +1,4 @@
-"""The YAML files of playbooks and log rules: which there are in some directories, and what stands in one.
-
-Not here: what the documents in them mean (``loader``, ``log_rule_library``).
-"""
+"""YAML files of playbooks and log rules: discovery and reading."""
 
 from __future__ import annotations
 
@@ -16,35 +13,33 @@ from trainmedic_core import yaml_text
 from trainmedic_core.problems import FileProblem
 
 MOST_DOCUMENTS = 500
-"""In one file."""
+"""Per file."""
 MOST_PROBLEMS = 100
-"""Of one file that are told."""
+"""Reported per file."""
 MOST_FILES = 1_000
 MOST_ENTRIES = 10_000
-"""Names in a directory; what has more is some other directory."""
+"""Entries of a directory."""
 TEST_SUFFIX = "_test"
-"""``<name>_test.yaml`` beside a file of playbooks or log rules holds its tests."""
 TEMPLATE_SUFFIX = "_template"
-"""``<name>_template.yaml`` beside a playbook is a file that a step of it names, and no playbook."""
+"""``<name>_template.yaml`` is a file for a playbook's step, not a playbook."""
 LOG_RULE = "log_rule"
-"""The key that makes a document a log rule, and no playbook."""
 _ENDINGS = (".yaml", ".yml")
 
 
 def read_text(path: Path) -> str | FileProblem:
-    """Return the text of a file, or why it cannot be read."""
+    """Return the text of a file, or the problem."""
     raw = read(path)
     return raw if isinstance(raw, FileProblem) else yaml_text.decode(raw, str(path))
 
 
 def read(path: Path) -> bytes | FileProblem:
-    """Return the bytes of a file, as many as are read of one at most, or why it cannot be read."""
+    """Return the bytes of a file, at most one more than allowed, or the problem."""
     try:
-        # Without blocking, because a named pipe would wait for its writer.
+        # Non-blocking: a named pipe would wait for its writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return FileProblem(str(path), None, None, "not a regular file")
-            # One byte more than is allowed shows that there is more, however large the file is.
+            # One extra byte shows that the file is too large.
             return _whole(file, yaml_text.MAX_BYTES + 1)
     except FileNotFoundError:
         return FileProblem(str(path), None, None, "there is no such file")
@@ -64,12 +59,10 @@ def _unreadable(error: Exception) -> str:
 
 
 def document_files(root: Path) -> Iterator[Path | FileProblem]:
-    """Yield the files of playbooks and log rules in a directory and in its directories, in order; or `root`, if it is
-    a file.
+    """Yield the files of playbooks and log rules at `root`, one directory deep, sorted; or `root` if it is a file.
 
-    Names that begin with a dot are left out: editors keep half-written files there, and Kubernetes
-    keeps in ``..data`` the files that the names beside it link to. In the place of what is not there,
-    or of a directory that cannot be listed, its problem stands.
+    Skips names that begin with a dot: drafts of editors, and Kubernetes' ``..data``. Yields a problem for missing and
+    unreadable paths.
     """
     for path in _yaml_files(root):
         if isinstance(path, FileProblem) or path == root or not (is_test(path) or is_template(path)):
@@ -77,7 +70,7 @@ def document_files(root: Path) -> Iterator[Path | FileProblem]:
 
 
 def test_files(root: Path) -> Iterator[Path]:
-    """Yield the files with tests, found as `document_files` finds the others."""
+    """Yield the test files at `root`, as `document_files` does."""
     yield from (path for path in _yaml_files(root) if isinstance(path, Path) and (path == root or is_test(path)))
 
 
@@ -110,7 +103,6 @@ def _yaml_files(root: Path) -> Iterator[Path | FileProblem]:
 
 
 def exists(path: Path) -> bool:
-    """Return whether anything is there that can be looked at."""
     try:
         return path.exists()
     except OSError:
@@ -121,11 +113,10 @@ def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError:
-        return False  # reading it as a file says why
+        return False  # reading it as a file reports the reason
 
 
 def _visible(directory: Path) -> list[Path | FileProblem]:
-    """Return what a directory holds, in the order of names, or why that cannot be told."""
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry in islice(entries, MOST_ENTRIES + 1)]

@@ -1,11 +1,7 @@
-"""Reading YAML 1.2 with the exact position of every key and value.
+"""YAML 1.2 reader with the exact position of every key and value.
 
-Plain scalars follow the YAML 1.2 core schema (section 10.3.2), so ``on`` and ``yes`` stay text.
-Duplicate keys, tags, and keys that are not text are refused. A file's size, depth and number of
-values are bounded, aliases counted as often as they are used, so no file can exhaust the server.
-
-Callers: whoever reads a file that people write: playbooks, log rules and their tests, an agent's policy, the
-inventory, tokens, and who is who in Slack.
+Plain scalars follow the core schema (section 10.3.2): ``on`` and ``yes`` stay text. Duplicate keys, tags and keys that
+are not text are refused. Size, depth and values (aliases counted at each use) are limited.
 """
 
 from __future__ import annotations
@@ -37,17 +33,17 @@ if not yaml.__with_libyaml__:
     raise ImportError("PyYAML is installed without libyaml: install its wheel, or build it with libyaml")
 
 MAX_BYTES = 1 << 20
-"""Kubernetes keeps a ConfigMap under 1 MiB, and a playbook is a few kB."""
+"""Size limit of a Kubernetes ConfigMap; a playbook has a few kB."""
 MAX_VALUES = 50_000
 _LONGEST_NUMBER = 500
 MAX_DEPTH = 60
-"""Well within the recursion limit of Python, for whatever walks through the value."""
+"""Well within Python's recursion limit."""
 _LONGEST_SHOWN = 500
 _BRACES = re.compile(r"(?:^|[:\-,\[{])\s*\{\{")
 _BRACED = re.compile(r"\{\{.*?\}\}[^},\]#]*")
 _KEY = re.compile(r"([\w.-]+)\s*:")
 _REFUSED = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""What YAML does not allow; and U+0085, U+2028, U+2029 and U+FEFF, which the parser takes as YAML 1.1 does."""
+"""Characters that YAML forbids, and U+0085, U+2028, U+2029 and U+FEFF, which the parser treats as YAML 1.1 does."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -60,15 +56,11 @@ _NAN = frozenset({".nan", ".NaN", ".NAN"})
 
 
 class TextPosition(Struct, frozen=True):
-    """A place in a file; line and column count from 1."""
-
     line: int
     column: int
 
 
 class YamlDocument(Struct, frozen=True):
-    """One document: its plain value, its own text, and where everything in it is written."""
-
     source: str
     value: Any
     text: str
@@ -76,7 +68,7 @@ class YamlDocument(Struct, frozen=True):
     keys: Mapping[DocumentPath, TextPosition]
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
-        """Return a problem with what stands at `path`, or as near above it as anything stands."""
+        """Return a problem at `path`, or at its nearest existing parent."""
         mark = (self.keys if at_key else self.marks).get(path) or self._nearest(path)
         return FileProblem(self.source, mark.line, mark.column, message)
 
@@ -87,15 +79,12 @@ class YamlDocument(Struct, frozen=True):
 
 
 class _Refused(Exception):
-    """The file cannot be read on from here."""
-
     def __init__(self, message: str, event: Event | None = None) -> None:
         super().__init__(message)
         self.event = event
 
 
 def decode(raw: bytes, source: str) -> str | FileProblem:
-    """Return the text of a file, or why it is none."""
     if len(raw) > MAX_BYTES:
         return FileProblem(source, None, None, f"the file has over {MAX_BYTES} bytes")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -111,14 +100,14 @@ def decode(raw: bytes, source: str) -> str | FileProblem:
 def read(
     text: str, source: str, most_characters: int = MAX_BYTES, most_values: int = MAX_VALUES
 ) -> tuple[list[YamlDocument], list[FileProblem]]:
-    """Return the documents of `text` in order, empty ones left out, and everything that is wrong with its YAML.
+    """Return the non-empty documents of `text`, and all problems.
 
-    After a syntax error nothing of the file is returned, because nobody can say what it meant.
+    After a syntax error no documents are returned.
     """
     if len(text) > most_characters:
         return [], [FileProblem(source, None, None, f"the file has over {most_characters} characters")]
     if refused := _REFUSED.search(text):
-        message = f"character {shown(refused[0])} is not allowed in YAML, but as an escape in double quotes"
+        message = f"character {shown(refused[0])} is not allowed in YAML, except as an escape in double quotes"
         return [], [FileProblem(source, *_line_column(text, refused.start()), message)]
     reader = _Reader(source, text, most_values)
     try:
@@ -134,8 +123,6 @@ def read(
 
 
 class _Frame(Struct):
-    """A mapping or sequence that is being read."""
-
     value: dict[str, Any] | list[Any]
     path: DocumentPath
     anchor: str | None
@@ -152,7 +139,7 @@ class _Reader:
     problems: list[FileProblem] = field(default_factory=list)
 
     def documents(self) -> Iterator[YamlDocument]:
-        # Every event is read before any is used, so that a syntax error anywhere is found.
+        # Consume all events first, so that a syntax error anywhere is found.
         self._values = 0
         began: int | None = None
         for event in yaml.parse(self.text, Loader=yaml.CSafeLoader):
@@ -277,7 +264,7 @@ class _Reader:
 
 
 def resolve(text: str) -> Any:
-    """Return the value of a plain scalar by the core schema. Raises ValueError on a number of absurd length."""
+    """Return the value of a plain scalar by the core schema. Raises ValueError for overlong numbers."""
     if len(text) > _LONGEST_NUMBER:
         if any(grammar.fullmatch(text) for grammar in (_INT, _OCTAL, _HEX)):
             raise ValueError("a number is too long")
@@ -304,7 +291,7 @@ def _mark(event: Event) -> TextPosition:
 
 
 def _place(mark: Mark, text: str) -> tuple[int, int]:
-    """Line and column of a mark; of the end, where the last line ends. For the parser it is a line below."""
+    """Return line and column. The parser puts the end of the text one line too low."""
     return (mark.line + 1, mark.column + 1) if mark.index < len(text) else _line_column(text, len(text))
 
 
@@ -313,14 +300,14 @@ def _line_column(text: str, index: int) -> tuple[int, int]:
 
 
 def _unquoted(line: str) -> str:
-    """What to do about braces that YAML takes for its own, with the line's own text."""
-    found = _BRACED.search(line[:_LONGEST_SHOWN])  # of many braces each is sought to its end
+    """Return the advice for unquoted braces, with the line's own text."""
+    found = _BRACED.search(line[:_LONGEST_SHOWN])  # bounded: each brace is searched to its end
     text = found[0].rstrip() if found else "{{ … }}"
-    return "what begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')
+    return "text that begins with {{ must be in quotes: " + (f"'{text}'" if '"' in text else f'"{text}"')
 
 
 def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
-    """The mistake in words that do not suppose that one knows how YAML is parsed."""
+    """Return the error without the parser's terms."""
     problem, context, index = error.problem, error.context or "", error.problem_mark.index
     lines = ["", *text.splitlines(), ""]
     begin = _place(error.context_mark, text)[0] if error.context_mark else 1
@@ -333,18 +320,18 @@ def _plain(error: yaml.MarkedYAMLError, text: str) -> str:
         return "a '[' or a '{' is not closed"
     is_past_an_entry = context in ("while parsing a block mapping", "while parsing a block collection")
     if is_past_an_entry and (key := _KEY.match(text, index)):
-        return f"{key[1]!r} stands under nothing: indent it as the keys of the entry that begins on line {begin} are"
+        return f"{key[1]!r} belongs to no entry: indent it like the keys of the entry that begins on line {begin}"
     if is_past_an_entry and text.startswith("- ", index):
-        return "this '-' is indented as none before it: indent it as those of its list are"
+        return "the indentation of this '-' matches no list: indent it like the others of its list"
     if "mapping values are not allowed" in problem:
         return "a ': ' is not allowed here; put the text in quotes, or check the indentation"
     is_no_beginning = "cannot start any token" in problem or (context.endswith("flow node") and text[index] == ":")
     if "tab character" in problem or (is_no_beginning and text[index] == "\t"):
         return "YAML is indented with spaces, not tabs"
     if is_no_beginning:
-        return f"what begins with {text[index]!r} must be in quotes"
+        return f"text that begins with {text[index]!r} must be in quotes"
     if "invalid Unicode character escape code" in problem:
-        return "an escape writes half of a surrogate pair, or what is no character"
+        return "an escape sequence is half of a surrogate pair, or not a character"
     if (expected := problem.removeprefix("did not find ").removeprefix("expected ")) != problem:
         problem = f"expected {expected}, but found {shown(text[index]) if index < len(text) else 'the end'}"
     return f"{problem} ({context})" if context else problem

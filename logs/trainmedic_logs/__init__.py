@@ -1,7 +1,7 @@
-"""Reading logs: what lines say, which rule takes them, and who began a failure. It works without a server.
+"""Log reading: lines, rules and diagnosis, without a server. Only the commands are public.
 
 Layers, from the top: ``cli`` > ``folder_diagnosis`` > ``simulation`` > ``rules``, ``files`` > ``diagnosis`` > ``lines``
-> ``domain``. Its commands are what is promised; what it imports as may change in any version.
+> ``domain``.
 """
 
 __version__ = "0.1.0"

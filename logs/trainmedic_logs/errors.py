@@ -1,4 +1,4 @@
-"""The error of reading logs and dumps."""
+"""Error of reading dumps."""
 
 from __future__ import annotations
 
@@ -6,5 +6,4 @@ from trainmedic.errors import TrainmedicError
 
 
 class DumpError(TrainmedicError):
-    """A file is no flight recorder's dump, or holds more than plain values. It was written by a job: nothing of it is
-    believed."""
+    """The file is not a flight recorder dump, or not plain values."""

@@ -1,4 +1,4 @@
-"""`trainmedic diagnose --dir`: from a folder of logs and dumps to the verdict on each attempt, without a server."""
+"""Diagnosis of a folder: verdicts on each attempt, without a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainmedic_logs.diagnosis import exits, merged_attempts, reported_end, word
 from trainmedic_logs.diagnosis.collecting import Collector
 from trainmedic_logs.diagnosis.exits import LAUNCHER, Exit
 from trainmedic_logs.diagnosis.facts import Earlier
-from trainmedic_logs.diagnosis.flight_recorder import absentees
+from trainmedic_logs.diagnosis.flight_recorder import missing_ranks
 from trainmedic_logs.diagnosis.judge import diagnose
 from trainmedic_logs.diagnosis.reported_end import ReportedEnd
 from trainmedic_logs.diagnosis.verdict import Verdict
@@ -30,40 +30,34 @@ from trainmedic_logs.lines.rule import RuleSet
 
 _LARGEST_DOCUMENT = 1024 * 1024
 _MOST_MERGED = 8
-"""Attempts in one file that are diagnosed, the newest ones."""
 _MOST_NAMED = 5
 
 
 class AttemptVerdict(Struct, frozen=True):
-    """The verdict on one attempt."""
-
     job: str | None
     attempt: int | None
-    """None where the folder does not tell attempts apart."""
+    """None if the folder does not distinguish attempts."""
     verdict: Verdict
 
 
 class FolderDiagnosis(Struct, frozen=True):
-    """What a folder says of a job."""
-
     attempts: tuple[AttemptVerdict, ...]
-    """The last one is the newest."""
+    """Newest last."""
     files_read: int
     left_out: dict[str, str]
-    """Names of files that were not read, and why."""
+    """Reasons by unread file."""
     read_in_part: dict[str, int]
-    """Names of files of which only the end was read, and the bytes before that."""
+    """Skipped leading bytes by file."""
     limit_reached: LimitKind | None = None
-    """The limit that ended the reading. The verdicts rest on what was read before."""
 
 
 def diagnose_folder(
     directory: Path, rule_set: RuleSet, job: str | None = None, limits: ReadingLimits | None = None
 ) -> FolderDiagnosis:
-    """The verdicts on the attempts of the job whose logs are in `directory`, from what `limits` let be read.
+    """Return the verdicts on the job's attempts, from what `limits` allow to read.
 
     Raises:
-        ConfigurationError: There is nothing to read, or there are logs of several jobs and `job` is none of them.
+        ConfigurationError: Nothing to read, or several jobs without a matching `job`.
     """
     limits = limits or ReadingLimits()
     try:
@@ -73,12 +67,12 @@ def diagnose_folder(
     jobs = sorted({file.origin.job for file in folder.files if file.origin.job})
     if len(jobs) > 1 and job not in jobs:
         there = f"there are logs of {wording.few(jobs)}"
-        asked = "say of which job" if job is None else f"there are none of {job}"
+        asked = "pass the name of the job" if job is None else f"none of {job}"
         raise ConfigurationError(f"{directory}: {there}; {asked}")
     files = [file for file in folder.files if not job or file.origin.job in (job, None)]
     if not files:
         unread = "".join(f"; not read: {name}: {why}" for name, why in islice(folder.left_out.items(), _MOST_NAMED))
-        raise ConfigurationError(f"{directory}: there are no logs and no dumps{unread}")
+        raise ConfigurationError(f"{directory}: no logs or dumps found{unread}")
     left_out = dict(folder.left_out)
     verdicts: list[AttemptVerdict] = []
     for number, parts in _attempts(files, left_out, limits):
@@ -93,27 +87,24 @@ def diagnose_folder(
 def _read_in_part(files: Sequence[FolderFile], limits: ReadingLimits) -> dict[str, int]:
     in_part: dict[str, int] = {}
     for file in files:
-        with suppress(OSError):  # it was there a moment ago
+        with suppress(OSError):  # it may be deleted by now
             if file.kind is Kind.LINES and (unread := log_folder.unread_bytes(file, limits)):
                 in_part[file.origin.stream] = unread
     return in_part
 
 
 class _Part(Struct, frozen=True):
-    """The lines of a file that are one attempt's."""
+    """Lines of a file that belong to one attempt."""
 
     file: FolderFile
     limits: ReadingLimits
     first: int = 0
-    """Counted from 0."""
     beyond: int | None = None
-    """The first line that is another attempt's."""
 
     def lines(self) -> Iterator[bytes]:
         return islice(log_folder.lines_of(self.file, self.limits), self.first, self.beyond)
 
     def document(self) -> bytes:
-        """The beginning of a file that is one document."""
         raw = bytearray()
         for line in log_folder.lines_of(self.file, self.limits):
             raw += line + b"\n"
@@ -125,7 +116,7 @@ class _Part(Struct, frozen=True):
 def _attempts(
     files: Sequence[FolderFile], left_out: dict[str, str], limits: ReadingLimits
 ) -> list[tuple[int | None, list[_Part]]]:
-    """The attempts, the oldest first: by where the files lie, or else by what stands in them."""
+    """Return the attempts, oldest first, by location, else by content."""
     numbers = sorted({file.origin.attempt for file in files if file.origin.attempt is not None})
     if numbers:
         return [
@@ -135,7 +126,7 @@ def _attempts(
     count = 1 + max((len(each) for each in begins.values()), default=0)
     if count == 1:
         return [(None, [_Part(file, limits) for file in files])]
-    # The newest attempt is the last one of each file, whichever attempts it has.
+    # The newest attempt is the last one of each file.
     return [
         (count - back, [part for file in files if (part := _part(file, begins.get(file.path), back, limits))])
         for back in reversed(range(min(count, _MOST_MERGED)))
@@ -155,8 +146,9 @@ def _beginnings(file: FolderFile, left_out: dict[str, str], limits: ReadingLimit
 
 
 def _part(file: FolderFile, begins: Sequence[int] | None, back: int, limits: ReadingLimits) -> _Part | None:
-    """What a file has of the attempt that is so many before the newest. What is no log of the job's counts for each,
-    but for dumps and errors, which are the newest one's."""
+    """Return the file's part in the attempt `back` before the newest. Other files count for each attempt, except dumps
+    and errors, which belong to the newest.
+    """
     if begins is None:
         return _Part(file, limits) if file.kind in (Kind.LINES, Kind.SOURCES) or not back else None
     edges = [0, *begins, None]
@@ -165,8 +157,9 @@ def _part(file: FolderFile, begins: Sequence[int] | None, back: int, limits: Rea
 
 
 def _is_of(file: FolderFile, attempt: int | None, attempts: Sequence[int]) -> bool:
-    """Return whether the file belongs to the attempt. A file without an attempt belongs to the newest one. The kernel's
-    log counts for each by its times, and the launcher's records of all attempts by their numbers."""
+    """Return whether the file belongs to the attempt. Files without an attempt belong to the newest; kernel logs and
+    the launcher's records count for all.
+    """
     if file.kind is Kind.ATTEMPTS:
         return True
     if file.origin.attempt is not None:
@@ -183,7 +176,7 @@ def _attempt(
     limits: ReadingLimits,
 ) -> Verdict:
     collector, files = Collector(rule_set), [part.file for part in parts]
-    # Who a rank is has to be known before its lines are read.
+    # A rank's identity must be known before its lines.
     for part in sorted(parts, key=lambda part: part.file.kind is not Kind.SOURCES):
         try:
             _take(part, collector, attempt)
@@ -191,13 +184,13 @@ def _attempt(
             left_out[part.file.origin.stream] = error.strerror or str(error)
     dumps, refused = dump_reader.read_files([file.path for file in files if file.kind is Kind.DUMP], limits)
     names = {file.path: file.origin.stream for file in files}
-    reading = absentees.read_together(dumps) if dumps else None
+    reading = missing_ranks.read_together(dumps) if dumps else None
     refused_dumps = {names[path]: reason for path, reason in refused.items()}
     reports = [report for file in files if file.kind is Kind.ATTEMPTS for report in _reports_of(file, attempt, limits)]
     for ended in filter(None, (report.exit for report in reports)):
         collector.exit(ended)
     more = reported_end.facts_of(reports[-1]) if reports else {}
-    if reports:  # the file was last written for its newest attempt
+    if reports:  # last written for the newest attempt
         more["reported"] = replace(reports[-1].evidence, at=None)
     return diagnose(collector.facts(recorder=reading, refused_dumps=refused_dumps, earlier=earlier, **more))
 
@@ -212,7 +205,7 @@ def _take(part: _Part, collector: Collector, attempt: int | None) -> None:
         case Kind.SOURCES:
             _take_sources(part, collector)
         case Kind.ATTEMPTS:
-            pass  # `_reported` has read it
+            pass  # read by `_reports_of`
         case Kind.ENDED:
             code = _status_of(part)
             if code == 0:
@@ -234,14 +227,11 @@ def _take_error(part: _Part, collector: Collector) -> None:
 
 
 def _lines_within(file: FolderFile, limits: ReadingLimits) -> Iterator[bytes]:
-    """Yield the lines until a limit is reached."""
     with suppress(LimitReached):
         yield from log_folder.lines_of(file, limits)
 
 
 def _reports_of(file: FolderFile, attempt: int | None, limits: ReadingLimits) -> Iterator[ReportedEnd]:
-    """Yield how the attempt failed, as its launcher recorded it. The file has no entry for an attempt that ended
-    well."""
     for raw in _lines_within(file, limits):
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             row: Any = json.loads(raw[:_LARGEST_DOCUMENT])
@@ -251,7 +241,6 @@ def _reports_of(file: FolderFile, attempt: int | None, limits: ReadingLimits) ->
 
 
 def _status_of(part: _Part) -> int | None:
-    """Return the exit status that a launcher recorded for the attempt. None if the file is no such record."""
     try:
         record: Any = json.loads(part.document())
         return record["status"] if isinstance(record["status"], int) else None
@@ -260,7 +249,7 @@ def _status_of(part: _Part) -> int | None:
 
 
 def _take_sources(part: _Part, collector: Collector) -> None:
-    """What the SDK says of a rank. The file is the job's, so a member of another type is left out."""
+    """Take the SDK's description of a rank; untrusted, so other types are skipped."""
     try:
         said: Any = json.loads(part.document())
         rank = said["rank"]

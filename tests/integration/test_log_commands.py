@@ -91,7 +91,7 @@ def test_nothing_is_said_of_an_empty_file() -> None:
 def test_a_source_that_no_rule_is_for_is_told() -> None:
     """A name of one's own may be right; one that is mistyped would find nothing, in silence."""
     done = logs("explain", "-", "--rules", str(RULES), "--source", "kernal", "--output", "json", stdin=OOM.encode())
-    assert (done.returncode, done.stderr) == (0, b"No rule is for the source 'kernal'. Did you mean 'kernel'?\n")
+    assert (done.returncode, done.stderr) == (0, b"No rule covers the source 'kernal'. Did you mean 'kernel'?\n")
     assert json.loads(done.stdout)["rule"] is None
 
 
@@ -109,4 +109,4 @@ def test_a_file_without_a_rule_is_not_called_right(text: str, tmp_path: Path) ->
     (tmp_path / "rule.yaml").write_text(text)
     done = logs("check", str(tmp_path / "rule.yaml"))
     assert (done.returncode, done.stdout) == (2, b"")
-    assert b"There is no log rule in" in done.stderr
+    assert b"No log rule found in" in done.stderr

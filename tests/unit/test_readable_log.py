@@ -59,7 +59,7 @@ def test_values_that_our_modules_give_to_the_standard_logger_are_shown(readable:
     telemetry.configure_logging("INFO", stream, readable=readable)
     try:
         log = logging.getLogger("trainmedic_server.rules")
-        log.warning("a log rule cannot be loaded", extra={"problem": "a.yaml:3"})
+        log.warning("cannot load log rule", extra={"problem": "a.yaml:3"})
         colours = {"color_message": "Started [\x1b[36m%d\x1b[0m]", "event": "replaced"}
         logging.getLogger("uvicorn.error").warning("Started", extra=colours)
     finally:

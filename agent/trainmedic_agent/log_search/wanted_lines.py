@@ -21,8 +21,8 @@ from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import TIME, FoundLine, LeftOut
 from trainmedic_logs.lines import kernel_text, line_times, prefixes, raw_text, times
 from trainmedic_logs.lines.line_times import Stated
+from trainmedic_logs.lines.parsed_line import LineMask, parse
 from trainmedic_logs.lines.records import record_of
-from trainmedic_logs.lines.told_line import LineMask, told
 
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _BEGINNING = 1024
@@ -139,7 +139,7 @@ class WantedLines(ABC):
 
     def _answering(self, offset: int, raw: bytes) -> FoundLine | None:
         origin, end = self._origin, offset + len(raw)
-        line = told(raw, origin.source, self._booted_at)
+        line = parse(raw, origin.source, self._booted_at)
         if line is None or (self.skips_ranks and line.local_rank is not None):
             return None
         if not line.text and raw and not raw.strip(b"\0"):

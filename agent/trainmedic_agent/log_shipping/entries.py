@@ -19,7 +19,7 @@ from trainmedic_agent.log_shipping.ship_counters import LostReason
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import TimeKnownBy
 from trainmedic_logs.lines import line_times
-from trainmedic_logs.lines.told_line import LineMask, ToldLine, told
+from trainmedic_logs.lines.parsed_line import LineMask, ParsedLine, parse
 
 LONGEST_LINE = 64 * 1024
 """Bytes of a line that are pushed. Loki takes 256 KiB; what is longer than this is seldom a line."""
@@ -98,7 +98,7 @@ class EntryMaker:
     def entry(self, placed: PlacedLine, arrived: datetime, now: datetime, turn: int = 0) -> StoreEntry | None:
         """The next line as an entry; None for one that is none of its own, or is empty."""
         place, raw = placed
-        line = told(raw, self.origin.source, self._booted_at, LONGEST_LINE)
+        line = parse(raw, self.origin.source, self._booted_at, LONGEST_LINE)
         if line is None or not line.text.strip() or (self.skips_ranks and line.local_rank is not None):
             return None
         key_place = self.key_place
@@ -117,7 +117,7 @@ class EntryMaker:
             lost=LostReason.TOO_OLD if self._latest is not None and now - self._latest > self._oldest else None,
         )
 
-    def _metadata_of(self, line: ToldLine, known_by: TimeKnownBy) -> Mapping[str, str]:
+    def _metadata_of(self, line: ParsedLine, known_by: TimeKnownBy) -> Mapping[str, str]:
         rank = line.rank if line.rank is not None else self.origin.rank
         added = {"rank": rank, "local_rank": line.local_rank}
         members = {name: str(value) for name, value in added.items() if value is not None}
@@ -139,7 +139,7 @@ class EntryMaker:
         return self._last
 
 
-def _stated(line: ToldLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
+def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
     """Return the line's time, and how it is known."""
     if line.at is not None and line.at <= arrived + _FUTURE:
         return line.at, TimeKnownBy.LINE

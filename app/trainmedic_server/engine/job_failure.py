@@ -17,7 +17,7 @@ from trainmedic_logs.diagnosis import exits
 from trainmedic_logs.diagnosis.collectives import CollectiveLines
 from trainmedic_logs.diagnosis.exits import Exit
 from trainmedic_logs.diagnosis.facts import Earlier, Facts, RankFacts, Sign
-from trainmedic_logs.diagnosis.flight_recorder import absentees, digest
+from trainmedic_logs.diagnosis.flight_recorder import digest, missing_ranks
 from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
 from trainmedic_logs.diagnosis.reported_end import ReportedEnd
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
@@ -68,7 +68,7 @@ def with_dumps(
             read, not_read = digest.read(each.excerpt.lines, facts.attempt)
             dumps += read
             refused |= {f"the dump of rank {rank} on {each.key.node}": why for rank, why in not_read.items()}
-    reading = absentees.read_together(dumps) if dumps else None
+    reading = missing_ranks.read_together(dumps) if dumps else None
     return replace(facts, recorder=reading, refused_dumps=refused)
 
 

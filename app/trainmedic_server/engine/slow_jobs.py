@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from trainmedic.wire import envelope
 from trainmedic_logs.diagnosis import slow
-from trainmedic_logs.diagnosis.accusation import evidence_of
+from trainmedic_logs.diagnosis.attribution import evidence_of
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 from trainmedic_logs.diagnosis.verdict import Confidence, Verdict
 from trainmedic_logs.domain.finding import CauseClass, Role

@@ -1,1 +1,1 @@
-"""Tries playbooks out without a server: checks them, explains what an alert would do, and runs their tests."""
+"""Offline use of playbooks: checks, explanations and tests."""

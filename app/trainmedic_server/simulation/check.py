@@ -1,5 +1,4 @@
-"""Checks playbooks and log rules, and the files with their tests, without a server. Who calls it: ``cli.playbook`` and
-``cli.logs``."""
+"""Check of playbooks, alert maps, log rules and their tests."""
 
 from __future__ import annotations
 
@@ -21,18 +20,16 @@ from trainmedic_server.simulation import suite_format
 
 
 class CheckResult(Struct, frozen=True):
-    """The playbooks that can be loaded, and every problem in the order of files and lines."""
-
     playbooks: tuple[YamlPlaybook, ...]
     problems: tuple[FileProblem, ...]
     warnings: tuple[FileProblem, ...] = ()
-    """Of playbooks that can be loaded, and perhaps do not do what is meant."""
+    """Likely mistakes in loadable playbooks."""
     empty: tuple[Path, ...] = ()
-    """Directories and files without any playbook or problem."""
+    """Paths without playbooks and problems."""
 
 
 def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = IdentityLabels()) -> CheckResult:
-    """Check playbooks in directories or files as a server would load them, and the form of their tests."""
+    """Check playbooks as a server loads them, and the format of their tests."""
     tests = test_files(roots)
     library = Library([root for root in roots if root not in tests], actions, identity)
     library.reload()
@@ -49,8 +46,7 @@ def check(roots: Sequence[Path], actions: Actions, identity: IdentityLabels = Id
 def check_alert_maps(
     roots: Sequence[Path], playbooks: Sequence[YamlPlaybook] | None, actions: Actions
 ) -> tuple[AlertMapLibrary, tuple[FileProblem, ...]]:
-    """Return the alert map of these files, with its problems and warnings. With playbooks, the warnings consider them
-    too."""
+    """Return the alert map with problems and warnings; warnings consider given playbooks."""
     library = AlertMapLibrary(roots)
     library.reload()
     warnings = alert_map_compiler.warnings(library.contents, playbooks, actions)
@@ -62,7 +58,6 @@ def _is_in(file: Path, root: Path) -> bool:
 
 
 def check_log_rules(roots: Sequence[Path]) -> tuple[RuleSet, tuple[FileProblem, ...]]:
-    """Return the log rules in directories or files, and what is wrong with them and with the form of their tests."""
     rules, problems = rules_in(roots)
     of_tests = (problem for path in test_files(roots) for problem in suite_format.read(path)[1])
     return rules, tuple(sorted({*problems, *of_tests}))

@@ -1,7 +1,4 @@
-"""Compares what a test expects with what the engine did. Pure.
-
-Who calls it: ``suite``, at each check of a test.
-"""
+"""Comparison of a test's expectations with the engine, findings and verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +8,10 @@ from enum import Enum
 from msgspec import Struct
 
 from trainmedic_core.problems import DocumentPath
+from trainmedic_logs.diagnosis.verdict import Verdict
+from trainmedic_logs.domain.finding_codec import write_ranks
+from trainmedic_logs.domain.known_finding import FindingAlert, KnownFinding
+from trainmedic_logs.simulation.log_test_format import FindingExpected, LogAlertExpected, VerdictExpected
 from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.run import Controls, Status, StepState, Undo
 from trainmedic_server.ports.store import RunRecord
@@ -21,9 +22,9 @@ _LONGEST = 300
 
 
 class Observations(Struct, frozen=True):
-    """Everything that has happened up to a check, in order.
+    """Everything up to a check, in order.
 
-    ``unmatched`` says for each alert that no playbook reacted to why each playbook did not.
+    ``unmatched`` has the reasons of playbooks for alerts without reaction.
     """
 
     decisions: Sequence[PlaybookDecision]
@@ -34,7 +35,7 @@ class Observations(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True):
-    """One expectation that was not met. ``path`` is within the check."""
+    """Unmet expectation; ``path`` is within the check."""
 
     path: DocumentPath
     expected: str
@@ -42,7 +43,6 @@ class Difference(Struct, frozen=True):
 
 
 def differences(check: Check, observed: Observations) -> Iterator[Difference]:
-    """Every difference between `observed` and what `check` expects."""
     if check.decisions is not None:
         made = [f"{decision.playbook} {decision.target or '-'}: {decision.decision}" for decision in observed.decisions]
         yield from count(("decisions",), len(check.decisions), made, observed.unmatched)
@@ -72,7 +72,7 @@ def differences(check: Check, observed: Observations) -> Iterator[Difference]:
 
 
 def failed_runs(observed: Observations, besides: str) -> Iterator[str]:
-    """Why each run failed that did, where `besides` does not say so: the reason is often that of the difference."""
+    """Yield failure reasons of runs that `besides` does not contain."""
     for record in observed.runs:
         run = record.run
         if run.status is Status.FAILED and run.message not in besides:
@@ -95,7 +95,7 @@ def _run(path: DocumentPath, expected: RunExpected, record: RunRecord) -> Iterat
         if step_id in states:
             yield from _step(step_path, step, states[step_id])
         else:
-            yield Difference(step_path, "a step", f"none of that id; the run has {', '.join(states) or 'no steps'}")
+            yield Difference(step_path, "a step", f"no step of that id; the run has {', '.join(states) or 'no steps'}")
     if expected.events is not None:
         yield from _in_order((*path, "events"), expected.events, [event.kind for event in record.events])
 
@@ -121,6 +121,56 @@ def _undo(path: DocumentPath, expected: UndoExpected, undo: Undo | None) -> Iter
     yield from contains((*path, "params"), expected.params, undo.params)
 
 
+def finding_differences(check: Check, findings: Sequence[KnownFinding]) -> Iterator[Difference]:
+    if check.findings is not None:
+        made = [f"{known.rule} {known.target.key}: {known.role}, {known.count} lines" for known in findings]
+        yield from count(("findings",), len(check.findings), made)
+        for index, (expected, known) in enumerate(zip(check.findings, findings, strict=False)):
+            yield from _finding_differences(("findings", index), expected, known)
+    if check.log_alerts is not None:
+        alerts = [(known, known.alert) for known in findings if known.alert is not None]
+        silent = [f"{known.rule} raises none: {known.no_alert_because}" for known in findings if known.alert is None]
+        told = [f"{alert.labels['alertname']} {dict(alert.labels)}" for _, alert in alerts]
+        yield from count(("alerts",), len(check.log_alerts), told, silent)
+        for index, (expected_alert, (known, alert)) in enumerate(zip(check.log_alerts, alerts, strict=False)):
+            yield from _alert_differences(("alerts", index), expected_alert, known, alert)
+
+
+def verdict_differences(expected: VerdictExpected, verdict: Verdict) -> Iterator[Difference]:
+    path: DocumentPath = ("verdict",)
+    reason = f" ({verdict.summary})"
+    yield from equal((*path, "cause"), expected.cause, verdict.cause, reason)
+    yield from equal((*path, "confidence"), expected.confidence, verdict.confidence, reason)
+    yield from equal((*path, "advice"), expected.advice, verdict.advice, reason)
+    for name in ("node", "gpu"):
+        wanted, named = getattr(expected, name), getattr(verdict, name)
+        if name in expected.model_fields_set and wanted != named:
+            yield Difference((*path, name), wanted or "none", (named or "none") + reason)
+    if expected.ranks is not None:
+        yield from equal((*path, "ranks"), write_ranks(expected.ranks), write_ranks(verdict.ranks), reason)
+
+
+def _finding_differences(path: DocumentPath, expected: FindingExpected, known: KnownFinding) -> Iterator[Difference]:
+    yield from equal((*path, "rule"), expected.rule, known.rule)
+    yield from equal((*path, "target"), expected.target, known.target.key)
+    yield from equal((*path, "role"), expected.role, known.role)
+    yield from equal((*path, "cause"), expected.cause, known.cause)
+    yield from equal((*path, "count"), expected.count, known.count)
+    yield from equal((*path, "over"), expected.over, not known.is_open)
+    yield from contains((*path, "fields"), expected.fields, dict(known.fields))
+    if expected.ranks is not None:
+        yield from equal((*path, "ranks"), write_ranks(expected.ranks), write_ranks(known.ranks))
+
+
+def _alert_differences(
+    path: DocumentPath, expected: LogAlertExpected, known: KnownFinding, alert: FindingAlert
+) -> Iterator[Difference]:
+    yield from equal((*path, "name"), expected.name, alert.labels["alertname"])
+    yield from contains((*path, "labels"), expected.labels, dict(alert.labels))
+    yield from says((*path, "summary"), expected.summary, alert.summary)
+    yield from equal((*path, "over"), expected.over, not known.is_open)
+
+
 def equal(path: DocumentPath, expected: object, got: object, reason: str = "") -> Iterator[Difference]:
     if expected is not None and expected != got:
         yield Difference(path, _shown(expected), _shown(got) + reason)
@@ -144,7 +194,7 @@ def contains(path: DocumentPath, expected: object, got: object) -> Iterator[Diff
 
 
 def _at_least(path: DocumentPath, expected: object, got: object) -> Iterator[Difference]:
-    """Where both are mappings, `got` has at least the expected members; anything else is equal."""
+    """Compare; mappings may have further members."""
     if not isinstance(expected, Mapping) or not isinstance(got, Mapping):
         if expected != got:
             yield Difference(path, _shown(expected), _shown(got))
@@ -154,13 +204,13 @@ def _at_least(path: DocumentPath, expected: object, got: object) -> Iterator[Dif
             yield from _at_least((*path, key), value, got[key])
         else:
             others = ", ".join(map(str, got)) or "none"
-            yield Difference((*path, key), _shown(value), f"nothing; there are {others}")
+            yield Difference((*path, key), _shown(value), f"nothing; available: {others}")
 
 
 def _in_order(path: DocumentPath, expected: Sequence[str], got: Sequence[str]) -> Iterator[Difference]:
     left = iter(got)
     for index, kind in enumerate(expected):
-        if kind not in left:  # takes from the iterator up to the kind
+        if kind not in left:  # consumes the iterator up to the kind
             yield Difference((*path, index), f"{_shown(kind)} next", f"the events {', '.join(got)}")
             return
 

@@ -1,8 +1,4 @@
-"""Explains what playbooks would do about alerts without a server, a store or an effect.
-
-What only a server knows (earlier runs, switches, who uses a target) counts as if there were nothing. The decision is
-the admission's own (``engine.explanation``). Who calls it: ``cli.playbook``.
-"""
+"""Explanation of playbook decisions without a server. Server state (earlier runs, switches) counts as empty."""
 
 from __future__ import annotations
 
@@ -28,6 +24,6 @@ def explain(
     topology: Topology = Topology(),
     alert_map: AlertMap = NO_ALERT_MAP,
 ) -> tuple[ExplainedAlert, ...]:
-    """An explanation for each alert, with each playbook that there is, in the order of their names."""
+    """Return an explanation per alert, with all playbooks by name."""
     playbooks = catalog.all()
     return explanation.alone(lambda alertname: playbooks, alerts, actions, limits, now, topology, alert_map)

@@ -1,7 +1,6 @@
-"""Plays the lines of a test: through the assemblers and trackers that a node's agent has, and the intake of findings
-that a server has, to the alerts that the test's engine takes.
+"""Playback of a test's lines through the agent's assemblers and trackers and the server's intake.
 
-Nothing of it is a stand-in but the way between node and server. Who calls it: ``suite``.
+Only the transport is replaced.
 """
 
 from __future__ import annotations
@@ -35,16 +34,15 @@ from trainmedic_server.ports.store import RunStore
 from trainmedic_server.simulation.virtual_time import BEGINNING
 
 TICK = timedelta(seconds=1)
-"""How often agent and server look, while anything may wait for it."""
+"""Interval of agent and server while something may be due."""
 LAZY_TICK = timedelta(seconds=10)
 SETTLE = timedelta(seconds=10)
-"""After its last line a test goes on for so long, for blocks that wait for their next line; and after its failure a job
-has a verdict."""
+"""Time after the last line for held-back blocks, and after the failure for the verdict."""
 _REPEAT = timedelta(minutes=1)
 
 
 class _Nobody:
-    """Presences of nobody: a test says by its job who is where."""
+    """Empty presences: the test's job states the places."""
 
     async def jobs(self) -> list[Presence]:
         return []
@@ -59,13 +57,11 @@ class _Nobody:
         return ()
 
     def discard_notices(self, entries: Collection[bytes]) -> None:
-        """There are none."""
+        """Do nothing."""
 
 
 @dataclass
 class _NodeReader:
-    """What a node's agent does with its lines."""
-
     name: str
     tracker: FindingTracker
     assemblers: dict[Origin, LineAssembler] = field(default_factory=dict)
@@ -80,7 +76,6 @@ class _NodeReader:
             yield from assembler.feed(physical.encode(), clock.now(), place)
 
     def late_lines(self, clock: Clock) -> Iterator[Line]:
-        """Blocks that have waited long enough for their next line."""
         for assembler in self.assemblers.values():
             yield from assembler.flush(clock.now())
 
@@ -90,8 +85,6 @@ class _NodeReader:
 
 
 class LogScenario:
-    """The nodes and the findings of one test."""
-
     def __init__(
         self,
         job: JobEntry,
@@ -102,7 +95,7 @@ class LogScenario:
         teller: AlertSender,
         metrics: telemetry.Metrics,
     ) -> None:
-        """``teller`` takes the alerts of findings."""
+        """``teller`` receives alerts of findings."""
         self._job = job
         self._rules = rules
         self._fixtures = fixtures
@@ -132,7 +125,6 @@ class LogScenario:
         )
 
     async def print(self, entry: LineEntry) -> None:
-        """Let the line be printed once, by each of its ranks, and tell what is found."""
         text = entry.written(self._fixtures)
         for rank in entry.rank or (None,):
             node = entry.node or (self._job.node_of(rank) if rank is not None else next(iter(self._job.nodes)))
@@ -149,7 +141,7 @@ class LogScenario:
             await self._read(reader, list(reader.lines(origin, text, self._clock)))
 
     async def tick(self) -> None:
-        """Do what agents and the server do all the time."""
+        """Run the periodic work of agents and server."""
         for reader in self._readers.values():
             await self._read(reader, list(reader.late_lines(self._clock)))
             await self._send(reader, reader.tracker.tick(self._clock.now()))
@@ -160,17 +152,16 @@ class LogScenario:
             await self._tell_verdict()
 
     async def findings(self) -> Sequence[KnownFinding]:
-        """Return all findings in the order in which they began, also those that are over."""
+        """Return all findings by their start, including ended ones."""
         known = await self._store.transact(lambda tx: tx.findings.with_ids(self._ids))
         return [known[finding_id] for finding_id in self._ids if finding_id in known]
 
     def verdict(self) -> Verdict:
-        """Return what a diagnosis of the job makes of the lines so far."""
         fails = self._job.fails is not None
         return diagnose(self._collector.facts(job=self._job.name, attempt=self._job.attempt, is_known_to_fail=fails))
 
     async def _read(self, reader: _NodeReader, lines: Sequence[Line]) -> None:
-        # In a test it is the test that says when a line is printed, whatever stands in it.
+        # The test sets the times, regardless of the lines.
         timed = [line._replace(at=self._clock.now(), time_source=TimeSource.LINE) for line in lines]
         for line in timed:
             self._collector.line(line)

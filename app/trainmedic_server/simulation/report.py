@@ -1,5 +1,4 @@
-"""Shows the simulation's results: as text for a terminal, in uncoloured, unwrapped lines that can be searched, and as
-JSON for programs."""
+"""Test results as plain text and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from trainmedic_server.simulation.suite import FileResult
 
 
 def results(files: Iterable[FileResult], *, verbose: bool = False) -> Iterator[str]:
-    """A line for each file with its failures below it, and the sum at the end; each passed test where `verbose`."""
+    """Yield a line per file with failures, and the sum; with `verbose` also passed tests."""
     tests = failed = broken = 0
     seconds = 0.0
     for file in files:
@@ -35,7 +34,6 @@ def results(files: Iterable[FileResult], *, verbose: bool = False) -> Iterator[s
 
 
 def document(files: Iterable[FileResult]) -> dict[str, Any]:
-    """The results with each test, its line, its real seconds and its failures, each with its place."""
     return {"files": [_file(file) for file in files]}
 
 

@@ -1,8 +1,7 @@
-"""Outcome of each alert of a rule file: the playbook that it starts with an alert map, or why none does.
+"""Outcome of each alert in a rule file: the playbook that it starts, or the reason why none does.
 
-A file is one of Prometheus' rules, a PrometheusRule of Kubernetes, or a list of alerts with the expected outcome of
-each. Of a rule only the labels that it adds are known. Dependence on others is reported as a condition. Caller:
-``cli.playbook``.
+Files: Prometheus rules, PrometheusRule, or alerts with expected outcomes. Dependence on unknown labels is reported as a
+condition.
 """
 
 from __future__ import annotations
@@ -29,49 +28,39 @@ from trainmedic_server.domain.proof import AlertProof
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 _ALWAYS_KNOWN = frozenset({"alertname", SHIPPED_RULE_LABEL})
-"""Labels that an alert has from its rule alone."""
+"""Labels known from the rule alone."""
 
 
 class NamedAlert(Struct, frozen=True):
-    """One alert of a file."""
-
     name: str
     line: int
     labels: Mapping[str, str]
-    """Known labels, without ``alertname``."""
+    """Known labels without ``alertname``."""
     is_complete: bool = False
-    """True if it has no other labels."""
     expression: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
-    """Rule set of the alert, if the file states it."""
     expected: str | None = None
-    """Playbook that is expected to start."""
     reason: str = ""
-    """Reason why none is expected to start."""
 
 
 class RuleOutcome(Struct, frozen=True):
-    """The outcome of one alert."""
-
     alert: NamedAlert
     renamed_to: str | None = None
     playbooks: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
-    """Conditions on labels that are not known here, for a person."""
+    """Conditions on unknown labels."""
     reason: str = ""
-    """Reason why no playbook starts."""
     suggestion: Suggestion | None = None
 
     @property
     def is_as_expected(self) -> bool:
-        """True if it is the expected outcome, or the file expects none."""
+        """Return whether it is expected, or nothing is."""
         if self.alert.expected is not None:
             return self.playbooks == (self.alert.expected,)
         return not self.alert.reason or not self.playbooks
 
     def as_data(self) -> dict[str, Any]:
-        """The outcome as a JSON object."""
         suggestion = self.suggestion
         return {
             "alert": self.alert.name,
@@ -106,19 +95,19 @@ class _AlertForm(_Listed):
     @model_validator(mode="after")
     def _one_outcome(self) -> _AlertForm:
         if (self.playbook is None) == (self.reason is None):
-            raise ValueError("must have either a playbook that starts, or the reason why none does")
+            raise ValueError("must have either a playbook that starts, or a reason why none does")
         return self
 
 
 class _AlertList(_Listed):
-    """List of alerts with the expected outcome of each."""
+    """Alerts with expected outcomes."""
 
     sources: dict[str, _Source] = {}
     alerts: tuple[_AlertForm, ...]
 
 
 def read(path: Path) -> tuple[list[NamedAlert], list[FileProblem]]:
-    """Return the alerts of a file, and its errors. Raises nothing."""
+    """Return alerts and problems. Never raises."""
     text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
         return [], [text]
@@ -134,7 +123,7 @@ def read(path: Path) -> tuple[list[NamedAlert], list[FileProblem]]:
         else:
             alerts.extend(_of_rules(document))
     if not alerts and not problems:
-        message = "has no alert; give a file of Prometheus' rules (groups, rules, alert)"
+        message = "has no alert; pass a file of Prometheus rules (groups, rules, alert)"
         problems.append(FileProblem(str(path), None, None, message))
     return alerts, problems
 
@@ -153,7 +142,7 @@ def _listed(content: _AlertList, document: YamlDocument) -> Iterator[NamedAlert]
 
 
 def _of_rules(document: YamlDocument) -> Iterator[NamedAlert]:
-    """Return the alerts of ``groups``, which are in the ``spec`` of a PrometheusRule."""
+    """Yield the alerts of ``groups``, in ``spec`` for a PrometheusRule."""
     value = document.value
     if not isinstance(value, dict):
         return
@@ -183,7 +172,6 @@ def _texts(value: Any) -> dict[str, str]:
 def outcomes(
     alerts: Sequence[NamedAlert], alert_map: CompiledAlertMap, playbooks: Sequence[YamlPlaybook]
 ) -> list[RuleOutcome]:
-    """Return the outcome of each alert."""
     reacting: dict[str, list[YamlPlaybook]] = {}
     for playbook in playbooks:
         for name in dict.fromkeys(playbook.definition.on.alertnames):
@@ -217,7 +205,7 @@ def _outcome(alert: NamedAlert, alert_map: CompiledAlertMap, reacting: Mapping[s
 def _suggested(
     alert: NamedAlert, sent: Mapping[str, str], reacting: Mapping[str, list[YamlPlaybook]]
 ) -> Suggestion | None:
-    """Return a rename that would start a playbook. None if the playbooks of the fitting name would refuse it."""
+    """Return a rename that would start a playbook, or None."""
     texts, is_complete = alert.annotations.values(), alert.is_complete
     suggestion = suggest(sent, alert.expression, texts, reacting, is_complete=is_complete)
     if suggestion is None:
@@ -230,7 +218,6 @@ def _suggested(
 
 
 def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlertMap) -> tuple[Rename | None, list[str]]:
-    """Return the entry of the map that takes the alert, and under which conditions."""
     known = None if alert.is_complete else _ALWAYS_KNOWN | sent.keys()
     for rename in alert_map.renames.get(alert.name, ()):
         refusal, needed = _judged(rename.matchers, sent, known)
@@ -240,7 +227,7 @@ def _rename(alert: NamedAlert, sent: Mapping[str, str], alert_map: CompiledAlert
 
 
 def _reaction(playbook: YamlPlaybook, labels: Mapping[str, str], known: frozenset[str] | None) -> tuple[str, list[str]]:
-    """Return why the playbook does not react, and on what it depends."""
+    """Return the refusal and conditions."""
     if known is None:
         match = playbook.match(Alert("", AlertStatus.FIRING, labels, {}, _AT))
         return ("" if match.matched else match.why), []
@@ -251,7 +238,7 @@ def _reaction(playbook: YamlPlaybook, labels: Mapping[str, str], known: frozense
 
 
 def _proven(playbook: YamlPlaybook, labels: Mapping[str, str], needed: list[str]) -> tuple[str, list[str]]:
-    """Return the same for ``on.proof``: a code may be among the labels that are not known."""
+    """Return refusal and conditions of ``on.proof``; an unknown label may hold a code."""
     proofs = playbook.definition.on.proofs
     missing = proof.lacking(proofs, Alert("", AlertStatus.FIRING, labels, {}, _AT))
     if missing and AlertProof.HARDWARE_XID in proofs:
@@ -262,7 +249,7 @@ def _proven(playbook: YamlPlaybook, labels: Mapping[str, str], needed: list[str]
 def _judged(
     matchers: Sequence[Matcher], labels: Mapping[str, str], known: frozenset[str] | None
 ) -> tuple[str, list[str]]:
-    """Return why the matchers do not hold, and which of them depend on unknown labels. None: all labels are known."""
+    """Return the refusal and the conditions. `known` None: all labels are known."""
     needed: list[str] = []
     for matcher in matchers:
         try:

@@ -1,8 +1,7 @@
-"""Scripted actions for tests: they have the names, parameters and inverses of the real ones, and scripted outcomes.
+"""Scripted actions for tests, with the names, parameters and inverses of the real ones.
 
-A step's replies are looked up by its id, else by its action's name; an undo's by ``<step id>.undo``,
-else by the name of the inverse action. Each attempt takes the next reply, and the last one stays.
-Without a reply every attempt is applied at once, with no output. Who uses it: ``suite``.
+Replies are looked up by step ID, else action; for undos by ``<step id>.undo``, else inverse action. Each attempt takes
+the next reply; the last one repeats. Without replies, attempts are applied without output.
 """
 
 from __future__ import annotations
@@ -28,23 +27,19 @@ _APPLIED = ReplyModel(outcome=ReplyOutcome.APPLIED)
 
 
 class RecordedCall(Struct, frozen=True):
-    """One attempt of an action, as tests compare it."""
-
     action: str
     params: Mapping[str, Any]
     undo: bool
 
 
 class Script:
-    """The replies of one test, and the attempts that were made in it."""
-
     def __init__(self, replies: Mapping[str, Sequence[ReplyModel]]) -> None:
         self._replies = replies
         self._used: dict[str, int] = {}
         self.calls: list[RecordedCall] = []
 
     def next(self, *keys: str) -> ReplyModel:
-        """The next reply under the first of `keys` that has any."""
+        """Return the next reply of the first key that has any."""
         key = next((key for key in keys if self._replies.get(key)), None)
         if key is None:
             return _APPLIED
@@ -55,7 +50,7 @@ class Script:
 
 
 class ScriptedActions:
-    """`ports.actions.Actions` with the classes of `real`, whose outcomes `script` gives. Each test has its own."""
+    """`ports.actions.Actions` with real classes and scripted outcomes."""
 
     def __init__(self, real: Actions, script: Script, store: RunStore, clock: Clock) -> None:
         self._real = real
@@ -77,7 +72,7 @@ class ScriptedActions:
 
 
 class _ScriptedAction:
-    """Performs one action. The engine asks the real class for parameters, targets and inverses, never this one."""
+    """Action with scripted outcomes. The engine uses the real class for parameters, targets and inverses."""
 
     name: ClassVar[str] = "scripted"
     summary: ClassVar[str] = "Does as a test says."
@@ -118,16 +113,16 @@ class _ScriptedAction:
                 raise errors.OutcomeUnknown(reply.reason or "no reply in time", reply.output)
 
     def outcome_saved(self, command_id: str) -> None:
-        """Do nothing: no resource is held for the command."""
+        """Do nothing: no resource is held."""
 
     @classmethod
     def inverse(cls, params: BaseModel, output: Mapping[str, Any] | None) -> None:
-        """Never called, because the engine asks the real class."""
+        """Never called."""
         return
 
 
 def _step_of(run: Run | None, command_id: str) -> str:
-    """The id of the step whose attempt, or whose undo's, has this command id."""
+    """Return the ID of the step with this command in its attempts or undo attempts."""
     for step in run.steps if run else ():
         attempts = (*step.attempts, *step.undo_attempts)
         if any(attempt.command_id == command_id for attempt in attempts):

@@ -1,13 +1,9 @@
-"""Runs playbook tests: the real engine on a store in memory, in virtual time, with scripted actions.
-
-`run_file` runs every test of a file. It touches nothing outside the process and waits for no real time. Not
-here: the format of tests (``suite_format``), and comparing (``expectations``). Who calls it: ``cli.playbook``.
-"""
+"""Playbook tests: the real engine on an in-memory store, in virtual time, with scripted actions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from trainmedic_core import duration
-from trainmedic_core.problems import DocumentPath, FileProblem, path_text
+from trainmedic_core.problems import DocumentPath, FileProblem, did_you_mean, path_text
 from trainmedic_logs.lines.rule import RuleSet
 from trainmedic_logs.rules.log_rule_library import LogRuleLibrary
 from trainmedic_logs.simulation import log_fixtures
@@ -30,19 +26,20 @@ from trainmedic_server.domain.admission import PlaybookDecision
 from trainmedic_server.domain.alert import Alert, AlertStatus, Delivery, fingerprint
 from trainmedic_server.domain.identity import IdentityLabels
 from trainmedic_server.domain.job_verdict import JobVerdict, VerdictsOnJob
+from trainmedic_server.domain.playbook import APPROVAL
 from trainmedic_server.domain.run import OrderKind, Run
 from trainmedic_server.domain.topology import Topology
+from trainmedic_server.engine import step_sequence
 from trainmedic_server.engine.finding_alert_sender import IntakeAlertSender
 from trainmedic_server.engine.service import Engine
 from trainmedic_server.ports.actions import Actions
 from trainmedic_server.ports.limits import EngineLimits
+from trainmedic_server.ports.playbooks import CompiledPlaybook
 from trainmedic_server.ports.store import HistoryFilter
 from trainmedic_server.simulation import (
     expectations,
-    log_expectations,
     log_scenario,
     suite_format,
-    unknown_names,
     virtual_time,
 )
 from trainmedic_server.simulation.expectations import Observations
@@ -52,22 +49,22 @@ from trainmedic_server.simulation.suite_format import (
     AlertEntry,
     Check,
     OrderEntry,
+    RunExpected,
     SimulatedOperation,
     Suite,
     TestEntry,
 )
-from trainmedic_server.simulation.timeline import checks, timeline
 from trainmedic_server.simulation.virtual_time import BEGINNING, VirtualClock
 
 _SETTLE = timedelta(microseconds=1)
-"""A timer with this delay fires only when everything that is due now has been done."""
+"""A timer with this delay fires after everything that is due now."""
 _POLL_EVERY = timedelta(seconds=10)
 _PATIENCE = timedelta(hours=2)
-"""The time that runs may take to end after the last entry of a test, where the test names no end."""
+"""Time for runs to end after the last entry, without `end`."""
 
 
 class TestResult(Struct, frozen=True):
-    """The outcome of one test, which passed where there are no failures. ``seconds`` are of real time."""
+    """``seconds`` are real time."""
 
     __test__ = False
 
@@ -78,7 +75,7 @@ class TestResult(Struct, frozen=True):
 
 
 class FileResult(Struct, frozen=True):
-    """The outcomes of one file's tests; none were run where the file, or a playbook of it, has problems."""
+    """No tests run if the file or a playbook has problems."""
 
     path: Path
     results: tuple[TestResult, ...] = ()
@@ -90,14 +87,14 @@ class FileResult(Struct, frozen=True):
 
 
 def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLabels()) -> FileResult:
-    """Run every test of a file. It raises nothing for what is in the file: that is in the result."""
+    """Run all tests of a file. Problems are in the result."""
     suites, problems = suite_format.read(path)
     ready: list[tuple[Suite, list[YamlPlaybook], _LogParts]] = []
     for suite in suites:
         files = [loader.load_file(playbook, actions, identity) for playbook in suite.playbooks]
         problems.extend(problem for file in files for problem in file.problems)
         playbooks = [playbook for file in files for playbook in file.playbooks]
-        problems.extend(unknown_names.problems(suite, playbooks, actions))
+        problems.extend(unknown_names(suite, playbooks, actions))
         rules = LogRuleLibrary(suite.rules)
         rules.reload()
         fixtures, wrong = log_fixtures.of_suite(suite)
@@ -115,7 +112,7 @@ def run_file(path: Path, actions: Actions, identity: IdentityLabels = IdentityLa
 
 
 def played(test: TestEntry, playbooks: Sequence[YamlPlaybook], actions: Actions) -> Observations:
-    """What there is to see at the end of a test, whatever it expects. Raises `virtual_time.Stalled`."""
+    """Return the observations at the end. Raises `virtual_time.Stalled`."""
     catalog = StaticCatalog(playbooks, actions)
     scenario = _Scenario(test, catalog, _LogParts(RuleSet(), {}), actions, telemetry.Metrics())
 
@@ -127,8 +124,6 @@ def played(test: TestEntry, playbooks: Sequence[YamlPlaybook], actions: Actions)
 
 
 class _LogParts(Struct, frozen=True):
-    """The log rules of a suite, and the lines that its tests name."""
-
     rules: RuleSet
     fixtures: Mapping[str, str]
 
@@ -157,8 +152,6 @@ def _run_test(
 
 @dataclass
 class _Scenario:
-    """Plays one test: carries out its timeline, and collects its failures."""
-
     test: TestEntry
     catalog: StaticCatalog
     parts: _LogParts
@@ -179,7 +172,7 @@ class _Scenario:
         self.scripted = ScriptedActions(self.actions, self.script, self.store, self.clock)
         self.engine = await self._start()
         self.logs = self._log_scenario()
-        for moment, path, entry in timeline(self.test):
+        for moment, path, entry in _timeline(self.test):
             await self._pass_until(BEGINNING + moment)
             match entry:
                 case LineEntry():
@@ -192,7 +185,7 @@ class _Scenario:
                     await self._check(entry, path)
             await self._run_until_idle()
         await self._to_the_end()
-        for path, check in checks(self.test):
+        for path, check in _checks(self.test):
             if check.at is None:
                 await self._check(check, path)
         await self.engine.stop()
@@ -203,7 +196,7 @@ class _Scenario:
         return LogScenario(self.test.job, rules, fixtures, self.store, self.clock, teller, self.metrics)
 
     async def _pass_until(self, moment: datetime) -> None:
-        """Let time pass, in which those who read logs do what they do all the time."""
+        """Advance time with the periodic work of log readers."""
         while self.test.lines and self.clock.now() < moment:
             is_lively = self.clock.now() < BEGINNING + self.test.last_line + log_scenario.SETTLE
             tick = log_scenario.TICK if is_lively else log_scenario.LAZY_TICK
@@ -214,7 +207,7 @@ class _Scenario:
     async def _start(self) -> Engine:
         job = self.test.job
         given = JobVerdict.of(job.verdict.model_dump()) if job.verdict else None
-        # It is that which the alert sees, whichever that is about.
+        # The alert sees this verdict in any role.
         verdicts = {job.name: VerdictsOnJob(given, given)} if given else {}
         topology = Topology(inventory.parse(self.test.inventory), verdicts=verdicts)
         limits = EngineLimits(mode=self.test.mode, max_age=self.test.max_age)
@@ -281,7 +274,6 @@ class _Scenario:
                 await self.engine.order(run.id, OrderKind(entry.do), entry.by, entry.note, frozenset(entry.groups))
 
     async def _newest(self, entry: OrderEntry) -> Run:
-        """The newest run that fits the order. Raises NotFound."""
         for run in await self._runs():
             target = run.target.key if run.target else ""
             if entry.playbook in (None, run.playbook) and entry.target in (None, target):
@@ -289,16 +281,15 @@ class _Scenario:
         raise errors.NotFound("there is no such run yet")
 
     async def _runs(self) -> Sequence[Run]:
-        """Every item of the history, newest first."""
+        """Return the history, newest first."""
         page, _ = await self.store.page(HistoryFilter(), 1000, None)
         return page
 
     async def _run_until_idle(self) -> None:
-        """Wait until everything that is due now has been done."""
         await self.clock.sleep_until(self.clock.now() + _SETTLE)
 
     async def _to_the_end(self) -> None:
-        """Let time pass until the test's end, or until its runs have ended by themselves."""
+        """Advance to the test's end, or until its runs have ended."""
         await self._run_until_idle()
         if self.test.lines:
             await self._pass_until(BEGINNING + self.test.last_line + log_scenario.SETTLE)
@@ -314,23 +305,79 @@ class _Scenario:
         await self._run_until_idle()
         observed = await self.observe()
         when = "at the end" if check.at is None else f"at {duration.write(check.at)}"
-        in_logs = log_expectations.differences(check, await self.logs.findings())
-        on_job = log_expectations.verdict_differences(check.verdict, self.logs.verdict()) if check.verdict else ()
+        in_logs = expectations.finding_differences(check, await self.logs.findings())
+        on_job = expectations.verdict_differences(check.verdict, self.logs.verdict()) if check.verdict else ()
         for difference in (*expectations.differences(check, observed), *in_logs, *on_job):
             message = f"{when}, {path_text(difference.path)}: expected {difference.expected}, got {difference.got}"
             failed = "".join(f"\n      {text}" for text in expectations.failed_runs(observed, message))
             self.fail((*path, *difference.path), message + failed)
 
     async def observe(self) -> Observations:
-        """What has happened so far; every item of the history with its events, oldest first."""
+        """Return everything so far, oldest first."""
         stored = [await self.store.record(run.id) for run in await self._runs()]
         records = [record for record in reversed(stored) if record is not None]
         return Observations(self.decisions, records, self.script.calls, self.engine.controls, self.unmatched)
 
 
 def _is_busy(run: Run) -> bool:
-    """Whether the run will still change by itself, without a person or a new alert."""
+    """Return whether the run can change without a person or new alert."""
     if run.is_open:
         waits_for_somebody = run.waiting_on in ("approval", "resume", "resolved")
         return not waits_for_somebody or any(step.deadline and not step.status.is_final for step in run.steps)
     return any(step.undo and step.undo.status == "running" for step in run.steps)
+
+
+_Entry = LineEntry | AlertEntry | OrderEntry | Check
+
+
+def _timeline(test: TestEntry) -> list[tuple[timedelta, DocumentPath, _Entry]]:
+    """Return the timed entries, sorted; at equal times lines, alerts, orders, checks."""
+    entries: list[tuple[timedelta, DocumentPath, _Entry]] = []
+    for index, line in enumerate(test.lines):
+        entries.extend((line.at + line.every * number, ("lines", index), line) for number in range(line.times))
+    entries.extend((alert.at, ("alerts", index), alert) for index, alert in enumerate(test.alerts))
+    entries.extend((order.at, ("orders", index), order) for index, order in enumerate(test.orders))
+    entries.extend((check.at, path, check) for path, check in _checks(test) if check.at is not None)
+    return sorted(entries, key=lambda entry: entry[0])
+
+
+def _checks(test: TestEntry) -> Iterator[tuple[DocumentPath, Check]]:
+    for index, check in enumerate(test.expect):
+        yield ("expect", index), check
+
+
+def unknown_names(suite: Suite, playbooks: Sequence[CompiledPlaybook], actions: Actions) -> Iterator[FileProblem]:
+    """Yield a problem for each named step, action or playbook that does not exist; the test would pass without testing
+    it.
+    """
+    if not playbooks:
+        return
+    playbook_names = {playbook.definition.name for playbook in playbooks}
+    states = [state for playbook in playbooks for state in step_sequence.initial_steps(playbook, ask_first=False)]
+    step_ids = {state.id for state in states}
+    undos = {f"{step_id}.undo" for step_id in step_ids}
+    reply_keys = {*step_ids, *undos, *(state.action for state in states if state.action), *actions.names()}
+    for index, test in enumerate(suite.spec.tests):
+        path: DocumentPath = ("tests", index)
+        for key in test.replies:
+            if key not in reply_keys:
+                yield _no_such(suite, (*path, "replies", key), "step or action", key, reply_keys)
+        for number, check in enumerate(test.expect):
+            for run_number, run in enumerate(check.runs or ()):
+                run_path = (*path, "expect", number, "runs", run_number)
+                yield from _unknown_in_run(suite, run_path, run, step_ids, playbook_names)
+
+
+def _unknown_in_run(
+    suite: Suite, path: DocumentPath, run: RunExpected, step_ids: set[str], playbook_names: set[str]
+) -> Iterator[FileProblem]:
+    for step_id in run.steps:
+        if step_id not in {*step_ids, APPROVAL}:
+            yield _no_such(suite, (*path, "steps", step_id), "step", step_id, step_ids)
+    if run.playbook is not None and run.playbook not in playbook_names:
+        yield _no_such(suite, (*path, "playbook"), "playbook", run.playbook, playbook_names)
+
+
+def _no_such(suite: Suite, path: DocumentPath, kind: str, name: str, existing: Iterable[str]) -> FileProblem:
+    message = f"there is no {kind} {name!r} in the playbooks under test{did_you_mean(name, existing)}"
+    return suite.problem(path, message, at_key=kind != "playbook")

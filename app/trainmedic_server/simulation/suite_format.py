@@ -1,9 +1,6 @@
-"""The format of playbook tests: the models that validate a test file, and its reader.
+"""Playbook test format: a timeline of alerts, operator commands and replies, with expectations.
 
-A test is a timeline: alerts, operators' orders and the replies of actions, and what is expected of
-the engine at certain times. Times are durations since the test's start.
-
-Not here: running tests (``suite``) and comparing (``expectations``). Who calls it: ``suite`` and ``check``.
+Times are durations since the test's start.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ def _read_offset(value: Any) -> Any:
 Offset = Annotated[
     timedelta, BeforeValidator(_read_offset), WithJsonSchema({"type": "string", "examples": ["-20m", "90s"]})
 ]
-"""A time on the test's clock; before its start where it is negative."""
+"""Test time; may be negative."""
 
 
 class _Model(BaseModel):
@@ -46,14 +43,14 @@ class _Model(BaseModel):
 
 
 class AlertContent(_Model):
-    """An alert's labels (``alertname`` among them) and annotations. Its labels are its identity."""
+    """Labels (with ``alertname``), which identify the alert, and annotations."""
 
     labels: dict[str, str]
     annotations: dict[str, str] = {}
 
 
 class AlertEntry(_Model):
-    """One delivery to the webhook. Without ``starts_at`` the alert began when the test first reported it as firing."""
+    """Webhook delivery. Without ``starts_at``, the alert began at its first firing."""
 
     at: Duration = timedelta(0)
     alert: AlertContent
@@ -62,8 +59,6 @@ class AlertEntry(_Model):
 
 
 class SimulatedOperation(StrEnum):
-    """What an operator can do in a test."""
-
     APPROVE = "approve"
     REJECT = "reject"
     CANCEL = "cancel"
@@ -76,9 +71,9 @@ class SimulatedOperation(StrEnum):
 
 
 class OrderEntry(_Model):
-    """An operator's order, which goes to the newest run (of `playbook` and `target`, where they are set).
+    """Operator command for the newest run (of `playbook` and `target`, if set).
 
-    ``restart`` kills the server where it stands and starts another one `down` later.
+    ``restart`` kills the server and starts a new one `down` later.
     """
 
     at: Duration = timedelta(0)
@@ -93,8 +88,7 @@ class OrderEntry(_Model):
 
 
 class ReplyOutcome(StrEnum):
-    """Outcome of an attempt of an action. The values are those of replies, ``timeout`` if none comes, and ``skipped``
-    if the server is not set up for the action."""
+    """Outcome of an attempt: a reply's value, ``timeout`` without a reply, ``skipped`` if the action is not set up."""
 
     APPLIED = "applied"
     FAILED = "failed"
@@ -105,7 +99,7 @@ class ReplyOutcome(StrEnum):
 
 
 def _long_form(value: Any) -> Any:
-    """The full mapping for the short forms ``applied`` and ``{failed: reason}``."""
+    """Expand ``applied`` and ``{failed: reason}``."""
     if isinstance(value, str):
         return {"outcome": value}
     if isinstance(value, dict) and "outcome" not in value:
@@ -129,7 +123,7 @@ Reply = Annotated[ReplyModel, BeforeValidator(_long_form)]
 
 
 class UndoExpected(_Model):
-    """What is expected of a step's undo. `params` may name some of the parameters only."""
+    """Expected undo; `params` may be a subset."""
 
     status: UndoStatus | None = None
     action: str | None = None
@@ -137,7 +131,7 @@ class UndoExpected(_Model):
 
 
 class StepExpected(_Model):
-    """What is expected of a step. A mapping may name some of the members only, a text may be a part of the text."""
+    """Expected step. Mappings may be subsets, texts substrings."""
 
     status: StepStatus | None = None
     params: dict[str, Any] | None = None
@@ -153,29 +147,25 @@ def _status_alone(value: Any) -> Any:
 
 
 class RunExpected(_Model):
-    """What is expected of one item of the history."""
-
     playbook: str | None = None
     target: str | None = None
     decision: Decision | None = None
     status: Status | None = None
     mode: Mode | None = None
     message: str | None = None
-    alerts: int | None = Field(None, description="How many alerts the run has, those that joined included.")
+    alerts: int | None = Field(None, description="Number of alerts of the run, including joined ones.")
     steps: dict[str, Annotated[StepExpected, BeforeValidator(_status_alone)]] = {}
-    events: tuple[str, ...] | None = Field(None, description="Kinds of events, in this order; others may be between.")
+    events: tuple[str, ...] | None = Field(None, description="Event kinds in this order; others may be in between.")
 
 
 class CallExpected(_Model):
-    """An action that is expected to be carried out."""
-
     action: str
     params: dict[str, Any] | None = None
     undo: bool | None = None
 
 
 class DecisionExpected(_Model):
-    """What one playbook is expected to decide on one delivered alert."""
+    """Expected decision of a playbook on a delivered alert."""
 
     playbook: str | None = None
     target: str | None = None
@@ -183,7 +173,7 @@ class DecisionExpected(_Model):
 
 
 class Check(LogCheck):
-    """What is expected at one time, or at the end where `at` is not set. Lists are complete and in order."""
+    """Expectations at one time, or at the end without `at`. Lists are complete and ordered."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -212,8 +202,6 @@ class Check(LogCheck):
 
 
 class TestEntry(LogTest):
-    """One test: its timeline, and what is expected."""
-
     __test__ = False
     model_config = ConfigDict(extra="forbid")
 
@@ -227,31 +215,27 @@ class TestEntry(LogTest):
 
     @property
     def last_moment(self) -> timedelta:
-        """The time of the last entry."""
         times = [alert.at for alert in self.alerts] + [order.at for order in self.orders]
         return max(super().last_moment, *times) if times else super().last_moment
 
 
 class SuiteEntry(LogSuiteEntry):
-    """One document of a test file. `playbooks` and `rules` are files beside it; by default the one of the same name.
-    `fixtures` is a file with lines that tests name."""
+    """Test document. `playbooks` and `rules` are files next to it, by default of the same name; `fixtures` is a file of
+    lines.
+    """
 
     tests: Annotated[tuple[TestEntry, ...], Field(min_length=1)]
 
 
 class Suite(LogSuite, frozen=True):
-    """The tests of one document, and the document, which knows the line of each value."""
-
     spec: SuiteEntry
 
     @property
     def playbooks(self) -> tuple[Path, ...]:
-        """The files of the playbooks that are tested."""
         return self._beside(self.spec.playbooks) if self.spec.playbooks or not self.spec.rules else ()
 
 
 def read(path: Path) -> tuple[list[Suite], list[FileProblem]]:
-    """The suites of a test file, and every problem that it has."""
     documents, problems = log_test_format.documents(path)
     suites: list[Suite] = []
     for document in documents:

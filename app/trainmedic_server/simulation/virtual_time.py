@@ -1,15 +1,14 @@
-"""An asyncio event loop whose clock jumps to the next timer when nothing is ready, and a clock that reads it.
+"""Asyncio event loop in virtual time, and its clock.
 
-Sleeping costs no real time on it, so that a simulation of hours takes milliseconds, and its order of
-events is the same each time. Playbook tests run on it, and so do unit tests of the engine::
+The clock jumps to the next timer when nothing is ready, so hours take milliseconds in a reproducible order. Used by
+playbook tests and unit tests::
 
     virtual_time.run(scenario())                      # anywhere
 
-    def pytest_asyncio_loop_factories(config, item):  # conftest.py: every async test beside it
+    def pytest_asyncio_loop_factories(config, item):  # conftest.py: every async test in that directory
         return {"virtual": virtual_time.VirtualLoop}
 
-It is not for sockets: the clock does not wait for the network. It does wait for work that was given to a
-thread through the loop (``asyncio.to_thread``).
+Sockets are unsupported. Threads started through the loop (``asyncio.to_thread``) are awaited.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
-"""The time of day at which virtual time starts, unless a caller says otherwise."""
+"""Default start of virtual time."""
 
 
 class Stalled(RuntimeError):
-    """Every task waits, and neither a timer nor a thread is left that could wake one."""
+    """All tasks wait, and no timer or thread can wake one."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """A selector that moves the clock instead of waiting, except for ``threads`` that are at work."""
+    """Selector that advances the clock instead of waiting, except for running ``threads``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,19 +44,19 @@ class _JumpingSelector(selectors.DefaultSelector):
         if ready or timeout == 0:
             return ready
         if timeout is None:
-            raise Stalled("every task waits for something that nothing is left to do")
+            raise Stalled("every task waits, and no timer or thread is left to wake one")
         self.now += max(timeout, 0)
         return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time, which starts at 0 seconds. Raises Stalled instead of hanging."""
+    """Event loop in virtual time from 0 s. Raises Stalled instead of hanging."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
-        # asyncio runs a timer once it lies within this of the time. The real clock's 1 ns would be
-        # lost in a float that counts months of seconds, and the timer never reached.
+        # asyncio runs a timer within this of its time; 1 ns would be lost in a float of months, and the timer never
+        # asyncio runs a timer within this of its time; 1 ns is lost in a float of months, so the timer would never run.
         self._clock_resolution = 1e-7
 
     def time(self) -> float:
@@ -69,8 +68,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         done.add_done_callback(self._thread_ended)
         return done
 
-    async def shutdown_default_executor(self, *timeout: float | None) -> None:  # which Python 3.11 has not
-        # The loop joins its threads in another thread, for which the clock must wait too.
+    async def shutdown_default_executor(self, *timeout: float | None) -> None:  # not in Python 3.11
+        # The loop joins its threads in another thread, which the clock must await too.
         self._jumping.threads += 1
         try:
             await super().shutdown_default_executor(*timeout)
@@ -82,7 +81,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The port Clock by a loop's time (by default the running loop's), whose 0 seconds are `beginning`."""
+    """Port Clock on a loop's time (default: the running loop); 0 s is `beginning`."""
 
     def __init__(self, beginning: datetime = BEGINNING, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._beginning = beginning
@@ -92,19 +91,19 @@ class VirtualClock:
         return self._beginning + timedelta(seconds=self._loop.time())
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at `when`, never before; yields once even where that is past."""
+        """Return at `when` or later, after yielding at least once."""
         await asyncio.sleep(0)
         until = self._loop.time() + (when - self.now()).total_seconds()
         while (left := self._left(when, until)) > 0:  # noqa: ASYNC110 - waits for time, not for an event
             await asyncio.sleep(left)
 
     def _left(self, when: datetime, until: float) -> float:
-        """Seconds until `when`; where the clock was set back meanwhile, until the loop's time is `until`."""
+        """Return seconds until `when`, or until loop time `until` if the clock was set back."""
         by_time, by_loop = (when - self.now()).total_seconds(), until - self._loop.time()
         return by_time if by_time < by_loop + 1.0 else by_loop
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end in virtual time, on a loop of its own, as ``asyncio.run`` does in real time."""
+    """Run `main` in virtual time on its own loop, like ``asyncio.run``."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

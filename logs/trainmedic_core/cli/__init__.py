@@ -1,1 +1,1 @@
-"""What the commands of all distributions share: exit codes, tables, flags of settings."""
+"""Shared parts of all commands: exit codes, tables, flags of settings."""

@@ -1,4 +1,4 @@
-"""``trainmedic completion``: the script that makes a shell complete the commands."""
+"""``trainmedic completion``: print the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def completion(ctx: click.Context, shell: str) -> None:
     shape = get_completion_class(shell)
     assert shape is not None
     script = shape(ctx.find_root().command, {}, "trainmedic", "_TRAINMEDIC_COMPLETE")
-    # Not `source()`: for bash that runs a shell to learn its version.
+    # `source()` would run bash to learn its version.
     click.echo(script.source_template % script.source_vars())

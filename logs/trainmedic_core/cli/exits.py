@@ -1,6 +1,6 @@
-"""The exceptions by which a command fails: one for each exit code.
+"""Exceptions of commands, one for each exit code.
 
-The codes are part of the command line's contract; `trainmedic_core.command.EXIT_CODES` is their help text.
+The codes are public; `trainmedic_core.command.EXIT_CODES` is their help text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from trainmedic_core.plain_text import visible
 
 
 class CommandError(click.ClickException):
-    """The base of all. What a server or file has put into its message does not steer the terminal."""
+    """A command failed. Control characters in the message are escaped."""
 
     def format_message(self) -> str:
         return visible(self.message, keep="\n")
@@ -36,16 +36,14 @@ class Unreachable(CommandError):
 
 
 class NoAnswerYet(Unreachable):
-    """The server has taken longer than a client waits."""
+    """The server took longer than the client waits."""
 
 
 class NotAllowed(CommandError):
-    """The token is missing, unknown or not allowed to do that."""
+    """The token is missing, unknown or lacks the permission."""
 
     exit_code = 4
 
 
 class UnknownName(CommandError):
-    """There is nothing of that name."""
-
     exit_code = 5

@@ -1,4 +1,4 @@
-"""What a command prints: a document as JSON for programs, or as lines for people."""
+"""Output of a command, as JSON or as lines of text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from trainmedic_core.plain_text import json_text
 
 
 def output_option(text: str = "text") -> Callable[[Any], Any]:
-    """Return the option ``--output``: `text`, which is the default, or ``json``."""
+    """Return the option ``--output``: `text` (default) or ``json``."""
     return click.option("--output", type=click.Choice([text, "json"]), default=text, show_default=True)
 
 
 def print_document(document: Any, output: str, lines: Callable[[Any], Iterable[str]]) -> None:
-    """Print a document."""
     for line in [json_text(document, indent=2)] if output == "json" else lines(document):
         click.echo(line)

@@ -1,4 +1,4 @@
-"""The flag of a setting, for the commands that run a process: ``serve`` and ``agent``."""
+"""Flags of settings, for ``serve`` and ``agent``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from trainmedic_core.setting_sources import SettingSource
 def setting_flag(
     name: str, source: SettingSource, description: str, default: str, choices: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that gives a command the setting's flag, or nothing where the setting has none.
+    """Return a decorator that adds the setting's flag, or nothing if it has none.
 
-    The flag reads no environment variable and has no default; both are left to the settings, which its help
-    names. A shell completes `choices`, and paths.
+    The flag has no default and reads no environment variable: the settings do both, and the help names them.
     """
     if source.flag is None:
         return lambda command: command
@@ -26,7 +25,7 @@ def setting_flag(
         name,
         metavar=source.value,
         multiple=source.repeatable,
-        # A reader of logs may pass through the state directory, and not list it.
+        # The log reader may traverse the state directory but not list it.
         type=click.Path(readable=source.value != "DIR") if source.value in ("DIR", "FILE") else str,
         shell_complete=(lambda ctx, param, begun: [c for c in choices if c.startswith(begun)]) if choices else None,
         help=f"{description}  [{variable}; default: {default}]",

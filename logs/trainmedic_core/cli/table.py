@@ -13,19 +13,19 @@ from trainmedic_core.words import cut, plain
 
 _GAP = 2
 _LEAST = 10
-"""Characters that a column keeps where the table is too wide."""
 _LEAST_OF_LAST = 24
 
 
 def width() -> int:
-    """The terminal's width, or what COLUMNS says; practically unlimited where the output goes elsewhere."""
+    """Return the width of the terminal or COLUMNS; practically unlimited if the output is redirected."""
     is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return shutil.get_terminal_size().columns if is_known else 10_000
 
 
 def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -> list[str]:
-    """`lines` under `header`, within `width`: columns as wide as they need, the widest of them cut where there is not
-    enough room, and the last as wide as what is left."""
+    """Return `lines` under `header`, within `width` characters. The widest columns are cut first; the last takes the
+    rest.
+    """
     cells = [list(header), *([plain(value) for value in line] for line in lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
     last = min(widths[-1], _LEAST_OF_LAST)
@@ -36,13 +36,11 @@ def rows(header: Sequence[str], lines: Sequence[Sequence[object]], width: int) -
 
 
 def show(header: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    """Print a table as wide as the terminal."""
     for line in rows(header, lines, width()):
         click.echo(line)
 
 
 def fit(cells: Sequence[str], widths: Sequence[int], width: int) -> str:
-    """One line of a table."""
     padded = [cut(cell, size).ljust(size) for cell, size in zip(cells[:-1], widths[:-1], strict=True)]
     left = (" " * _GAP).join([*padded, ""])
     return (left + cut(cells[-1], max(width - len(left), 20))).rstrip()

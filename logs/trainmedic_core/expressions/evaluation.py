@@ -1,10 +1,7 @@
-"""Expressions and templates: compiled when a playbook is loaded, evaluated on plain data.
+"""Compilation and evaluation of expressions and templates.
 
-The language is Jinja2, as ``template_syntax`` lets it in and the ``sandbox`` runs it: strict, and
-bounded in what it may work, make and keep. Values are data: nothing that a template has produced is
-ever rendered again.
-
-Not here: which names exist where (``scope_check``).
+The language is the part of Jinja2 that ``template_syntax`` accepts, run in the ``sandbox``. Output of a template is
+never rendered again.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ T = TypeVar("T")
 
 _VARIABLE = re.compile(r"^\{\{[+-]? *vars\.(\w+) *[+-]?\}\}$")
 LONGEST_TEXT = 65_536
-"""Characters that one template may make."""
+"""Maximum output of one template, in characters."""
 
 
 def is_template(value: Any) -> bool:
@@ -33,7 +30,7 @@ def is_template(value: Any) -> bool:
 
 
 class Expression:
-    """One compiled expression. `evaluate` returns its native value."""
+    """Compiled expression with a native value."""
 
     def __init__(self, text: str, name: str, compiled: Callable[..., Any]) -> None:
         self.text = text
@@ -46,7 +43,7 @@ class Expression:
         def work(meter: work_meter.WorkMeter) -> Any:
             value = self._compiled(scope)
             if isinstance(value, jinja2.Undefined):
-                str(value)  # raises with the reason
+                str(value)  # raises, with the reason
             meter.weigh(value)
             if isinstance(value, str):
                 _check_length(len(value))
@@ -60,7 +57,7 @@ class Expression:
 
 
 class TextTemplate:
-    """One compiled template that makes text."""
+    """Compiled template with a text value."""
 
     def __init__(self, text: str, name: str, compiled: jinja2.Template) -> None:
         self.text = text
@@ -95,13 +92,14 @@ def compile_expression(text: str, name: str) -> Expression:
 
 
 def compile_text(text: str, name: str) -> Expression | TextTemplate:
-    """Return a template. Raises Malformed."""
+    """Return an `Expression` if the text is exactly one ``{{ expression }}``. Raises Malformed."""
     return compile_parsed(template_syntax.parse_template(text), name)
 
 
 def compile_parsed(tree: SyntaxTree, name: str) -> Expression | TextTemplate:
-    """Return an expression or template of its tree, which is used up. A template that is exactly one
-    ``{{ expression }}`` keeps the type of its value. Raises Malformed."""
+    """Compile a tree, which cannot be used again. A template that is exactly one ``{{ expression }}`` keeps its value's
+    type. Raises Malformed.
+    """
     text = tree.text
     if tree.expression is None:
         return TextTemplate(text, name, template_syntax.compile_template(tree))
@@ -110,16 +108,15 @@ def compile_parsed(tree: SyntaxTree, name: str) -> Expression | TextTemplate:
 
 
 class ValueTemplate:
-    """Any value in which strings may be templates, at any depth; keys are never templates."""
+    """Value with templates in its strings at any depth; keys are no templates."""
 
     def __init__(self, value: Any, name: str, compiled: Mapping[str, Expression | TextTemplate] | None = None) -> None:
-        """`compiled`: templates in it that have been compiled, by their texts. Raises Malformed."""
+        """`compiled` has compiled templates by their text. Raises Malformed."""
         self._name = name
         self._made = self._compile(value, compiled or {})
 
     def render(self, scope: Scope) -> Any:
-        """Return a new value with every template evaluated, all of them together within the bounds of one evaluation.
-        Raises ExpressionError."""
+        """Return a new value with all templates evaluated, within one work limit. Raises ExpressionError."""
         with work_meter.metered():
             return _render(self._made, scope)
 
@@ -142,7 +139,7 @@ def _render(made: Any, scope: Scope) -> Any:
 
 
 def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
-    """Return `value` with the numbers of those variables that stand in it as a whole template, at any depth."""
+    """Replace each template that is just one variable by its number, at any depth."""
     if isinstance(value, Mapping):
         return {key: with_variables(each, variables) for key, each in value.items()}
     if isinstance(value, list):
@@ -153,7 +150,7 @@ def with_variables(value: Any, variables: Mapping[str, Any]) -> Any:
 
 
 def _guarded(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) -> T:
-    """Run `work`; every error that an expression can cause becomes one that names it, without its data."""
+    """Run `work`. Turn every error into an ExpressionError that names the template and hides its data."""
     try:
         with work_meter.metered() as meter:
             return work(meter)
@@ -161,5 +158,5 @@ def _guarded(name: str, text: str, work: Callable[[work_meter.WorkMeter], T]) ->
         raise ExpressionError(f"{name} {shown(text)}: {cut(error.message or type(error).__name__)}") from error
     except TypeError as error:
         raise ExpressionError(f"{name} {shown(text)}: {cut(str(error))}") from error
-    except Exception as error:  # whatever a template does, it is an error of that template
+    except Exception as error:  # any exception is the template's fault
         raise ExpressionError(f"{name} {shown(text)}: {type(error).__name__}") from error

@@ -1,7 +1,4 @@
-"""The names that an expression or template uses, found in its syntax tree before anything runs. Pure.
-
-Callers: the compilers of playbooks and log rules, which say what is in scope.
-"""
+"""Names used in an expression or template, from its syntax tree."""
 
 from __future__ import annotations
 
@@ -15,18 +12,17 @@ from trainmedic_core.problems import did_you_mean
 
 
 def unknown(tree: SyntaxTree, names: Collection[str]) -> list[str]:
-    """Return what is wrong with each name in `tree` that is none of `names`. Raises Malformed."""
+    """Return an error text for each name in `tree` that is not in `names`. Raises Malformed."""
     return [unknown_name(name, names) for name in sorted(template_syntax.free_names(tree) - set(names))]
 
 
 def unknown_name(name: str, names: Collection[str]) -> str:
-    """Return that there is no such name, with the one that may be meant."""
     hint = did_you_mean(name, names) or f"; there are {', '.join(names)}"
     return f"there is no name {name!r} here{hint}"
 
 
 def chains(tree: SyntaxTree) -> Iterator[tuple[str, ...]]:
-    """Yield each ``name.member.member`` in the tree, as far as its members are written out."""
+    """Yield each ``name.member.member`` with constant members."""
     for node in tree.all_of((nodes.Getattr, nodes.Getitem)):
         parts = chain(node)
         if parts is not None:
@@ -34,7 +30,7 @@ def chains(tree: SyntaxTree) -> Iterator[tuple[str, ...]]:
 
 
 def chain(node: nodes.Node) -> tuple[str, ...] | None:
-    """Return the members of ``name.member.member``; None if `node` is anything else."""
+    """Return the parts of ``name.member.member``; None for other nodes."""
     if isinstance(node, nodes.Name):
         return (node.name,)
     inner = chain(node.node) if isinstance(node, (nodes.Getattr, nodes.Getitem)) else None
@@ -51,7 +47,7 @@ _COMPARISONS = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "==", "n
 
 
 def texts_beside_numbers(tree: SyntaxTree) -> Iterator[str]:
-    """Comparisons of a label or an annotation, which is always text, with a number."""
+    """Yield a warning for each comparison of a label or annotation (always text) with a number."""
     for compare in tree.all_of(nodes.Compare):
         operands = [compare.expr, *(operand.expr for operand in compare.ops)]
         for left, operand, right in zip(operands, compare.ops, operands[1:], strict=False):

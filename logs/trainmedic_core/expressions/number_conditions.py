@@ -1,8 +1,7 @@
-"""Conditions over the numbers of a mapping, such as ``fields.loss > 1e3``, as plain functions.
+"""Fast path for conditions on numbers, such as ``fields.loss > 1e3``.
 
-A training prints a step every few lines, and each condition over steps takes the sandbox 5 to 9 µs, these under 1. They
-answer only where they surely say what the sandbox would: all that is asked for is a float, a small whole number, or
-nothing.
+They take under 1 µs instead of the sandbox's 5 to 9 µs per line. They answer only if the sandbox would surely give the
+same answer: all operands are floats, small integers or missing.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from jinja2 import nodes
 from trainmedic_core.expressions import template_syntax
 
 Condition = Callable[[Mapping[str, Any]], bool | None]
-"""Returns whether it holds. None if the sandbox must decide. Raises `MissingMember` if the sandbox would report a
-missing member."""
+"""Return whether it holds; None if the sandbox must decide. Raises `MissingMember` where the sandbox would report one.
+"""
 
 _Value = Callable[[Mapping[str, Any]], Any]
 _COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -27,16 +26,18 @@ _LARGEST = 1 << 63
 
 
 class MissingMember(Exception):
-    """The mapping has no member that the condition compares."""
+    """The mapping lacks a member that the condition compares."""
 
 
 class _NotPlain(Exception):
-    """The condition, or what it asks for, is more than numbers."""
+    """The condition or an operand is more than numbers."""
 
 
 def number_condition(text: str, name: str, functions: Mapping[str, Callable[[Any], Any]]) -> Condition | None:
-    """Return what evaluates the expression on the mapping that it calls `name`; None where the expression is more than
-    comparisons of its members, `get`, and calls of `functions`. Raises Malformed."""
+    """Compile an expression on the mapping `name`. Raises Malformed.
+
+    None if it is more than comparisons of members, `get`, and calls of `functions`.
+    """
     match template_syntax.parse_expression(text).root.body:
         case [nodes.Output(nodes=[expression])]:
             try:
@@ -52,7 +53,7 @@ def _answer(value: _Value) -> Condition:
             return bool(value(fields))
         except MissingMember:
             raise
-        except Exception:  # the sandbox tells what is wrong, if anything is
+        except Exception:  # the sandbox reports the error, if there is one
             return None
 
     return condition
@@ -64,7 +65,6 @@ class _Compiler:
         self._functions = functions
 
     def compiled(self, node: nodes.Node) -> _Value:
-        """Raises _NotPlain."""
         match node:
             case nodes.Const(value=int() | float() as value):
                 return lambda _: value
@@ -108,12 +108,12 @@ class _Compiler:
 def _required(fields: Mapping[str, Any], name: str) -> float:
     if name in fields:
         return _number(fields[name])
-    raise _NotPlain if hasattr(fields, name) else MissingMember  # methods come after members
+    raise _NotPlain if hasattr(fields, name) else MissingMember  # members take precedence over methods
 
 
 def _optional(fields: Mapping[str, Any], name: str) -> Any:
     if "get" in fields:
-        raise _NotPlain  # members come before methods
+        raise _NotPlain  # members take precedence over methods
     value = fields.get(name)
     return None if value is None else _number(value)
 

@@ -1,8 +1,6 @@
-"""Regular expressions as Alertmanager and Go have them, by the library RE2: `Pattern` for a label's whole value,
-`SearchPattern` for what stands somewhere in a line, `LiteralSet` and `ByteSearch` for many at once.
+"""Regular expressions with the syntax of Go and Alertmanager, by the library RE2.
 
-RE2 never backtracks: what a match takes is at most the length of the text times the size of the
-pattern. Both are bounded here, so that no pattern and no label can hold up the server.
+RE2 never backtracks: a match costs at most text length times pattern size. Both are limited here.
 """
 
 from __future__ import annotations
@@ -15,37 +13,36 @@ import re2
 from msgspec import Struct
 
 LARGEST_PROGRAM = 10_000
-"""Instructions that a pattern may compile to. ``.{1000}`` has 9,000; a list of names has some hundreds."""
+"""Maximum instructions of a compiled pattern. ``.{1000}`` has 9,000; a list of names has hundreds."""
 MOST_WORK = 50_000_000
-"""Instructions times bytes of a match: at worst some 50 ms. A pattern of 500 instructions takes any label that is
-let in, one of 10,000 takes labels of 5 kB."""
+"""Maximum instructions times bytes of a match, at most about 50 ms."""
 _LONGEST_PATTERN = 1000
 LARGEST_SEARCH = 2_000
-"""Instructions of a `SearchPattern`: on a hostile line of 8 KiB at worst some 20 ms, in practice a hundredth of it."""
+"""Maximum instructions of a `SearchPattern`: at most about 20 ms for a hostile line of 8 KiB."""
 _MEMORY = 1 << 20  # bytes for one pattern's program and automaton
-_SET_MEMORY = 32 << 20  # for a thousand literals; it is used as the lines need it
+_SET_MEMORY = 32 << 20  # bytes for about 1,000 literals, allocated on demand
 
 
 class ValueTooLong(Exception):
-    """A value is too long to try this regular expression on."""
+    """The value is too long for this regular expression."""
 
 
 class Found(Struct, frozen=True):
-    """Where a pattern was found: the byte at which it begins, and its named groups that took anything."""
+    """Byte offset of a match, and its non-empty named groups."""
 
     start: int
     groups: Mapping[str, str]
 
 
 class Pattern:
-    """One compiled pattern, which matches whole values."""
+    """Compiled pattern that matches whole values."""
 
     def __init__(self, pattern: str) -> None:
-        """Raises ValueError that says what is wrong."""
+        """Raises ValueError with the reason."""
         self._compiled = _compiled(pattern, LARGEST_PROGRAM, never_capture=True)
 
     def matches(self, value: str) -> bool:
-        """Return whether the pattern matches the whole value. Raises ValueTooLong."""
+        """Return whether the whole value matches. Raises ValueTooLong."""
         text = _bytes(value)
         if len(text) * self._compiled.programsize > MOST_WORK:
             raise ValueTooLong(f"it has {len(value)} characters, too many for this regular expression")
@@ -53,29 +50,29 @@ class Pattern:
 
 
 class SearchPattern:
-    """One compiled pattern, which is looked for in a line: `start` and named groups of its first place."""
+    """Compiled pattern that is searched for within a line."""
 
     def __init__(self, pattern: str) -> None:
-        """Raises ValueError that says what is wrong."""
+        """Raises ValueError with the reason."""
         self._compiled = _compiled(pattern, LARGEST_SEARCH, never_capture=False)
         self._numbers = [(_text(name), number) for name, number in self._compiled.groupindex.items()]
         self.groups = tuple(name for name, _ in self._numbers)
 
     def search(self, line: bytes) -> Found | None:
-        """Look for it in UTF-8 bytes, of which each costs at most some `LARGEST_SEARCH` instructions."""
+        """Return the first match in UTF-8 bytes."""
         match = self._compiled.search(line)
         if match is None:
             return None
         return Found(match.start(), {name: _text(took) for name, at in self._numbers if (took := match.group(at))})
 
     def spans(self, line: bytes, most: int) -> list[tuple[int, int]]:
-        """Return the first `most` non-empty matches as byte offsets of start and end."""
+        """Return start and end, in bytes, of the first `most` non-empty matches."""
         places = ((match.start(), match.end()) for match in self._compiled.finditer(line))
         return list(itertools.islice(((start, end) for start, end in places if end > start), most))
 
 
 class LiteralSet:
-    """Which of some texts are in a line, found in one pass over it."""
+    """Search for many literal texts in one pass."""
 
     def __init__(self, literals: Sequence[str]) -> None:
         self._set = re2.Set.SearchSet(_options(_SET_MEMORY))
@@ -86,28 +83,26 @@ class LiteralSet:
             self._set.Compile()
 
     def present(self, line: bytes) -> list[int]:
-        """Return the positions, among the literals, of those that are in the line."""
         return [] if self._is_empty else self._set.Match(line)
 
 
 class ByteSearch:
-    """The first place of any of some patterns in much text."""
+    """Search for the first of several byte patterns in a long text."""
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
-        """Each pattern is one over bytes, for which no text comes from outside but by `literal_bytes`."""
+        """Quote external text with `literal_bytes` before it becomes a pattern."""
         options = _options(_SET_MEMORY)
         options.encoding = re2.Options.Encoding.LATIN1
         options.never_capture = True
         self._compiled = re2.compile(b"|".join(patterns), options=options)
 
     def next(self, text: bytes, start: int) -> int | None:
-        """Return where the next one begins from `start` on; None where there is none."""
+        """Return the offset of the next match from `start` on."""
         found = self._compiled.search(text, start)
         return None if found is None else int(found.start())
 
 
 def literal_bytes(literal: str) -> bytes:
-    """The pattern for `ByteSearch` that is a text's UTF-8."""
     return bytes(re2.escape(literal.encode()))
 
 
@@ -128,7 +123,7 @@ def _compiled(pattern: str, largest: int, *, never_capture: bool) -> Any:
 def _options(memory: int = _MEMORY) -> re2.Options:
     options = re2.Options()
     options.max_mem = memory
-    options.log_errors = False  # they are raised, and told with their place
+    options.log_errors = False  # they are raised instead
     return options
 
 
@@ -136,7 +131,7 @@ def _bytes(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # Half of a surrogate pair, which JSON can write: Go reads it as U+FFFD, and so Alertmanager.
+        # Half a surrogate pair (possible in JSON) becomes U+FFFD, as in Go and Alertmanager.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
@@ -147,7 +142,6 @@ def _text(value: bytes | str) -> str:
 _NOT_IN_RE2 = tuple(f"invalid perl operator: (?{mark}" for mark in "=!<") + tuple(
     f"invalid escape sequence: \\{digit}" for digit in range(1, 10)
 )
-"""How RE2 names what it does not have."""
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What must stand in every line in which a regular expression is found, so that most lines need no closer look."""
+"""Text required in every match of a regular expression, as a cheap prefilter."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _MAY_BE_MISSING = re.compile(r".[*?]")
 _NOT_READ = re.compile(r"[\\()\[\]{}]")
 _NOT_LITERAL = re.compile(r"[.^$+*?\x00-\x1f\x7f\ufffd\ud800-\udfff]")
 _FOLDED = re.compile(r"[ksKS]|[^\x00-\x7f]")
-"""Letters of which another case is no ASCII, and what is none."""
+"""Non-ASCII, and letters with a non-ASCII case variant."""
 
 
 def required_patterns(expression: str) -> list[bytes] | None:
-    """Patterns over bytes (``ByteSearch``), of which one is found in the UTF-8 of each text in which `expression` is.
+    r"""Return patterns for ``ByteSearch``. Every UTF-8 text that `expression` matches contains one of them.
 
-    None where it cannot be said: this reads texts with ``.``, ``|``, ``*``, ``+``, ``?``, anchors and classes such as
-    ``\\d``, also behind ``(?i)``; no groups, sets and counts.
+    None if unknown: only ``.``, ``|``, ``*``, ``+``, ``?``, anchors, classes such as ``\d`` and a leading ``(?i)`` are
+    understood, not groups, sets and counts.
     """
     any_case = expression.startswith(_ANY_CASE)
     simple = _ESCAPED.sub(".", expression.removeprefix(_ANY_CASE))

@@ -1,11 +1,8 @@
-"""The Jinja2 environment in which a playbook's expressions and templates run.
+"""Jinja2 environment of expressions and templates: sandboxed, strict, and limited in work.
 
-Sandboxed and strict: no globals, a fixed set of filters, tests and methods, undefined names and
-members are errors. And bounded: whatever can cost more than a step tells the `work_meter` before it
-is done, above all what C does in one call that nothing can interrupt. Nothing is evaluated when a
-template is compiled: Jinja's own folding of constants is off.
-
-Not here: the syntax that is let in, and where in a template the meter is asked (``template_syntax``).
+There are no globals, and only fixed filters, tests and methods. Operations that can cost more than one step report to
+the `work_meter` first, because a single C call cannot be interrupted. Constant folding is off: compiling evaluates
+nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +26,10 @@ _LARGEST_BASE = 1e6
 _LONGEST_REPETITION = 100_000
 _MOST_DIGITS = 30
 _STEPS_PER_MEMBER = 3
-"""Most filters call a function of Python's for each member of a list."""
+"""Most filters call a Python function for each member of a list."""
 
 WEIGH, LOOP, CONCATENATE = "-weigh", "-loop", "-concatenate"
-"""Filters that ``template_syntax`` puts into a template; no template can write such a name."""
+"""Filters that ``template_syntax`` inserts; no template can write such names."""
 
 # fmt: off
 _FILTERS = (
@@ -46,7 +43,6 @@ _SHALLOW = frozenset(
     {"count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr", "reverse"}
     | {"select", "selectattr", "slice"}
 )
-"""Filters that do not look into the members of what they are given."""
 _MAPPING_METHODS = frozenset({"get", "items", "keys", "values"})
 # fmt: off
 _MEMBERS: Mapping[type, frozenset[str]] = {
@@ -66,8 +62,9 @@ _MEMBERS: Mapping[type, frozenset[str]] = {
     }),
 }
 # fmt: on
-"""What a template may read of a value that is no mapping. Of these methods none but `join` and `replace` makes more
-than it is given."""
+"""Readable members of values other than mappings. Only the methods `join` and `replace` can produce more than their
+input.
+"""
 
 _EVALUATION_CONTEXT = vars(jinja2.pass_eval_context(lambda: None))["jinja_pass_arg"]
 _ENVIRONMENT = vars(jinja2.pass_environment(lambda: None))["jinja_pass_arg"]
@@ -75,7 +72,7 @@ _CONTEXT = vars(jinja2.pass_context(lambda: None))["jinja_pass_arg"]
 
 
 class PlainFunction:
-    """A function that a scope may offer to its expressions. It takes plain values, and costs about a step."""
+    """Function that a scope offers to expressions. It takes plain values and costs about one step."""
 
     __slots__ = ("_function",)
 
@@ -87,7 +84,7 @@ class PlainFunction:
 
 
 class _Missing(jinja2.StrictUndefined):
-    """A member that a mapping lacks. What is there in its place is looked for only when the error is told."""
+    """Missing member of a mapping. Suggestions are computed only when the error is shown."""
 
     @property
     def _undefined_message(self) -> str:
@@ -98,7 +95,7 @@ class _Missing(jinja2.StrictUndefined):
 
 
 class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Members of mappings come before their methods, so that a label called ``items`` can be read."""
+    """Environment in which members of mappings precede methods, so that a label named ``items`` is readable."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -106,11 +103,11 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         if type(obj) is dict or isinstance(obj, Mapping):
             return self._member(obj, attribute)
         if isinstance(obj, jinja2.Undefined):
-            return obj  # a member of what is not there is not there either, until a `default` or a use that raises
+            return obj  # members of undefined stay undefined until `default` or a use that raises
         if attribute in _readable(obj):
             return getattr(obj, attribute)
         if isinstance(obj, tuple) and attribute in getattr(obj, "_fields", ()):
-            return getattr(obj, attribute)  # of a group that `groupby` made
+            return getattr(obj, attribute)  # a group made by `groupby`
         if hasattr(type(obj), attribute):
             return self.unsafe_undefined(obj, attribute)
         return self.undefined(obj=obj, name=attribute)
@@ -120,7 +117,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
             return obj
         if isinstance(obj, Mapping) and isinstance(argument, str):
             return self._member(obj, argument)
-        work_meter.current().weigh(argument)  # hashing a tuple goes through all that is in it
+        work_meter.current().weigh(argument)  # hashing a tuple reads all its contents
         try:
             return obj[argument]
         except (TypeError, LookupError):
@@ -134,9 +131,9 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         return self.undefined(obj=obj, name=name)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method that may be called. `getattr` gives no other, so this is the second lock."""
+        """Call an allowed method. `getattr` returns no other; this is a second check."""
         if isinstance(obj, jinja2.Undefined):
-            obj()  # raises with the reason
+            obj()  # raises, with the reason
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         is_of_mapping = isinstance(owner, Mapping) and name in _MAPPING_METHODS
         if not (is_of_mapping or type(obj) is PlainFunction or name in _readable(owner)):
@@ -170,7 +167,6 @@ def _readable(value: Any) -> frozenset[str]:
 
 
 def _check_product(left: Any, right: Any) -> None:
-    """Refuse a product that is too large before it is made."""
     match left, right:
         case int(), int():
             if left.bit_length() + right.bit_length() > work_meter.LARGEST_NUMBER_BITS:
@@ -182,7 +178,7 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _tell_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequence[Any]) -> None:
-    """Tell the meter what a method of a text takes that costs more than its operands are long."""
+    """Count the cost of a text method that exceeds the length of its operands."""
     for part in args[:1]:
         if method == "join":
             meter.spend_on_text(len(text) * len(part))
@@ -196,9 +192,9 @@ def _tell_cost(meter: work_meter.WorkMeter, text: str, method: str, args: Sequen
 
 
 def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable[..., Any]:
-    """Return a filter or test that counts what it is given and what it makes, and makes a list of an iterator.
+    """Return a filter or test that counts input and output, and turns iterators into lists.
 
-    It takes Jinja's context, for which Jinja never calls it while it compiles.
+    It takes Jinja's context so that Jinja never calls it at compile time.
     """
     wanted = getattr(function, "jinja_pass_arg", None)
 
@@ -223,7 +219,7 @@ def _metered(function: Callable[..., Any], *, shallow: bool = False) -> Callable
 
 
 def _numeric(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """Return a filter or test for numbers alone: of a text, Python's operators would make something else."""
+    """Return a filter or test for numbers only; on text, Python's operators mean something else."""
 
     def call(value: Any, *args: Any, **kwargs: Any) -> Any:
         for operand in (value, *args, *kwargs.values()):
@@ -276,9 +272,9 @@ def _is_in(value: Any, values: Any) -> bool:
 
 
 def _urlencode(value: Any) -> str:
-    """Return one path segment or query value; everything that could end it is escaped, '/' too."""
+    """Return one URL path segment or query value, with '/' escaped too."""
     if isinstance(value, jinja2.Undefined):
-        str(value)  # raises, as every use of something undefined does
+        str(value)  # raises, as for every use of an undefined value
     return quote(value if isinstance(value, str) else str(value), safe="")
 
 
@@ -289,18 +285,16 @@ def _tojson(value: Any) -> str:
 
 
 def _duration(value: Any) -> str:
-    """Seconds, as a Prometheus duration."""
     return duration.write(value if isinstance(value, timedelta) else timedelta(seconds=float(value)))
 
 
 def _weigh(value: Any) -> Any:
-    """What a comparison or a hash goes through."""
     work_meter.current().weigh(value)
     return value
 
 
 def _loop(values: Any, steps: int) -> list[Any]:
-    """What a loop goes through, each round of which takes so many steps."""
+    """Return the values of a loop, each counted as `steps`."""
     return work_meter.current().listed(values, steps)
 
 
@@ -311,7 +305,7 @@ def _concatenate(values: list[Any]) -> str:
 
 @jinja2.pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """What a template writes out. It takes Jinja's context, for which Jinja never calls it while it compiles."""
+    """Count an output value. Takes Jinja's context so that Jinja never calls it at compile time."""
     work_meter.current().weigh(value)
     return value
 

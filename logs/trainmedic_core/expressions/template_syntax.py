@@ -1,8 +1,7 @@
-"""From the text of an expression or template to a tree that is safe to compile and to run.
+"""Syntax trees of expressions and templates that are safe to compile and run.
 
-What Jinja can parse and no playbook needs is refused (`include`, macros, recursive loops), and so is
-what is too long, too deep or too much. In the tree that is compiled, filters of the ``sandbox`` stand
-wherever a loop, a comparison or a hash must be counted.
+Constructs that playbooks do not need (`include`, macros, recursive loops) and texts that are too long or deep are
+refused. Filters of the ``sandbox`` are inserted into the tree to count loops, comparisons and hashes.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ Found = TypeVar("Found", bound=nodes.Node)
 
 LONGEST_TEMPLATE = 65_536
 MOST_NODES = 5_000
-"""Names, constants, operators and so on of one template; one that is written by hand has some tens."""
+"""Nodes of one template; handwritten ones have tens."""
 _DEEPEST = 100
-"""Levels of the tree: well within what Jinja and Python take, however deep the caller's own stack is."""
+"""Tree levels, well within the limits of Jinja and Python at any stack depth of the caller."""
 _RESULT = "result"
 _REFUSED_WORDS = {"callblock": "call", "scopedevalcontextmodifier": "autoescape", "evalcontextmodifier": "autoescape"}
 _ALLOWED: tuple[type[nodes.Node], ...] = (
@@ -39,23 +38,20 @@ _ALLOWED: tuple[type[nodes.Node], ...] = (
 
 
 class Malformed(Exception):
-    """A text is not an expression or template."""
+    """The text is not a valid expression or template."""
 
 
 class SyntaxTree(NamedTuple):
-    """A text that has been parsed and found harmless."""
-
     text: str
     root: nodes.Template
-    """Of an expression: a template that outputs it."""
+    """An expression is wrapped in a template that outputs it."""
     every: Sequence[nodes.Node]
-    """Every node of the tree, each before those within it."""
     is_expression: bool
-    """Whether it was read as an expression, which is written without braces."""
+    """It was read as an expression, without braces."""
 
     @property
     def expression(self) -> nodes.Expr | None:
-        """What the text is, where it is an expression or exactly one ``{{ expression }}``."""
+        """The expression, if the text is one or is exactly one ``{{ expression }}``."""
         match self.root.body:
             case [nodes.Output(nodes=[expression])] if not isinstance(expression, nodes.TemplateData):
                 is_in_braces = self.text.startswith("{{") and self.text.endswith("}}")
@@ -77,24 +73,25 @@ def parse_template(text: str) -> SyntaxTree:
 
 
 _TEMPLATES: WeakValueDictionary[tuple[str, bool], jinja2.Template] = WeakValueDictionary()
-"""What has been compiled and is still in use, by its text and whether that was read as an expression: playbooks say the
-same again and again, and making code of a text takes longer than reading and checking it."""
+"""Compiled templates in use, by text and whether it is an expression. Playbooks repeat texts, and compiling takes
+longer than parsing.
+"""
 
 
 def compile_expression(tree: SyntaxTree, expression: nodes.Expr) -> Callable[..., Any]:
-    """Return what evaluates the expression of a tree in a scope; the tree is used up. Raises Malformed."""
+    """Return a function of a scope. The tree cannot be used again. Raises Malformed."""
     assignment = nodes.Assign(nodes.Name(_RESULT, "store", lineno=1), expression, lineno=1)
     compiled = _compiled(tree, _template([assignment]))
     return jinja2.environment.TemplateExpression(compiled, undefined_to_none=False)
 
 
 def compile_template(tree: SyntaxTree) -> jinja2.Template:
-    """The tree is used up. Raises Malformed."""
+    """The tree cannot be used again. Raises Malformed."""
     return _compiled(tree, tree.root)
 
 
 def free_names(tree: SyntaxTree) -> set[str]:
-    """Return the names that the tree uses and does not set itself. Raises Malformed."""
+    """Return the names that the tree uses without setting them. Raises Malformed."""
     names = list(tree.all_of(nodes.Name))
     if all(name.ctx == "load" for name in names):
         return {name.name for name in names}
@@ -150,7 +147,7 @@ def _made(make: Callable[[], T], text: str) -> T:
         raise
     except RecursionError:
         raise Malformed(f"{shown(text)}: too deeply nested") from None
-    except Exception as error:  # whatever Jinja, or Python on Jinja's code, makes of a text is a mistake of that text
+    except Exception as error:  # any exception of Jinja or Python is the text's fault
         raise Malformed(f"{shown(text)}: {_reason(error, text)}") from None
 
 
@@ -161,7 +158,6 @@ _SIGNS = {
     "!": "; write 'not', or != between two values",
     "$": "; names have no $ here: labels.gpu",
 }
-"""What is written in other languages, and what to write here."""
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
@@ -169,13 +165,13 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 
 
 _ENDS = {"'end of print statement'": "'}}'", "'end of statement block'": "'%}'"}
-"""What Jinja calls the ends of its parts, and how they are written."""
+"""Jinja's terms for closing delimiters."""
 _CLOSED_BY = "; '{{' is closed by '}}', and '{%' by '%}'"
 
 
 def _reason(error: Exception, text: str) -> str:
     words = error.msg if isinstance(error, SyntaxError) else str(getattr(error, "message", None) or error)
-    if words == "unexpected '}'" and ("{{" in text or "{%" in text):  # in an expression it is a brace too many
+    if words == "unexpected '}'" and ("{{" in text or "{%" in text):  # in an expression it is a surplus brace
         return words + _CLOSED_BY
     for end, written in _ENDS.items():
         words = words.replace(end, written)
@@ -185,8 +181,10 @@ def _reason(error: Exception, text: str) -> str:
 
 
 def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
-    """Every node of the tree, each before those within it. Raises Malformed where they are too many or too deep: not by
-    recursion, which takes no tree of any depth."""
+    """Return all nodes, parents before children. Raises Malformed if there are too many or too deep ones.
+
+    Not recursive, because the depth is unknown.
+    """
     every: list[nodes.Node] = []
     left = [(root, 1)]
     while left:
@@ -201,7 +199,6 @@ def _every(root: nodes.Node, text: str) -> list[nodes.Node]:
 
 
 def _wrong_with(node: nodes.Node) -> str | None:
-    """Return what is wrong with one node; Jinja itself finds some of it only when it runs."""
     if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
         word = "a recursive loop" if isinstance(node, nodes.For) else type(node).__name__.lower()
         return f"{_REFUSED_WORDS.get(word, word)} is not possible in a playbook"
@@ -213,16 +210,14 @@ def _wrong_with(node: nodes.Node) -> str | None:
     if isinstance(number, int) and number.bit_length() > work_meter.LARGEST_NUMBER_BITS:
         return "a number is too long"
     if isinstance(node, nodes.Compare) and len(node.ops) > 1 and any(each.op in ("in", "notin") for each in node.ops):
-        return "'in' beside another comparison; put an 'and' between them"
+        return "'in' cannot be chained with another comparison; put 'and' between them"
     return None
 
 
 class _Metering(NodeTransformer):
-    """Puts the filters of the ``sandbox`` that count into a tree."""
-
     def visit_For(self, node: nodes.For) -> nodes.Node:
         texts = sum(len(each.data) // 64 for each in node.find_all(nodes.TemplateData))
-        # Most nodes take far less than a step; those that can take more count for themselves.
+        # Most nodes take far less than a step; the others count themselves.
         steps = 1 + (_count(node) - _count(node.iter)) // 4 + texts
         self.generic_visit(node)
         node.iter = _filtered(sandbox.LOOP, node.iter, nodes.Const(steps, lineno=node.lineno))
@@ -251,7 +246,7 @@ class _Metering(NodeTransformer):
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
-        # Jinja leaves a slice to Python, whose compiler warns on standard error where it is of a constant.
+        # Jinja leaves slices to Python, whose compiler warns on standard error about slices of constants.
         node.node = _filtered(sandbox.WEIGH, node.node)
         return node
 
@@ -261,7 +256,7 @@ def _count(tree: nodes.Node) -> int:
 
 
 def _weighed(expression: nodes.Expr) -> nodes.Expr:
-    """Return the expression, counted with all that is in it: what a comparison or a hash goes through."""
+    """Count an operand of a comparison or hash with all its contents."""
     return expression if isinstance(expression, nodes.Const) else _filtered(sandbox.WEIGH, expression)
 
 
@@ -270,7 +265,7 @@ def _filtered(name: str, expression: nodes.Node, *args: nodes.Expr) -> nodes.Fil
 
 
 class _NameFinder(meta.TrackingCodeGenerator):
-    """Finds names as Jinja's own `meta.find_undeclared_variables`, but evaluates no constants on the way."""
+    """Like Jinja's `meta.find_undeclared_variables`, but evaluates no constants."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)

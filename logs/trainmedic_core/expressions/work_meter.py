@@ -1,9 +1,7 @@
-"""How much an evaluation may work: every step is counted, and at the limit it ends with an error.
+"""Limit on the work of one evaluation, in steps.
 
-A step is about what Python takes for one element of a list or for 64 characters of a text, a tenth of
-a microsecond to a microsecond. So the limit bounds time and memory at once, and, unlike a clock, it
-gives the same answer on every machine. Who counts: ``sandbox``, before each operation whose cost
-depends on its operands.
+A step is about one list element or 64 characters (0.1 to 1 µs). Steps bound time and memory, and give the same result
+on every machine, unlike a clock. The ``sandbox`` counts before each operation whose cost depends on its operands.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from typing import Any
 import jinja2
 
 MOST_STEPS = 250_000
-"""Steps of one evaluation: all templates of a step's parameters, or one condition. Some 50 ms."""
+"""Steps of one evaluation (all templates of a step's parameters, or one condition): about 50 ms."""
 LARGEST_NUMBER_BITS = 2048
-"""Of a whole number: some 600 digits."""
+"""Size of an integer: about 600 digits."""
 _CHARACTERS_PER_STEP = 64
 _COMPARISONS_PER_STEP = 1024
 _ATOMS = (str, int, float, type(None))
@@ -27,37 +25,35 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, Mapping, KeysView, ValuesView,
 
 
 class TooMuchWork(jinja2.TemplateRuntimeError):
-    """An evaluation has come to its limit."""
+    """An evaluation exceeded its limit."""
 
 
 class WorkMeter:
-    """The steps that are left to one evaluation."""
-
     def __init__(self) -> None:
         self._left = MOST_STEPS
 
     def spend(self, steps: int) -> None:
-        """Raises TooMuchWork once the steps are used up, and then every time."""
+        """Raises TooMuchWork once no steps are left."""
         self._left -= steps
         if self._left < 0:
             raise TooMuchWork("it takes too much work; use less data, or fewer loops and repetitions")
 
     def spend_on_text(self, length: int) -> None:
-        """Count a text of this many characters that is read or made."""
+        """Count reading or making a text of `length` characters."""
         self.spend(1 + length // _CHARACTERS_PER_STEP)
 
     def spend_on_search(self, text: str, part: str) -> None:
-        """Count looking for `part` in `text`, for which Python takes, at worst, the product of their lengths."""
+        """Count a search: at worst the product of the lengths."""
         self.spend(1 + len(text) * len(part) // _COMPARISONS_PER_STEP)
 
     def weigh(self, value: Any) -> None:
-        """Count everything in `value`, at any depth, and what is in it twice as twice."""
+        """Count everything in `value`, at any depth; shared parts count each time."""
         self.weigh_outside(value)
         if isinstance(value, _ATOMS):
             return
         heap = [value]
         while heap:
-            steps = 0  # of a container whose length is counted already
+            steps = 0  # for the members of a container that is already counted
             for member in _members(heap.pop()):
                 kind = type(member)
                 if kind is str:
@@ -71,11 +67,10 @@ class WorkMeter:
             self.spend(steps)
 
     def weigh_outside(self, value: Any) -> None:
-        """Count a text's characters, and a container's members but not what is in them. Raises for too large a
-        number."""
+        """Count a text's characters, or a container's members without their contents. Raises for too large a number."""
         kind = type(value)
         if kind is float or kind is bool or value is None:
-            self.spend(1)  # the most frequent ones, before the dearer questions
+            self.spend(1)  # fast path for the most frequent types
         elif kind is tuple or kind is dict:
             self.spend(1 + len(value))
         elif isinstance(value, str):
@@ -90,7 +85,7 @@ class WorkMeter:
             self.spend(1)
 
     def listed(self, values: Iterable[Any], steps: int = 1) -> list[Any]:
-        """Return the values as a list, each of them counted while they come."""
+        """Return the values as a list, counting each as it arrives."""
         made: list[Any] = []
         for value in values:
             self.spend(steps)
@@ -111,13 +106,12 @@ _CURRENT: ContextVar[WorkMeter | None] = ContextVar("meter of the evaluation tha
 
 
 def current() -> WorkMeter:
-    """Return the meter of the evaluation that runs; a new one where none runs."""
     return _CURRENT.get() or WorkMeter()
 
 
 @contextlib.contextmanager
 def metered() -> Iterator[WorkMeter]:
-    """Run one evaluation with a meter of its own; what is evaluated within it shares that meter."""
+    """Run one evaluation with its own meter; nested evaluations share it."""
     running = _CURRENT.get()
     if running is not None:
         yield running

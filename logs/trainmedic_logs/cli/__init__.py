@@ -1,1 +1,1 @@
-"""The commands that need no server: ``logs check``, ``explain`` and ``schema``, and ``diagnose --dir``."""
+"""Commands without a server: ``logs check``, ``explain``, ``schema``, and ``diagnose --dir``."""

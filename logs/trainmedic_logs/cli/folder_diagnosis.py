@@ -1,7 +1,4 @@
-"""``trainmedic diagnose --dir``: who began a failure, and why, from a folder of logs, without a server's packages.
-
-The server's packages put ``diagnose JOB`` beside it (``cli.diagnose``).
-"""
+"""``trainmedic diagnose --dir``: diagnosis of a folder of logs. The server's packages add ``diagnose JOB``."""
 
 from __future__ import annotations
 
@@ -32,16 +29,16 @@ _OPTIONS = (
         "directory",
         metavar="DIR",
         type=click.Path(path_type=Path, exists=True, file_okay=False),
-        help="Logs, kernel logs and flight recorder dumps of the job, of all its nodes, in any layout.",
+        help="Directory of logs, kernel logs and flight recorder dumps from all nodes of the job, in any layout.",
     ),
-    click.option("--attempt", type=click.IntRange(1), help="The attempt; without it the newest."),
+    click.option("--attempt", type=click.IntRange(1), help="Number of the attempt. Default: the newest."),
     rules_option,
     click.option(
         "--limit-seconds",
         type=click.IntRange(1, 7 * 86400),
         default=int(reading_limits.DEFAULT_SECONDS),
         show_default=True,
-        help="With --dir: seconds of reading, after which the verdict is made of what was read.",
+        help="With --dir: time limit for reading, in seconds. The verdict uses what was read until then.",
     ),
     click.option(
         "--limit-memory",
@@ -49,14 +46,13 @@ _OPTIONS = (
         default=reading_limits.DEFAULT_MEMORY // 2**20,
         show_default=True,
         metavar="MIB",
-        help="With --dir: MiB of memory from which on nothing more is read. The process that reads dumps has as many.",
+        help="With --dir: memory limit for reading, in MiB. The dump parser gets the same amount.",
     ),
     output_option(),
 )
 
 
 def folder_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the argument and the options of a diagnosis from a folder."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -73,19 +69,17 @@ def diagnose(
     limit_seconds: int,
     limit_memory: int,
 ) -> None:
-    """Say who began a failure of a job, and why.
+    """Show the origin and cause of a job's failure.
 
-    From a folder of logs and dumps (--dir); JOB is then needed only where it has the logs of several jobs. It says how
-    far it can be relied on, what it rests on, what speaks against it, and what was missing. A node is named only with
-    high confidence, and only by what no job can have printed.
+    Reads a folder of logs and dumps (--dir). JOB is required if it holds logs of several jobs. The verdict has a
+    confidence, evidence, contradictions, and missing data. A node is named only with high confidence, and only by data
+    that no job can have printed.
 
     \b
     trainmedic diagnose --dir /data/failed/llm-1
     """
     if directory is None:
-        raise exits.InvalidInput(
-            "name a folder by --dir; the verdict that a server made is shown where trainmedic-server is installed"
-        )
+        raise exits.InvalidInput("pass a folder with --dir; showing a server's verdict requires trainmedic-server")
     of_folder(directory, job, attempt, paths, output, ReadingLimits(limit_seconds, limit_memory * 2**20))
 
 
@@ -97,8 +91,7 @@ def of_folder(
     output: str,
     limits: ReadingLimits,
 ) -> None:
-    """Print the verdict on the failure whose logs are in `directory`."""
-    # The command says itself what cannot be loaded.
+    # The command reports loading errors itself.
     logging.getLogger().setLevel(logging.CRITICAL)
     try:
         found = diagnose_folder(directory, loaded(paths), job, limits)
@@ -122,7 +115,7 @@ def _text(chosen: AttemptVerdict, found: FolderDiagnosis, limits: ReadingLimits)
         yield f"{name} is long: its first {unread / 2**20:,.0f} MiB were not read"
     if found.limit_reached is not None:
         option = f"--limit-{found.limit_reached}"
-        yield f"{limits.said(found.limit_reached)}: the verdict rests on what was read before; {option} sets it"
+        yield f"{limits.said(found.limit_reached)}: the verdict uses what was read before; {option} sets the limit"
     left_out = len(found.left_out)
     yield f"{_were(found.files_read, 'file')} read" + (f", {_were(left_out)} not:" if left_out else "")
     for name, why in list(found.left_out.items())[:_MOST_SHOWN]:
@@ -130,13 +123,11 @@ def _text(chosen: AttemptVerdict, found: FolderDiagnosis, limits: ReadingLimits)
 
 
 def _were(count: int, noun: str = "") -> str:
-    """``1 file was``, ``3 files were``."""
     counted = f"{count} {noun}" if noun else str(count)
     return f"{counted} was" if count == 1 else f"{counted}{'s' if noun else ''} were"
 
 
 def shown(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """The lines in which people read a verdict, as it stands in JSON."""
     yield str(verdict["summary"])
     yield f"  cause       {verdict['cause']}, confidence {verdict['confidence']}"
     if verdict["ranks"]:

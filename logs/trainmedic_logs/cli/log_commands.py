@@ -1,4 +1,4 @@
-"""The commands that trainmedic-logs brings: a table under the entry point group ``trainmedic.commands``."""
+"""Command table of trainmedic-logs, for the entry point group ``trainmedic.commands``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from trainmedic_core.command import CommandEntry
 COMMANDS: Mapping[str, CommandEntry] = {
     "logs": CommandEntry("trainmedic_logs.cli.log_rules", "Check and explain log rules."),
     "diagnose": CommandEntry(
-        "trainmedic_logs.cli.folder_diagnosis", "Say who began a failure of a job, and why, from a folder of logs."
+        "trainmedic_logs.cli.folder_diagnosis", "Show the origin and cause of a job's failure from a folder of logs."
     ),
 }

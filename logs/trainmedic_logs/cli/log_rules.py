@@ -1,6 +1,6 @@
-"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``: log rules without a server and without its packages.
+"""``trainmedic logs check``, ``schema``, ``test`` and ``explain``, without a server.
 
-The server's packages put the same commands beside ``logs --job`` (``cli.logs``), with tests that its engine plays.
+With the server's packages, ``cli.logs`` replaces them and also runs tests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ rules_option = click.option(
     metavar="PATH",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Where the rules are; can be repeated.",
+    help="Path of a rule file or directory; repeatable.",
 )
 
 
@@ -44,19 +44,19 @@ rules_option = click.option(
 def logs() -> None:
     """Check, explain and test log rules.
 
-    For the commands without a PATH the rules are those of TRAINMEDIC_LOG_RULES, else those that come with Trainmedic.
+    Without PATH, commands use the rules in TRAINMEDIC_LOG_RULES, else the shipped rules.
     """
-    # The command's output says better what the catalog would log.
+    # The command reports loading errors itself.
     logging.getLogger().setLevel(logging.CRITICAL)
 
 
 @logs.command()
 @paths_argument
 def check(paths: Sequence[Path]) -> None:
-    """Check log rules and the form of their tests.
+    """Check log rules and the format of their tests.
 
-    Each mistake is told with file, line and column. Ends with 1 where there is one, and with 2 where no rule is there.
-    What tests expect of playbooks is checked where trainmedic-server is installed.
+    Prints each error with file, line and column. The exit code is 1 if there are errors, and 2 if there is no rule.
+    Expectations about playbooks are checked only if trainmedic-server is installed.
     """
     roots = rule_roots(paths)
     checked = check_log_rules(roots)
@@ -66,11 +66,11 @@ def check(paths: Sequence[Path]) -> None:
 
 
 def tell_checked(roots: Sequence[Path], rules: RuleSet, problems: Sequence[FileProblem]) -> None:
-    """Print what is wrong with the rules in `roots`, or how many there are.
+    """Print problems, or the number of rules in `roots`.
 
     Raises:
-        exits.Failure: Something is wrong.
-        exits.InvalidInput: There is no rule.
+        exits.Failure: There are problems.
+        exits.InvalidInput: There are no rules.
     """
     for problem in problems:
         click.echo(visible(str(problem), keep="\n"))
@@ -78,7 +78,7 @@ def tell_checked(roots: Sequence[Path], rules: RuleSet, problems: Sequence[FileP
         raise exits.Failure(words.count(len(problems), "mistake"))
     if not rules.rules:
         raise exits.InvalidInput(
-            f"There is no log rule in {', '.join(map(str, roots))}: a rule is a YAML document with the key log_rule."
+            f"No log rule found in {', '.join(map(str, roots))}; a rule is a YAML document with the key log_rule."
         )
     click.echo(f"{words.count(len(rules.rules), 'log rule')}, no mistake.")
 
@@ -97,13 +97,13 @@ def schema() -> None:
 
 @logs.command()
 @paths_argument
-@click.option("--verbose", "-v", is_flag=True, help="Name the tests that passed too.")
+@click.option("--verbose", "-v", is_flag=True, help="Also show passed tests.")
 def test(paths: Sequence[Path], verbose: bool) -> None:
-    """Run the tests beside the log rules, which needs trainmedic-server.
+    """Run the tests of log rules. Requires trainmedic-server.
 
-    They say which alerts findings raise and what playbooks do then, which only a server's engine can tell.
+    Tests expect alerts and playbook decisions, which only the server's engine can produce.
     """
-    raise exits.InvalidInput("Tests of log rules are run by trainmedic-server: pip install trainmedic-server.")
+    raise exits.InvalidInput("Tests of log rules require trainmedic-server; install it next to trainmedic-logs.")
 
 
 @logs.command()
@@ -113,22 +113,22 @@ def test(paths: Sequence[Path], verbose: bool) -> None:
     default="training",
     show_default=True,
     metavar="NAME",
-    help="Whose lines they are: training, launcher, slurm, kernel, fabric-manager, or a name of your own.",
+    help="Source of the lines: training, launcher, slurm, kernel, fabric-manager, or your own name.",
 )
 @rules_option
-@click.option("--matched", is_flag=True, help="Only lines that a rule takes, ends with, or nearly takes.")
+@click.option("--matched", is_flag=True, help="Show only lines that a rule matches, ends on, or nearly matches.")
 @output_option()
 def explain(file: BufferedIOBase, source: str, paths: Sequence[Path], matched: bool, output: str) -> None:
-    """Show the level, time and metrics of each line of a log, and which rule takes it, with which fields.
+    """Show level, time, metrics and matching rule of each log line.
 
-    FILE is a log as its program wrote it; - reads standard input. A time without a zone is shown without one. A rule
-    comes near where its literal is in the line and its pattern is not. JSON is one object for each line.
+    FILE is a log file; - reads standard input. Times without a zone are shown without one. "near" names rules whose
+    literal is in the line, but no pattern. JSON output has one object per line.
     """
     rules = loaded(paths)
     if not any(source in rule.sources for rule in rules.rules):
         meant = misspelt(source, SOURCES)
         hint = f" Did you mean {meant!r}?" if meant else ""
-        click.echo(visible(f"No rule is for the source {source!r}.{hint}"), err=True)
+        click.echo(visible(f"No rule covers the source {source!r}.{hint}"), err=True)
     for line in explain_lines(file, source, rules, steady_time.OF_PROCESS.now()):
         if matched and line.match.rule is None and not line.match.near and not line.match.ended:
             continue
@@ -149,27 +149,27 @@ def _shown(line: LineExplanation) -> str:
 
 
 def loaded(paths: Sequence[Path]) -> RuleSet:
-    """The rules in `paths`, else the usual ones. What cannot be loaded of them is told.
+    """Return the rules in `paths`, else the default ones, and print loading problems.
 
     Raises:
-        exits.InvalidInput: There are none.
+        exits.InvalidInput: No rules.
     """
     library = LogRuleLibrary(rule_roots(paths))
     library.reload()
     for problem in library.problems:
         click.echo(visible(f"Not loaded: {problem}", keep="\n"), err=True)
     if not library.rule_set.rules:
-        raise exits.InvalidInput("There are no log rules there.")
+        raise exits.InvalidInput("No log rules found. Pass the path of a rule file or directory.")
     return library.rule_set
 
 
 def rule_roots(paths: Sequence[Path]) -> list[Path]:
-    """Return the folders and files of rules: `paths`, else those of the setting, else those that come with Trainmedic.
+    """Return `paths`, else those of the setting, else the shipped ones.
 
     Raises:
-        exits.InvalidInput: There are none.
+        exits.InvalidInput: No paths.
     """
     roots = log_rule_roots.roots(paths, os.environ)
     if not roots:
-        raise exits.InvalidInput("There are no log rules; name their folder.")
+        raise exits.InvalidInput("No log rules found. Pass the path of a rule file or directory.")
     return roots

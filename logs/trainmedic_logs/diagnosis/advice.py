@@ -1,4 +1,4 @@
-"""What to do after a verdict."""
+"""Advice after a verdict."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from trainmedic_logs.diagnosis.verdict import Advice, Confidence
 from trainmedic_logs.domain.finding import CauseClass
 
 _RETRIES = 2
-"""So many times the same end without a person: another attempt has been tried then."""
+"""Equal ends after which a person has to act."""
 
 _ADVICE = {
-    # Restarting a job on a lost GPU fails again, so a person checks the node first.
+    # A restart on a lost GPU fails again, so a person checks the node first.
     CauseClass.GPU: Advice.ASK,
     CauseClass.NODE: Advice.ASK,
     CauseClass.GPU_MEMORY: Advice.ASK,
@@ -21,20 +21,20 @@ _ADVICE = {
 }
 
 MEANS = {
-    Advice.RESTART: "start it again, from its newest checkpoint if it has one",
-    Advice.ISOLATE_NODE: "no new work for the node until somebody has looked at it",
-    Advice.STOP: "started again as it is, it would end alike",
-    Advice.ROLLBACK: "go back to a checkpoint from before it began",
+    Advice.RESTART: "restart it, from its newest checkpoint if there is one",
+    Advice.ISOLATE_NODE: "cordon the node until a person has checked it",
+    Advice.STOP: "do not restart it unchanged, because it would fail the same way",
+    Advice.ROLLBACK: "return to a checkpoint from before the fault",
     Advice.ASK: "a person has to check first; for a GPU or a node, check the node",
 }
-"""What each says to do, for people."""
 
 
 def what_to_do(
     cause: CauseClass, confidence: Confidence, before: int, *, names_node: bool, has_started: bool = True
 ) -> Advice:
-    """Return the next step after the job ended alike `before` times already. A job that did not start has no checkpoint
-    to continue from, and Kubernetes itself retries."""
+    """Return the next step after `before` equal ends. A job that never started has no checkpoint, and Kubernetes
+    retries it.
+    """
     if names_node:
         return Advice.ISOLATE_NODE
     if not has_started:

@@ -1,7 +1,6 @@
-"""The times of lines that say no year or no zone: guessed, where nothing better is known.
+"""Guessed times of lines without year or zone, for files from elsewhere.
 
-An agent takes the time at which it read such a line. Of a file that was brought from somewhere nobody knows that, so
-its lines are taken to be of the year of the file, in UTC. Two nodes with the same zone then still have an order.
+They count as UTC in the file's year, so two nodes in the same zone still have an order.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 ERROR = 30.0
-"""Seconds by which a node's clock may be wrong of which nothing is known but what its lines say; that the zones of
-lines without one are the same is assumed."""
+"""Assumed clock error of a node in seconds. Lines without a zone are assumed to share one."""
 UNKNOWN = 1e9
-"""The error, in seconds, of a line whose time nothing tells."""
+"""Error of lines without any time, in seconds."""
 
 _FULL = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,6})")
@@ -23,13 +21,13 @@ _SYSLOG = re.compile(r"^(?:<\d{1,3}>)?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _SEARCHED = 120
 _OF_DAY = re.compile(rb"\d\d:\d\d:\d\d")
-"""Is in all of them, and most lines have none."""
+"""Cheap check: present in all formats, absent from most lines."""
 
 
 def of_line(raw: bytes, written: datetime) -> datetime | None:
-    """The time that a line says in whichever form, in UTC; None where it says none.
+    """Return the time stated in any form, in UTC; None if there is none.
 
-    `written` is when its file was last changed: a line without a year is of the last year in which it is not later.
+    A missing year is the latest that is not after `written`, the file's modification time.
     """
     if not _OF_DAY.search(raw, 0, _SEARCHED * 4):
         return None

@@ -1,8 +1,4 @@
-"""From the lines of all streams of one attempt to its facts.
-
-The lines may come in any order of streams; those of one stream come in its order. Pure: who reads files hands in what
-is in them.
-"""
+"""Collection of the facts of one attempt from its lines. Streams may come in any order."""
 
 from __future__ import annotations
 
@@ -15,12 +11,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from trainmedic_logs.diagnosis import clock_guess, exits
-from trainmedic_logs.diagnosis.aftermath import Aftermath
 from trainmedic_logs.diagnosis.collectives import CollectiveLines
 from trainmedic_logs.diagnosis.exits import Exit
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.own_times import OwnTimes
 from trainmedic_logs.diagnosis.rank_seen import RankSeen
+from trainmedic_logs.diagnosis.recovery_evidence import RecoveryEvidence
 from trainmedic_logs.diagnosis.slow import RankStep
 from trainmedic_logs.domain.finding import Finding, Origin, TimeSource
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES, TEXT_SOURCES
@@ -43,64 +39,62 @@ _EXIT_LINE = re.compile(
 _MOMENT = timedelta(microseconds=1)
 _MOST_EXITS = 100_000
 _LEARN_FROM = 8
-"""One of this many lines is read for its form while nothing has failed, because reading forms costs the most time."""
+"""While nothing has failed, read one of so many lines for its form, because that is the slowest step."""
 _MOST_NEW, _MOST_FINDINGS = 2_000, 50_000
-"""Findings after which it is looked whether some can be dropped, and that are kept. A rank has a handful of them."""
+"""Findings after which obsolete ones are dropped, and the maximum kept."""
 _OF_PROGRAMS = re.compile(
     rb"(?:(?:<\d{1,3}>)?\d? ?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT[\d:.+Z-]{8,24}) "
     rb"[\w.-]{1,255} (?!kernel(?:\[\d+\])?[: ]|(?:earlyoom|systemd-oomd)\[\d+\]: )[A-Za-z_][\w./()@-]*(?:\[\d+\])?: "
     rb"|(?:user|mail|daemon|auth|syslog|local\d) {0,3}:[a-z]{3,6} {0,3}:"
     rb"|<(?:[89]|\d{2,3})>\[|(?:[89]|\d{2,4}),\d+,\d+,)"
 )
-"""What a file of the kernel's lines also holds: the words of programs, to which a job's belong. In the form of syslog
-and the journal with its name, else with the number of another facility than the kernel's. The services that kill
-processes when memory is short are kept."""
+"""Lines of programs, including the job's, in a kernel log file: by the name in syslog and journal formats, else by the
+facility number. Userspace OOM killers are kept.
+"""
 _OTHER_RANK = re.compile(rb"\[rank(\d{1,5})\]:")
 _MOST_TABLE_LINES, _LONGEST_TABLE_LINE = 50_000, 300
 _SOURCES_OF = {
     **{source: (source, *(other for other in TEXT_SOURCES if other != source)) for source in TEXT_SOURCES},
     **{source: (source,) for source in KERNEL_SOURCES},
 }
-"""By the source of a stream, by whose rules its lines are tried, in this order."""
+"""Rule sources to try, by the stream's source, in order."""
 
 
 class Collector:
-    """Takes what was read of one attempt, and makes its facts."""
-
     def __init__(self, rule_set: RuleSet) -> None:
-        """Raises ValueError or Malformed for a rule that cannot be compiled."""
+        """Raises ValueError or Malformed for an invalid rule."""
         self._tracker = FindingTracker(rule_set)
         self._findings: dict[str, Finding] = {}
-        self._cleared_at = 0  # how many there were when the last were dropped
+        self._cleared_at = 0  # count after the last cleanup
         self._exits: list[Exit] = []
         self._tables: dict[Origin, list[str]] = {}
         self._ranks: dict[int, RankSeen] = {}
         self._kernel_read: set[str] = set()
         self._last_step_at: datetime | None = None
         self._world_size: int | None = None
-        self._first_at: datetime | None = None  # of the first line of the job with a time
+        self._first_at: datetime | None = None  # first job line with a time
         self._began_at: datetime | None = None
-        self._nobodys: set[str] = set()  # streams with lines of whichever rank
-        self._aftermath = Aftermath()
+        self._nobodys: set[str] = set()  # streams whose lines state no rank
+        self._recovery = RecoveryEvidence()
         self._used_nccl = False
         self._own_times: dict[str, OwnTimes] = defaultdict(OwnTimes)
         self._collectives = CollectiveLines()
         self._progress: dict[tuple[str, int | None], ProgressReader] = defaultdict(ProgressReader)
 
     def stream(self, origin: Origin, raw: Iterable[bytes], written: datetime) -> None:
-        """Take all lines of one stream, each without its line feed; `written` is when it was last changed."""
+        """Take the lines of a stream, without line feeds; `written` is its last modification."""
         if origin.source == "kernel":
             self._kernel_read.add(origin.node)
         elif origin.rank is not None:
             self.rank(origin.rank, was_read=True)
-        # A file with one rank's name may hold what others print as well, each line with its rank.
+        # A rank's file may also hold lines of other ranks, marked as such.
         assemblers = {origin.rank: LineAssembler(origin)}
         last, place, is_known = written, 0, False
         for physical in raw:
             if origin.source == "kernel" and _OF_PROGRAMS.match(physical):
                 place += len(physical) + 1
                 continue
-            # A line without a time came when the one before it did.
+            # A line without a time gets that of the previous line.
             guessed = clock_guess.of_line(physical, written)
             is_known = is_known or guessed is not None
             last = guessed or last + _MOMENT
@@ -118,25 +112,22 @@ class Collector:
             self._keep(finding)
 
     def line(self, line: Line) -> None:
-        """Take one line whose time is sure, of any stream."""
+        """Take a line with a certain time."""
         self._take(line, is_known=True)
 
     def exit(self, ended: Exit) -> None:
-        """Take how a process ended, as somebody else tells it."""
         self._exits.append(ended)
 
     def rank(self, rank: int, **known: Any) -> None:
-        """Take what is known of a rank: members of `RankSeen`."""
         seen = self._ranks.setdefault(rank, RankSeen())
         for name, value in known.items():
             setattr(seen, name, value)
 
     def world_size(self, size: int) -> None:
-        """Take how many ranks the job has."""
         self._world_size = max(size, self._world_size or 0)
 
     def facts(self, **more: Any) -> Facts:
-        """What is known by now; `more` are members of `Facts` that no line tells."""
+        """Return the facts so far; `more` are further members of `Facts`."""
         tables = [ended for origin, lines in self._tables.items() for ended in _table(origin, lines)]
         return Facts(
             findings=sorted(self._findings.values(), key=lambda finding: finding.first_at),
@@ -150,16 +141,16 @@ class Collector:
             throughput_drop=next((drop for own in self._own_times.values() if (drop := own.drop())), None),
             loss_rise=next((own.rise for own in self._own_times.values() if own.rise), None),
             began_at=self._began_at,
-            outlived=frozenset(self._aftermath.outlived),
+            outlived=frozenset(self._recovery.outlived),
             used_nccl=self._used_nccl,
             collectives=self._collectives,
-            followed=dict(self._aftermath.followed),
-            excused=frozenset(self._aftermath.excused),
+            followed=dict(self._recovery.followed),
+            excused=frozenset(self._recovery.excused),
             **more,
         )
 
     def _steps(self) -> dict[int, RankStep]:
-        """Return how the time of the steps divides: by the ranks' reports, or else by the log with the most steps."""
+        """Return the step parts reported by ranks, else those of the log with the most steps."""
         by_rank = {rank: seen.rank_step() for rank, seen in sorted(self._ranks.items()) if seen.parts}
         own = [step for times in self._own_times.values() if (step := times.step()) is not None]
         return by_rank or dict(enumerate(own[:1]))
@@ -172,9 +163,9 @@ class Collector:
             step = self._step_of(line) if not found else None
             self._of_job(line, has_time, step)
             self._note_beginning(line, has_time, is_trouble=bool(found))
-            self._aftermath.found(line, found)
+            self._recovery.found(line, found)
             if not found:
-                self._aftermath.plain(line, is_timed=has_time, is_step=step is not None)
+                self._recovery.plain(line, is_timed=has_time, is_step=step is not None)
         for finding in found:
             self._keep(finding, error)
 
@@ -186,8 +177,7 @@ class Collector:
             self._clear()
 
     def _clear(self) -> None:
-        """Drop what the training went on after, and of more than anybody can look at the oldest."""
-        for each in self._aftermath.forgotten():
+        for each in self._recovery.forgotten():
             self._findings.pop(each, None)
         if len(self._findings) > _MOST_FINDINGS:
             newest = sorted(self._findings.values(), key=lambda finding: finding.last_at)[-_MOST_FINDINGS // 2 :]
@@ -195,7 +185,7 @@ class Collector:
         self._cleared_at = len(self._findings)
 
     def _found(self, line: Line) -> list[Finding]:
-        """What the rules find. A file may hold what a training, a launcher and Slurm print, one among the other."""
+        """Try the rules of several sources: one file may mix training, launcher and Slurm lines."""
         sources = _SOURCES_OF.get(line.origin.source) or (line.origin.source, *TEXT_SOURCES)
         if self._tracker.matcher.is_quiet(line, sources):
             return []
@@ -210,26 +200,24 @@ class Collector:
         return []
 
     def _tried(self, line: Line, source: str, match: LineMatch) -> Line:
-        """The line as one of that source, in which each rank of a shared stream has findings of its own, so that it is
-        known when each of them failed."""
-        origin, chapter = line.origin, self._aftermath.chapter(line)
+        """Return the line as one of `source`, with a stream per rank so that each rank gets its own finding."""
+        origin, chapter = line.origin, self._recovery.chapter(line)
         is_shared = origin.rank is not None or chapter
         generation = f"rank {origin.rank} {chapter}" if is_shared else origin.generation
         return _of_its_own(line._replace(origin=replace(origin, source=source, generation=generation)), match)
 
     def _note_beginning(self, line: Line, has_time: bool, is_trouble: bool) -> None:
-        """A log that begins with the trouble does not show when the job began."""
+        """Note the first time. A log that begins with a fault does not show when the job began."""
         if has_time and (self._first_at is None or line.at < self._first_at):
             self._first_at = line.at
             self._began_at = None if is_trouble else line.at
 
     def _step_of(self, line: Line) -> int | None:
-        """Return the step that a line reports in the trainer's own form. None for every other line."""
         has_form = line.record is None or line.has_words
         if not has_form or line.origin.source in KERNEL_SOURCES or "\n" in line.text:
             return None
-        # While no finding waits for a step, a sample of the lines is enough to learn the form.
-        if line.number % _LEARN_FROM and not self._aftermath.is_waiting(line.origin.stream):
+        # While no finding waits for a step, a sample of lines suffices.
+        if line.number % _LEARN_FROM and not self._recovery.is_waiting(line.origin.stream):
             return None
         return self._progress[line.origin.stream, line.origin.rank].step_of(line.text)
 
@@ -250,12 +238,12 @@ class Collector:
             seen.on(line.origin.node, record.get("node"))
         if record.get("event") == "end" and not record.get("reason"):
             self._exits.append(Exit("training", code=0, rank=rank, node=line.origin.node))
-            self._aftermath.finished(line.origin.stream)
+            self._recovery.finished(line.origin.stream)
         step = _whole(record.get("step"))
         is_step = learned_step is not None or (record.get("event") == "step" and step is not None)
         is_step = is_step and not (line.has_words and learned_step is None)
         step = learned_step if step is None else step
-        # A line without a time has only its place, which `Aftermath` uses.
+        # Lines without a time have only their place, which `RecoveryEvidence` uses.
         if is_step and has_time:
             self._last_step_at = max(line.at, self._last_step_at or line.at)
             if seen and step is not None:
@@ -266,7 +254,6 @@ class Collector:
                 self._of_launcher(text, line)
 
     def _of_launcher(self, text: str, line: Line) -> None:
-        """Read one text line of `line`. It may belong to a launcher's table, or state how a process ended."""
         row = text[:_LONGEST_TABLE_LINE]
         rows = self._tables.get(line.origin, []) if self._tables else []
         if (_TABLE_LINE.match(row) or _is_heading(row) or _is_raised(row, rows)) and len(rows) < _MOST_TABLE_LINES:
@@ -277,12 +264,13 @@ class Collector:
             at = line.at if line.time_source is TimeSource.LINE else None
             self._exits += [_placed(ended, line.origin, at) for ended in ends]
             if any(ended.code == 0 for ended in ends):
-                self._aftermath.finished(line.origin.stream)
+                self._recovery.finished(line.origin.stream)
 
 
 def _of_its_own(line: Line, match: LineMatch) -> Line:
-    """The line as one of a stream for each minute and process, where it is the kernel's: what it said earlier of
-    something else must not swallow what it says as the job ends. Not where a rule counts lines, or waits for an end."""
+    """Put a kernel line into a stream per minute and process, so that an earlier finding does not absorb it. Rules that
+    count lines or wait for an end are excluded.
+    """
     rule = match.rule
     if line.origin.source not in KERNEL_SOURCES or rule is None or rule.ends or rule.count or rule.lasting:
         return line
@@ -291,12 +279,10 @@ def _of_its_own(line: Line, match: LineMatch) -> Line:
 
 
 def _is_heading(text: str) -> bool:
-    """Whether it is a heading of a table of failures."""
     return ("Root Cause" in text or "Failures" in text) and text.rstrip().endswith(":")
 
 
 def _is_raised(row: str, rows: Sequence[str]) -> bool:
-    """Whether it is the exception of the traceback that the table of these rows has last."""
     return bool(rows) and bool(_RAISED.match(row)) and rows[-1].rstrip().endswith(TRACEBACK)
 
 
@@ -314,14 +300,15 @@ def _table(origin: Origin, lines: list[str]) -> list[Exit]:
 
 
 def _placed(ended: Exit, origin: Origin, at: datetime | None) -> Exit:
-    """With how sure it is where the process was: by the place of the log, or as a launcher says it of its own node.
-    What stands where a training prints as well can be the training's."""
+    """Set whether the node is certain: by the log's location, or stated by a launcher about its own node. Lines in a
+    training's log may be forged.
+    """
     by_launcher = origin.source == "launcher" and origin.rank is None and ended.teller == "torchrun"
     return replace(ended, at=at, is_node_sure=by_launcher or (bool(origin.node) and ended.node == origin.node))
 
 
 def _without_repeats(tables: list[Exit], others: list[Exit]) -> list[Exit]:
-    """A process is told of by the agent's line and then by the table, which knows its rank."""
+    """Merge ends that both torchrun's agent and its table report; the table knows the rank."""
     in_tables: Mapping[tuple[str, int | None], Exit] = {(ended.node, ended.pid): ended for ended in tables}
     pids = {pid for _, pid in in_tables}
     kept = list(in_tables.values())
@@ -329,6 +316,6 @@ def _without_repeats(tables: list[Exit], others: list[Exit]) -> list[Exit]:
     for ended in others:
         if ended.teller == "torchrun" and ended.pid in pids:
             continue
-        # With a launcher under srun a task is a node's launcher, and its number no rank.
+        # With a launcher under srun, a task number is not a rank.
         kept.append(replace(ended, rank=None) if ended.teller == "slurm" and has_ranks else ended)
     return list(dict.fromkeys(kept))

@@ -1,8 +1,7 @@
-"""Ranks that called different collectives, by the lines of the watchdog.
+"""Ranks that called different collectives, by the watchdog's lines, without a flight recorder.
 
-A rank that times out prints the number, operation and size of the collective in which it waited. If two ranks of one
-group wait in different collectives, the program took different paths on them. The torch watchdog's own comparison names
-the ranks that did not join. Both work without a flight recorder.
+A rank that times out prints number, operation and size of its collective. If ranks of one group wait in different
+collectives, the program diverged. The watchdog's own comparison also names ranks that did not join.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
-from trainmedic_logs.diagnosis.accusation import Accusation, Moment, Witness
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, Moment
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.domain.finding import CauseClass
 
@@ -31,28 +30,25 @@ _DID_NOT_JOIN = re.compile(
 )
 _MOST = 10_000
 _NEAR = 8
-"""Most collectives by which two ranks of one group can be apart."""
+"""Maximum distance of two ranks of a group, in collectives."""
 _MOST_TO_ACCUSE = 8
-"""Most ranks that a report may name. If it names more, something else delays them all."""
+"""Reports that name more ranks have another reason."""
 
 
 class CollectiveWait(Struct, frozen=True):
-    """Collective in which a rank waited until it timed out."""
-
     rank: int
     number: int
-    """Sequence number in its process group."""
     operation: str
     sizes: tuple[str, str]
-    """Elements in and out. Empty if the release does not print them."""
+    """Elements in and out; empty if not printed."""
     group: str
-    """Name of the process group. Empty if the release does not print it."""
+    """Process group; empty if not printed."""
     line: str
     at: datetime | None = None
 
 
 class NotJoined(Struct, frozen=True):
-    """Ranks that, by the watchdog's own comparison, did not join a collective that others wait in."""
+    """Ranks that did not join, by the watchdog's comparison."""
 
     ranks: frozenset[int]
     number: int
@@ -60,7 +56,7 @@ class NotJoined(Struct, frozen=True):
 
 
 def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
-    """Return the collective and rank that a watchdog's line states. None for every other line."""
+    """Return the collective in a watchdog's line, or None."""
     match = _WAIT.search(text)
     if match is None:
         return None
@@ -70,7 +66,7 @@ def wait_of(text: str, at: datetime | None = None) -> CollectiveWait | None:
 
 
 def not_joined(text: str) -> NotJoined | None:
-    """Return the ranks that a desync report names as missing. None if it names none."""
+    """Return the ranks that a desync report names as missing, or None."""
     match = _DID_NOT_JOIN.search(text)
     if match is None or match["last"] is None:
         return None
@@ -79,31 +75,27 @@ def not_joined(text: str) -> NotJoined | None:
 
 
 class CollectiveLines(Struct):
-    """Collectives in the lines of all streams."""
-
     waits: list[CollectiveWait] = field(default_factory=list)
     missing: list[NotJoined] = field(default_factory=list)
 
     def take(self, text: str, at: datetime | None) -> None:
-        """Take a line."""
         if len(self.waits) < _MOST and "WorkNCCL(SeqNum=" in text and (wait := wait_of(text, at)):
             self.waits.append(wait)
         elif len(self.missing) < _MOST and "but didn't join" in text and (named := not_joined(text)):
             self.missing.append(named)
 
 
-def differing(lines: CollectiveLines) -> Iterator[Accusation]:
-    """Return the combined result of the lines of all ranks."""
+def differing(lines: CollectiveLines) -> Iterator[Attribution]:
     for group, of_group in _first_waits(lines.waits).items():
         unlike = _differ(of_group)
         if unlike is not None:
-            yield _accusation(unlike, of_group, group)
+            yield _attribution(unlike, of_group, group)
             return
     yield from _missing(lines.missing)
 
 
 def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWait]]:
-    """Return each rank's first wait in each group. Later ones follow from it."""
+    """Return each rank's first wait per group; later ones follow from it."""
     groups: dict[str, dict[int, CollectiveWait]] = defaultdict(dict)
     for wait in waits:
         groups[wait.group].setdefault(wait.rank, wait)
@@ -111,13 +103,13 @@ def _first_waits(waits: Iterable[CollectiveWait]) -> dict[str, list[CollectiveWa
 
 
 def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
-    """Return the ranks that called another collective than most, or all of them if no side has more."""
+    """Return the ranks in the minority, or all ranks without a majority; None if they agree."""
     kinds: dict[tuple[str, tuple[str, str]], set[int]] = defaultdict(set)
     for wait in waits:
         kinds[wait.operation, wait.sizes].add(wait.rank)
     numbers = {wait.number for wait in waits}
-    # A rank may wait in the next collective for one that waits in this. So only different operations, or different
-    # sizes of the same number, are a difference.
+    # A rank may wait in the next collective for one in this. So only other operations, or other sizes of the same
+    # number, count.
     operations = {operation for operation, _ in kinds}
     if len(kinds) < 2 or (len(operations) == 1 and len(numbers) > 1):
         return None
@@ -127,15 +119,15 @@ def _differ(waits: Sequence[CollectiveWait]) -> frozenset[int] | None:
     return everybody if len(largest) > 1 else everybody - frozenset(largest[0])
 
 
-def _accusation(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: str) -> Accusation:
+def _attribution(ranks: frozenset[int], waits: Sequence[CollectiveWait], group: str) -> Attribution:
     shown = sorted(waits, key=lambda wait: (wait.rank not in ranks, wait.rank))[:4]
     called = "; ".join(f"rank {wait.rank} waits in #{wait.number} {wait.operation.lower()}" for wait in shown[:2])
     evidence = tuple(
         Evidence(f"the ranks called different collectives: {called}", wait.line, "training", rank=wait.rank, at=wait.at)
         for wait in shown
     )
-    return Accusation(
-        Witness.RECORDER,
+    return Attribution(
+        EvidenceSource.RECORDER,
         CauseClass.CODE,
         _worth(waits, group),
         evidence,
@@ -150,20 +142,19 @@ def _worth(waits: Sequence[CollectiveWait], group: str) -> Confidence:
     numbers = {wait.number for wait in waits}
     if group:
         return Confidence.HIGH if len(numbers) == 1 else Confidence.MEDIUM
-    # If several groups count side by side, one missing rank leaves the others in different collectives.
+    # With separate counts per group, one missing rank leaves the others in different collectives.
     is_near = max(numbers) - min(numbers) <= _NEAR and len({wait.operation for wait in waits}) == 2
     return Confidence.MEDIUM if is_near else Confidence.LOW
 
 
-def _missing(reports: Sequence[NotJoined]) -> Iterator[Accusation]:
-    """Return the ranks that the watchdog of others names as missing."""
+def _missing(reports: Sequence[NotJoined]) -> Iterator[Attribution]:
     if not reports or len(reports[0].ranks) > _MOST_TO_ACCUSE:
         return
     named = reports[0]
     ranks = ", ".join(map(str, sorted(named.ranks)))
     why = f"rank {ranks} did not join collective #{named.number}, by the watchdog's own comparison"
-    yield Accusation(
-        Witness.RECORDER,
+    yield Attribution(
+        EvidenceSource.RECORDER,
         CauseClass.HANG,
         Confidence.MEDIUM,
         (Evidence(why, named.line, "training"),),

@@ -1,4 +1,4 @@
-"""How the processes of a job ended: what launchers print of it, in each of their forms, and what it means."""
+"""Ends of processes: parsing of launcher output, and interpretation."""
 
 from __future__ import annotations
 
@@ -15,49 +15,46 @@ from msgspec.structs import replace
 from trainmedic_logs.domain.finding import CauseClass
 
 LAUNCHER = "trainmedic-run"
-"""Reporter that is the parent of all processes of an attempt."""
 _TOLD_TO_END = re.compile(r"SignalException: Process \d{1,10} got signal: (?:1|2|15|SIGHUP|SIGINT|SIGTERM)\b")
-"""What a torchrun leaves that was ended by a signal itself, with exit code 1."""
+"""Left by a torchrun that a signal ended, with exit code 1."""
 _VICTIMS = {signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-"""The watchdog's abort, and what ends everybody once one has failed."""
+"""Signals of the watchdog, and of launchers that end the remaining ranks."""
 
 
 class Exit(Struct, frozen=True):
-    """One process of a job that ended."""
-
     teller: str
-    """Who says it: ``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk``."""
+    """Reporter: ``torchrun``, ``slurm``, ``deepspeed``, ``mpirun``, ``error file``, ``trainmedic-run``, ``sdk`` and
+    others.
+    """
     code: int | None = None
-    """What it gave back; None where a signal ended it, or nobody says."""
+    """Exit code; None after a signal, or if unknown."""
     signal: int | None = None
     rank: int | None = None
     local_rank: int | None = None
     node: str = ""
     is_node_sure: bool = False
-    """Not only the job's own word says so."""
+    """Confirmed by something other than the job."""
     pid: int | None = None
     at: datetime | None = None
-    """Aware, UTC where the teller says it so; a launcher's table has the node's local time, which is taken for UTC."""
+    """UTC, except for launcher tables: node-local time taken as UTC."""
     is_first: bool = False
     """The launcher calls it the first failure on its node."""
     said: str = ""
-    """The last line of its traceback, or what else the teller says of it."""
+    """Last line of the traceback, or the reporter's text."""
     line: str = ""
-    """As it was printed."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether it ended with an error."""
         return self.signal is not None or self.code not in (0, None)
 
     @property
     def is_victims(self) -> bool:
-        """Whether it ended as those do that another one's failure ends."""
+        """Return whether it ended like the remaining ranks after a failure."""
         return self.signal in _VICTIMS or bool(_TOLD_TO_END.search(self.said))
 
     @property
     def how(self) -> str:
-        """For people: ``SIGKILL``, ``exit code 1``."""
+        """``SIGKILL``, ``exit code 1``."""
         if self.signal is not None:
             return signal_name(self.signal)
         return "no exit code" if self.code is None else f"exit code {self.code}"
@@ -69,7 +66,6 @@ class Exit(Struct, frozen=True):
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` of 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -77,31 +73,30 @@ def signal_name(number: int) -> str:
 
 
 def reported(status: int, rank: int | None, line: str, node: str = "", pid: int | None = None) -> Exit:
-    """Return the end of the process that failed first, as its launcher saw it."""
     code, by_signal = of_code(status)
     return Exit(LAUNCHER, code, by_signal, rank=rank, node=node, pid=pid, is_first=True, line=line[:500])
 
 
 def meaning(ended: Exit) -> tuple[CauseClass, str]:
-    """What such an end means by itself, and why in a sentence for people."""
+    """Return the cause that such an end indicates by itself, with an explanation."""
     match ended.signal:
         case signal.SIGSEGV | signal.SIGILL | signal.SIGFPE:
-            return CauseClass.CODE, "the program, or a library of it, did what the processor refuses"
+            return CauseClass.CODE, "the program, or one of its libraries, executed an invalid operation"
         case signal.SIGBUS:
             return (
                 CauseClass.HOST_MEMORY,
-                "shared memory of processes, as of data loaders, was not available",
+                "shared memory, such as that of data loaders, was not available",
             )
         case signal.SIGKILL:
             return CauseClass.UNKNOWN, "a person, a scheduler, or the kernel (out of memory) killed it"
         case None:
-            return CauseClass.UNKNOWN, ended.said or "why was not printed where it was read"
+            return CauseClass.UNKNOWN, ended.said or "the logs do not show why"
         case _:
             return CauseClass.UNKNOWN, "a signal ended it"
 
 
 def of_code(code: int) -> tuple[int | None, int | None]:
-    """Exit code and signal of what a launcher (-9) or a shell (137) calls the exit code."""
+    """Return exit code and signal from a launcher's (-9) or shell's (137) exit code."""
     if -64 <= code < 0:
         return None, -code
     return (None, code - 128) if 128 < code <= 192 else (code, None)
@@ -114,13 +109,13 @@ _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 
 
 def torchrun_table(text: str, node: str = "") -> list[Exit]:
-    """The processes that a table of torchrun lists, of whichever release; `node` is where it was printed.
+    """Parse a torchrun failure table of any release, printed on `node`.
 
-    It lists those of one node, and calls the first of them by that node's clock the root cause.
+    It lists the processes of one node; the first by that node's clock is the root cause.
     """
     exits: list[Exit] = []
     is_first = False
-    # The releases of 2021 call the sections "Root Cause:" and "Other Failures:", in the other order.
+    # Releases of 2021 name and order the sections differently.
     for part in re.split(r"^(.*(?:Root Cause|Failures).*:)\s*$", text, flags=re.MULTILINE):
         if re.fullmatch(r".*(Root Cause|Failures).*:\s*", part):
             is_first = "Root Cause" in part
@@ -131,7 +126,6 @@ def torchrun_table(text: str, node: str = "") -> list[Exit]:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """A process each: from ``[0]:``, or where a table was cut at its head from the first member, to the next."""
     block: list[str] = []
     for line in text.splitlines():
         if _BLOCK.search(line):
@@ -183,8 +177,7 @@ _FINISHED = re.compile(
     r"|`Trainer\.fit` stopped: `max_\w{1,20}=|^\*{5} train metrics \*{5}|done training in [\d.]{1,20} seconds"
     r"|Training completed(?:\. Do not forget|$)"
 )
-"""What DeepSpeed's launcher, torchrun's agent, Megatron-LM, Lightning, Hugging Face's Trainer, fairseq and torchtitan
-print when all steps are done."""
+"""Success messages of DeepSpeed, torchrun, Megatron-LM, Lightning, Hugging Face, fairseq and torchtitan."""
 _ELASTIC = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _DEEPSPEED = re.compile(r"exits with return code = (-?\d+)\s*$")
 _ACCELERATE = re.compile(
@@ -192,7 +185,7 @@ _ACCELERATE = re.compile(
 )
 _MPI = re.compile(r"process rank (\d{1,6}) with PID (\d{1,10}) on node (\S{1,255}) exited on signal (\d{1,2})\b")
 _CONTAINER = re.compile(r"^\s*Exit Code:\s+(1\d\d)\s*$|terminated with exit code (1\d\d)\b|\"exitCode\": ?(1\d\d)\b")
-"""A container that a signal ended, as kubectl prints it in `describe`, in `exec` and as JSON."""
+"""Container ended by a signal, in kubectl's `describe`, `exec` and JSON."""
 _SLURM = re.compile(r"srun: error: (\S+): tasks? ([\d,\-]+): (.+?)\s*$")
 _SLURM_WORDS = {
     "killed": signal.SIGKILL,
@@ -207,10 +200,10 @@ _SLURM_WORDS = {
 
 
 def launcher_line(text: str, node: str = "") -> list[Exit]:
-    """The processes whose end one line tells: of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl, or
-    Slurm's srun; or of a training that says that it is done.
+    """Parse the ends in one line of torchrun's agent, DeepSpeed, accelerate, mpirun, kubectl or srun, or a success
+    message.
 
-    Slurm counts tasks, which are ranks where each rank is a task of its own; they are given as ranks.
+    Slurm's tasks are returned as ranks, which is right if each rank is a task.
     """
     tail, text = text[-200:], text[:_LONGEST_LINE]
     if match := _ELASTIC.search(text):
@@ -218,14 +211,14 @@ def launcher_line(text: str, node: str = "") -> list[Exit]:
         ended = Exit("torchrun", code, by_signal, local_rank=int(match[2]), node=node, pid=int(match[3]))
         return [replace(ended, is_first=True, line=text[:500])]
     if match := _DEEPSPEED.search(tail):
-        # The command that it prints before is that of the last process it started, not of the one that failed.
+        # The printed command is that of the last started process, not of the failed one.
         code, by_signal = of_code(int(match[1]))
         return [Exit("deepspeed", code, by_signal, node=node, line=tail)]
     if match := _ACCELERATE.search(text):
         by_signal = signal.Signals.__members__.get(match[2] or "")
         return [Exit("accelerate", int(match[1]) if match[1] else None, by_signal, node=node, line=text[:500])]
     if match := _MPI.search(text):
-        # It tells of the first that ended so, and often knows no process id.
+        # It reports the first such process, often without its ID.
         ended = Exit("mpirun", signal=int(match[4]), rank=int(match[1]), node=match[3], pid=int(match[2]) or None)
         return [replace(ended, is_first=True, line=text[:500])]
     if match := _CONTAINER.search(text):
@@ -258,9 +251,9 @@ def _tasks(listed: str) -> Iterator[int]:
 
 
 def error_file(raw: bytes, **known: Any) -> Exit | None:
-    """What torch's ``@record`` wrote of an exception into ``TORCHELASTIC_ERROR_FILE``; None where it is nothing such.
+    """Parse a ``TORCHELASTIC_ERROR_FILE`` of torch's ``@record``; None for other files.
 
-    `known` are members of `Exit` that the file's place tells, such as the local rank.
+    `known` are members of `Exit` known from the file's path.
     """
     try:
         message = json.loads(raw[: 1024 * 1024])["message"]
@@ -275,7 +268,7 @@ def error_file(raw: bytes, **known: Any) -> Exit | None:
 
 
 def call_stack(raw: bytes) -> str:
-    """The traceback in such a file; empty where there is none."""
+    """Return the traceback in such a file; "" if there is none."""
     try:
         return str(json.loads(raw)["message"]["extraInfo"]["py_callstack"])
     except (ValueError, KeyError, TypeError, RecursionError):

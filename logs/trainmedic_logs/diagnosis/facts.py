@@ -1,4 +1,4 @@
-"""What is known of one attempt of a job, from whichever side: what a diagnosis is made from."""
+"""Facts about one attempt, the input of a diagnosis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from trainmedic_logs.diagnosis.collectives import CollectiveLines
 from trainmedic_logs.diagnosis.exits import LAUNCHER, Exit
-from trainmedic_logs.diagnosis.flight_recorder.absentees import Reading
+from trainmedic_logs.diagnosis.flight_recorder.missing_ranks import Reading
 from trainmedic_logs.diagnosis.own_times import LossRise
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 from trainmedic_logs.diagnosis.verdict import Evidence
@@ -19,99 +19,80 @@ from trainmedic_logs.domain.pod_fault import PodReading
 
 
 class RankFacts(Struct, frozen=True):
-    """What is known of one rank, whether it failed or not."""
-
     node: str = ""
-    """Empty where it is not known."""
     gpu: str | None = None
-    """Its GPU, as the node's kernel names it: a PCI address."""
+    """PCI address, as in the kernel log."""
     pid: int | None = None
     last_step: int | None = None
-    """The last step that it said to have completed."""
     last_step_at: datetime | None = None
     last_line_at: datetime | None = None
-    """Of whatever it printed last; None where it printed nothing that was read."""
+    """None if no line was read."""
     was_read: bool = False
-    """A log of its own was read, whatever is in it."""
+    """A log of its own was read, even if empty."""
     is_node_sure: bool = True
-    """Somebody else than the job says on which node it ran: the place of its log, its agent, or the launcher. What a
-    job prints, or writes beside its log, can name any node."""
+    """The node is confirmed by the log's location, an agent or a launcher. A job's own output can name any node."""
 
 
 class Earlier(Struct, frozen=True):
-    """The verdict on an earlier attempt of the same job."""
-
     attempt: int
     fingerprint: str
 
 
 class Facts(Struct, frozen=True):
-    """Everything that was collected of one attempt."""
-
     job: str | None = None
     attempt: int | None = None
     findings: Sequence[Finding] = ()
-    """Of all ranks and nodes of the job; those of one stream in its order."""
+    """All ranks and nodes; in order per stream."""
     exits: Sequence[Exit] = ()
     recorder: Reading | None = None
-    """What the flight recorder's dumps say together; None where there is none."""
+    """Combined flight recorder dumps; None without dumps."""
     refused_dumps: Mapping[str, str] = field(default_factory=dict)
-    """Which dumps were not read, and why."""
     ranks: Mapping[int, RankFacts] = field(default_factory=dict)
     world_size: int | None = None
     last_step_at: datetime | None = None
-    """When any rank last completed a step."""
     steps: Mapping[int, RankStep] = field(default_factory=dict)
-    """How each rank's steps divided at last, where it tells."""
     loss_rise: LossRise | None = None
-    """Loss that was much lower before, by the log."""
     throughput_drop: ThroughputDrop | None = None
-    """Drop of the throughput far below the usual one, by the log."""
     began_at: datetime | None = None
-    """When the first line of the job with a time was printed; None where none is known, or trouble is all that is."""
+    """First job line with a time; None if unknown or if the log begins with a fault."""
     outlived: frozenset[str] = frozenset()
-    """The ids of findings after which the training certainly went on."""
+    """IDs of findings that the training survived."""
     followed: Mapping[str, int] = field(default_factory=dict)
+    """Ordinary lines printed by the same rank or stream after a finding, by its ID."""
     excused: frozenset[str] = frozenset()
-    """The ids of exceptions before which the program stated that it goes on."""
-    """How many ordinary lines the same rank, or stream, printed after a finding, by its id."""
+    """IDs of exceptions that the program announced to ignore."""
     knows_what_was_read: bool = True
-    """Whether it is known of which ranks lines were read."""
+    """It is known which ranks' lines were read."""
     nobodys: tuple[str, ...] = ()
-    """The job's logs that were read in which lines do not say of which rank they are."""
+    """Logs whose lines state no rank."""
     kernel_read: frozenset[str] | None = frozenset()
-    """The nodes whose kernel log was read over that time; None where nobody knows."""
+    """Nodes whose kernel log was read; None if unknown."""
     gone_nodes: Mapping[str, datetime] = field(default_factory=dict)
-    """Nodes that are not there any more, and since when, as the server sees it: never what a job says."""
+    """Nodes that disappeared, with the time, as the server sees them."""
     healthy_shapes: frozenset[str] = frozenset()
-    """The shapes of lines that successful attempts of this job printed too: `Finding.shape`."""
+    """Shapes (`Finding.shape`) of lines also printed by successful attempts."""
     earlier: Sequence[Earlier] = ()
     collectives: CollectiveLines = field(default_factory=CollectiveLines)
-    """Collectives in which ranks timed out, by their watchdogs."""
     used_nccl: bool = True
-    """True if any line is about NCCL. Without NCCL there are no dumps of its flight recorder."""
+    """Without NCCL, no flight recorder dumps are expected."""
     reported: Evidence | None = None
-    """Report by the launcher, or by the job itself, that it failed."""
+    """Failure reported by the launcher or the job."""
     is_reported_hang: bool = False
-    """True if the launcher ended it because it hung. Then the exit codes of its processes mean nothing."""
+    """The launcher ended it because it hung, so exit codes mean nothing."""
     pods: PodReading = field(default_factory=PodReading)
-    """Kubernetes' statements about the job's pods."""
     is_known_to_fail: bool = False
-    """Whether who watches the job says that it failed; of a folder nobody does."""
+    """The launcher, the job or the server states that it failed."""
 
     def node_of(self, rank: int | None) -> str:
-        """The node on which `rank` ran; empty where it is not known."""
         known = self.ranks.get(rank) if rank is not None else None
         return known.node if known else ""
 
     def ranks_on(self, node: str) -> tuple[int, ...]:
-        """The ranks that ran on `node`, ascending."""
         return tuple(sorted(rank for rank, known in self.ranks.items() if node and known.node == node))
 
     @property
     def has_ended_well(self) -> bool:
-        """True if the launcher saw exit code 0, or if each rank that was read states that it finished and no process
-        failed."""
+        """Return whether the launcher saw exit code 0, or each read rank finished and no process failed."""
         by_launcher = [each for each in self.exits if each.teller == LAUNCHER]
         if by_launcher and not self.is_reported_hang:
             return not any(each.is_failure for each in by_launcher)
@@ -120,8 +101,9 @@ class Facts(Struct, frozen=True):
 
     @property
     def unread_ranks(self) -> tuple[int, ...]:
-        """Ranks whose output may be decisive and was not read. If it is unknown what was read, a rank counts as read
-        when a launcher on its node reported its end, because all output passes through the launcher."""
+        """Ranks whose unread output may matter. If it is unknown what was read, ranks ended by torchrun count as read,
+        because their output passes through it.
+        """
         if self.knows_what_was_read:
             return self.silent_ranks
         ended = {each.rank for each in self.exits if each.teller == "torchrun"}
@@ -129,7 +111,7 @@ class Facts(Struct, frozen=True):
 
     @property
     def silent_ranks(self) -> tuple[int, ...]:
-        """The ranks of which no line is known, as far as it is known how many there are; ascending."""
+        """Ranks without any known line, ascending."""
         known = self.recorder.silent if self.recorder else ()
         count = max([self.world_size or 0, *(rank + 1 for rank in (*self.ranks, *known))], default=0)
         lines = {rank for rank, state in self.ranks.items() if state.last_line_at is not None}
@@ -137,28 +119,26 @@ class Facts(Struct, frozen=True):
 
     @property
     def progressed_at(self) -> datetime | None:
-        """When a step was completed last, by any rank; None where no step is known."""
+        """Last completed step of any rank; None if unknown."""
         own = [known.last_step_at for known in self.ranks.values() if known.last_step_at is not None]
         return max([*own, *([self.last_step_at] if self.last_step_at else [])], default=None)
 
     def is_sure_of(self, node: str) -> bool:
-        """Whether it is known, otherwise than by the job's own word, that something of the job ran on `node`."""
+        """Return whether something other than the job confirms that the job ran on `node`."""
         of_ranks = any(known.node == node and known.is_node_sure for known in self.ranks.values())
         return bool(node) and (of_ranks or any(ended.node == node and ended.is_node_sure for ended in self.exits))
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The nodes on which ranks ran."""
         return frozenset(known.node for known in self.ranks.values() if known.node)
 
 
 class Sign(NamedTuple):
-    """What says that a job fails or hangs."""
+    """Sign that a job fails or hangs."""
 
     at: datetime
-    """When the server heard it."""
+    """When the server received it."""
     attempt: int | None = None
-    """Of which attempt it is; None where nobody says."""
+    """None if unknown."""
     is_wait: bool = False
-    """True if a job can survive the stated fault, such as a collective that timed out or an actor that died. Steps that
-    follow show that nothing failed."""
+    """A job can survive it, such as a timed-out collective; later steps disprove it."""

@@ -1,4 +1,4 @@
-"""From what all witnesses say to one verdict."""
+"""Weighing of attributions into one verdict."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from msgspec.structs import replace
 from trainmedic_logs.diagnosis import (
     advice,
     collectives,
+    evidence_sources,
     first_lines,
     pods,
     slow,
     stops,
     stragglers,
-    witnesses,
     wording,
 )
-from trainmedic_logs.diagnosis.accusation import Accusation, Witness, evidence_of, rank_of
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, evidence_of, rank_of
 from trainmedic_logs.diagnosis.exits import LAUNCHER
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.own_times import LossRise
@@ -26,16 +26,13 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant, relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _NOT_A_NUMBER = "loss-nan"
-"""The shipped rule for a loss that is not a number."""
 _VAGUE = frozenset({CauseClass.UNKNOWN, CauseClass.HANG})
-"""Causes that say that something is, and not why: another witness of the same can say why."""
 _OFTEN_BESIDE = frozenset({CauseClass.NETWORK, CauseClass.STORAGE, CauseClass.HOST_MEMORY})
 _PLAIN_ERRORS = frozenset({CauseClass.CODE, CauseClass.GPU_MEMORY})
 _MOST_EVIDENCE = 20
 
 
 def diagnose(facts: Facts) -> Verdict:
-    """The verdict on one attempt of a job."""
     if facts.has_ended_well and not facts.is_known_to_fail:
         not_numbers = [finding for finding in relevant(facts).roots if finding.cause is CauseClass.NUMERICS]
         if not_numbers:
@@ -43,100 +40,99 @@ def diagnose(facts: Facts) -> Verdict:
         slowness = slow.diagnose(facts.steps) if facts.steps else None
         return slowness if slowness is not None and slowness.cause is not CauseClass.UNKNOWN else _ended_well(facts)
     counting = relevant(facts)
-    accusations = sorted(_all(facts, counting), key=lambda accusation: accusation.witness)
-    if not accusations and counting.ended is None and _has_finished(facts):
+    attributions = sorted(_all(facts, counting), key=lambda attribution: attribution.source)
+    if not attributions and counting.ended is None and _has_finished(facts):
         return _ended_well(facts)
-    slowness = slow.diagnose(facts.steps) if not accusations and facts.steps and counting.ended is None else None
+    slowness = slow.diagnose(facts.steps) if not attributions and facts.steps and counting.ended is None else None
     if slowness is not None and (slowness.cause is not CauseClass.UNKNOWN or facts.loss_rise is None):
         return slowness  # nothing has failed
-    if not accusations and facts.loss_rise is not None and counting.ended is None:
+    if not attributions and facts.loss_rise is not None and counting.ended is None:
         return _loss_rose(facts.loss_rise)
-    if not accusations and facts.throughput_drop is not None and not facts.steps and counting.ended is None:
+    if not attributions and facts.throughput_drop is not None and not facts.steps and counting.ended is None:
         return slow.by_throughput(facts.throughput_drop, _timeouts(facts))
-    if not accusations:
+    if not attributions:
         return _nobody(facts, counting)
-    leader = _leader(accusations)
-    leader, against = _weighed(leader, [other for other in accusations if other is not leader])
+    leader = _leader(attributions)
+    leader, against = _weighed(leader, [other for other in attributions if other is not leader])
     return _verdict(leader, against, facts, counting)
 
 
 def _timeouts(facts: Facts) -> list[Evidence]:
-    """Return the NCCL timeouts of the job, including those that it survived."""
     timeouts = {f.rule: f for f in facts.findings if f.role is Role.CASCADE and f.cause is CauseClass.HANG}
     return [evidence_of(finding, slow.WHY_TIMEOUT) for finding in timeouts.values()]
 
 
-def _all(facts: Facts, counting: Relevant) -> Iterable[Accusation]:
-    yield from witnesses.kernel(facts, counting)
-    yield from pods.accusations(facts)
-    yield from witnesses.recorder(facts)
+def _all(facts: Facts, counting: Relevant) -> Iterable[Attribution]:
+    yield from evidence_sources.kernel(facts, counting)
+    yield from pods.attributions(facts)
+    yield from evidence_sources.recorder(facts)
     if any(finding.cause is CauseClass.HANG for finding in counting.cascades):
         yield from collectives.differing(facts.collectives)
     yield from first_lines.first_line(facts, counting)
-    yield from witnesses.gone_nodes(facts, counting)
+    yield from evidence_sources.gone_nodes(facts, counting)
     if facts.is_reported_hang:
-        # Its launcher ended the processes, so their exit codes do not explain the hang.
+        # The launcher ended the processes, so their exit codes explain nothing.
         yield from stragglers.not_timed_out(facts, counting)
         yield from stragglers.left_behind(facts, counting)
         return
     stopped = list(stops.on_purpose(facts, counting))
-    # A scheduler also ends what is left of a step of which a process was killed, and then says no reason.
-    is_told_why = any(accusation.confidence is Confidence.HIGH for accusation in stopped)
-    killed = [] if is_told_why else list(stops.told_kills(facts, counting))
-    # Who was killed then was killed by whoever wanted the end.
-    yield from killed or stopped or witnesses.first_exits(facts, counting)
+    # After an OOM kill, a scheduler also ends the rest of the step, without a reason.
+    has_reason = any(attribution.confidence is Confidence.HIGH for attribution in stopped)
+    killed = [] if has_reason else list(stops.scheduler_kills(facts, counting))
+    # Processes killed in a requested end were killed by it.
+    yield from killed or stopped or evidence_sources.first_exits(facts, counting)
     yield from stragglers.not_timed_out(facts, counting)
     yield from stragglers.left_behind(facts, counting)
 
 
-def _leader(accusations: Sequence[Accusation]) -> Accusation:
-    """The strongest witness, and of several of the same the first; not one that spoke of what came afterwards."""
-    likely = [a for a in accusations if a.confidence is not Confidence.LOW and not _was_killed(a, accusations)]
-    errors = [a for a in likely if a.witness is Witness.LINE and a.cause in _PLAIN_ERRORS]
-    # A link or a file system that was away, or another's memory, may be beside the matter, and a plain error is not.
-    strongest = next((a for a in likely if not (errors and _may_be_beside(a))), accusations[0])
+def _leader(attributions: Sequence[Attribution]) -> Attribution:
+    """Return the strongest source, the first of equals, unless it describes consequences."""
+    likely = [a for a in attributions if a.confidence is not Confidence.LOW and not _was_killed(a, attributions)]
+    errors = [a for a in likely if a.source is EvidenceSource.LINE and a.cause in _PLAIN_ERRORS]
+    # A link, file system or other process's memory may be unrelated; a plain error is not.
+    strongest = next((a for a in likely if not (errors and _may_be_beside(a))), attributions[0])
     if strongest in errors:
         return strongest
-    if strongest.witness is Witness.LINE and strongest.cause is CauseClass.NETWORK:
-        # Who crashes takes its wires with it, and the others see those break.
-        strongest = next((a for a in likely if a.witness is Witness.EXIT and a.cause in _PLAIN_ERRORS), strongest)
-    alike = [other for other in accusations if other.witness is strongest.witness]
+    if strongest.source is EvidenceSource.LINE and strongest.cause is CauseClass.NETWORK:
+        # A crashing process breaks its connections, which the others report.
+        strongest = next((a for a in likely if a.source is EvidenceSource.EXIT and a.cause in _PLAIN_ERRORS), strongest)
+    alike = [other for other in attributions if other.source is strongest.source]
     alike.sort(
         key=lambda a: (not a.is_proven, a.confidence is not Confidence.HIGH, a.moment is None, a.moment and a.moment.at)
     )
     first = alike[0]
-    lines = [other for other in accusations if other.witness is Witness.LINE]
-    # A line of the job that is certainly older, and of somewhere else, began it, whatever the stronger one saw then.
+    lines = [other for other in attributions if other.source is EvidenceSource.LINE]
+    # A certainly older job line from another place is the origin.
     for line in lines:
-        if first.witness < Witness.LINE and line.is_before(first) and not line.concerns(first):
+        if first.source < EvidenceSource.LINE and line.is_before(first) and not line.concerns(first):
             return line
     return first
 
 
-def _may_be_beside(accusation: Accusation) -> bool:
-    is_sure = accusation.confidence is Confidence.HIGH
-    has_time = accusation.moment is not None and accusation.moment.is_known
-    is_vague = accusation.cause in _OFTEN_BESIDE or not has_time
-    return accusation.witness is Witness.KERNEL and not is_sure and is_vague
+def _may_be_beside(attribution: Attribution) -> bool:
+    is_sure = attribution.confidence is Confidence.HIGH
+    has_time = attribution.moment is not None and attribution.moment.is_known
+    is_vague = attribution.cause in _OFTEN_BESIDE or not has_time
+    return attribution.source is EvidenceSource.KERNEL and not is_sure and is_vague
 
 
-def _weighed(leader: Accusation, others: Sequence[Accusation]) -> tuple[Accusation, list[Evidence]]:
-    """The leading accusation with what others add to it, and what speaks against it."""
+def _weighed(leader: Attribution, others: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
     leader, against = _merged(leader, [other for other in others if other.concerns(leader)])
     for other in others:
         if other.concerns(leader) or leader.is_before(other) or leader.is_proven:
             continue
-        # Who came last, or did not time out, is only asked where nobody says more.
-        if other.witness > Witness.EXIT or (other.witness is Witness.EXIT and other.confidence is Confidence.LOW):
+        # The last rank, or one that did not time out, matters only without better evidence.
+        if other.source > EvidenceSource.EXIT or (
+            other.source is EvidenceSource.EXIT and other.confidence is Confidence.LOW
+        ):
             continue
         against += other.evidence[:2]
         leader = leader.with_confidence(leader.confidence.lowered())
     return leader, against
 
 
-def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation, list[Evidence]]:
-    """What witnesses of the same add: a cause where the leader knows none, ranks, a card, and sureness; and what they
-    say against it."""
+def _merged(leader: Attribution, same: Sequence[Attribution]) -> tuple[Attribution, list[Evidence]]:
+    """Merge attributions of the same place: missing cause, ranks, GPU, confidence; and contradictions."""
     against: list[Evidence] = []
     for other in same:
         agrees = other.cause is leader.cause or leader.cause in _VAGUE or other.cause in _VAGUE
@@ -145,17 +141,17 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
         if not agrees and not is_explained:
             if leader.is_proven or leader.is_before(other):
                 continue
-            # Both concern the same ranks, and say different things: who is stronger is believed, less.
+            # Same ranks, contradicting causes: the stronger counts, with less confidence.
             leader = leader.with_confidence(leader.confidence.lowered())
             against += other.evidence[:2]
             continue
         cause = other.cause if leader.cause in _VAGUE and other.cause not in _VAGUE else leader.cause
         is_narrower = other.confidence is not Confidence.LOW
         if cause is not leader.cause and not is_narrower:
-            leader = leader.with_confidence(Confidence.LOW)  # a cause is no surer than who names it
+            leader = leader.with_confidence(Confidence.LOW)  # a cause is no more certain than its source
         both = leader.ranks & other.ranks if is_narrower else leader.ranks
         ranks = both if leader.ranks and other.ranks else leader.ranks or other.ranks
-        raised = other.witness <= Witness.EXIT and other.witness is not leader.witness
+        raised = other.source <= EvidenceSource.EXIT and other.source is not leader.source
         raised = raised and (other.is_trusted or leader.is_trusted or _both_know_ranks(leader, other))
         raised = raised and all(
             each.moment is None or each.moment.is_known for each in (leader, other) if each.is_trusted
@@ -176,36 +172,37 @@ def _merged(leader: Accusation, same: Sequence[Accusation]) -> tuple[Accusation,
     return leader, against
 
 
-def _was_killed(printed: Accusation, accusations: Sequence[Accusation]) -> bool:
-    return any(_was_killed_instead(printed, other) and printed.concerns(other) for other in accusations)
+def _was_killed(printed: Attribution, attributions: Sequence[Attribution]) -> bool:
+    return any(_was_killed_instead(printed, other) and printed.concerns(other) for other in attributions)
 
 
-def _was_killed_instead(printed: Accusation, other: Accusation) -> bool:
-    """Whether what printed an exception was ended by SIGKILL, which no exception does: it may have caught it."""
+def _was_killed_instead(printed: Attribution, other: Attribution) -> bool:
+    """Return whether a process that printed an exception was ended by SIGKILL: it may have caught the exception."""
     may_be_caught = printed.cause is CauseClass.CODE or not printed.is_provable
-    return may_be_caught and printed.witness is Witness.LINE and other.is_kill
+    return may_be_caught and printed.source is EvidenceSource.LINE and other.is_kill
 
 
-def _explains(leader: Accusation, other: Accusation) -> bool:
-    """Whether what the kernel says is why a job printed something else. A lost card or a machine's end shows itself in
-    whatever a program does then; a link, a file system or a killed process only in errors of its own kind."""
+def _explains(leader: Attribution, other: Attribution) -> bool:
+    """Return whether the kernel's statement explains a different error of the job.
+
+    A lost GPU or machine causes any error; a link, file system or killed process only errors of its kind.
+    """
     is_before = leader.is_trusted and not other.is_trusted and bool(leader.moment and leader.moment.is_known)
     if leader.cause is CauseClass.HOST_MEMORY:
         return is_before and other.cause is CauseClass.DATA and bool(leader.ranks & other.ranks)
     return is_before and leader.cause in (CauseClass.GPU, CauseClass.NODE)
 
 
-def _both_know_ranks(one: Accusation, other: Accusation) -> bool:
+def _both_know_ranks(one: Attribution, other: Attribution) -> bool:
     return bool(one.ranks) and bool(other.ranks)
 
 
-def _is_worth(leader: Accusation, other: Accusation) -> bool:
-    """Two that are each likely make it sure; a hint makes nothing sure."""
+def _is_worth(leader: Attribution, other: Attribution) -> bool:
     return Confidence.LOW not in (leader.confidence, other.confidence)
 
 
 def _loss_rose(rise: LossRise) -> Verdict:
-    """Return a low-confidence hint: a loss may rise and fall again by itself."""
+    """Return a low-confidence hint: a loss may rise and fall by itself."""
     why = f"the loss was {rise.lowest:.3g}, and is {rise.last:.3g}"
     return Verdict(
         cause=CauseClass.NUMERICS,
@@ -218,14 +215,13 @@ def _loss_rose(rise: LossRise) -> Verdict:
 
 
 def _has_finished(facts: Facts) -> bool:
-    """Return whether something states that the training is done, and nothing states that a process failed."""
     return any(each.code == 0 for each in facts.exits) and not any(each.is_failure for each in facts.exits)
 
 
 def _ended_well(facts: Facts) -> Verdict:
     ended = [each for each in facts.exits if each.code == 0]
     done = next((each for each in ended if each.teller == LAUNCHER), ended[0])
-    why = "a process states that it has finished"
+    why = "a process states that it finished"
     if done.teller == LAUNCHER:
         why = "its launcher saw it end with exit code 0"
     return Verdict(
@@ -239,7 +235,6 @@ def _ended_well(facts: Facts) -> Verdict:
 
 
 def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
-    """Nothing failed, and what was trained is of no use."""
     rank = rank_of(first)
     where = f" on rank {rank}" if rank is not None else ""
     well = _ended_well(facts)
@@ -255,16 +250,15 @@ def _ended_without_numbers(facts: Facts, first: Finding) -> Verdict:
 
 
 def _nobody(facts: Facts, counting: Relevant) -> Verdict:
-    """Nobody can be named. That there is a hang can still be said."""
     hang = next((finding for finding in counting.cascades if finding.cause is CauseClass.HANG), None)
     by_rule = {finding.rule: finding for finding in reversed(counting.cascades)}
     evidence = [
-        evidence_of(finding, "a victim, which waited for somebody or lost its peer") for finding in by_rule.values()
+        evidence_of(finding, "a victim, which waited for another rank or lost its peer") for finding in by_rule.values()
     ]
     if facts.recorder and facts.recorder.waits and not facts.recorder.absent:
         wait = facts.recorder.waits[0]
-        came = f"all {len(wait.waiting)} ranks with a dump came to {wait.operation} number {wait.number}"
-        why = f"{came}, and it did not end"
+        came = f"all {len(wait.waiting)} ranks with a dump reached {wait.operation} number {wait.number}"
+        why = f"{came}, which did not complete"
         evidence.insert(0, Evidence(why, source="flight recorder", at=wait.since))
     if facts.reported is not None:
         evidence.insert(0, facts.reported)
@@ -293,11 +287,11 @@ def _nobody(facts: Facts, counting: Relevant) -> Verdict:
     )
 
 
-def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, counting: Relevant) -> Verdict:
+def _verdict(leader: Attribution, against: Sequence[Evidence], facts: Facts, counting: Relevant) -> Verdict:
     node = leader.node if _may_name_node(leader) else None
     before = sum(1 for earlier in facts.earlier if earlier.fingerprint == leader.fingerprint)
     evidence = [*leader.evidence, *_confirming(leader, counting)]
-    # A verdict without a known cause is a hint, even if the rank is certain.
+    # Without a known cause, a verdict is a hint even if the rank is certain.
     confidence = Confidence.LOW if leader.cause is CauseClass.UNKNOWN else leader.confidence
     return Verdict(
         cause=leader.cause,
@@ -318,18 +312,17 @@ def _verdict(leader: Accusation, against: Sequence[Evidence], facts: Facts, coun
 
 
 def _without_repeats(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    """The same line of a rank often stands in its own log and in the launcher's."""
+    """Drop lines that stand in both a rank's and the launcher's log."""
     firsts = {(each.line or each.why, each.rank): each for each in reversed(evidence)}
     return tuple(each for each in evidence if firsts[each.line or each.why, each.rank] is each)[:_MOST_EVIDENCE]
 
 
-def _may_name_node(leader: Accusation) -> bool:
-    """Only what no job can have written names a node, and only where nothing speaks against it."""
+def _may_name_node(leader: Attribution) -> bool:
     return leader.confidence is Confidence.HIGH and leader.is_trusted and leader.names_node and bool(leader.node)
 
 
-def _confirming(leader: Accusation, counting: Relevant) -> list[Evidence]:
-    """Further lines of the kernel on the same node. Whom it killed says nothing of any other cause."""
+def _confirming(leader: Attribution, counting: Relevant) -> list[Evidence]:
+    """Return further kernel lines of the node. OOM kills confirm no other cause."""
     return [
         evidence_of(finding, "the same node's kernel wrote this as well")
         for finding in counting.trusted

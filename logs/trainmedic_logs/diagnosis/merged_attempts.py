@@ -1,9 +1,7 @@
-"""Several attempts of a job in one log: at which lines a new one begins.
+"""Detection of several attempts in one log.
 
-Where a script starts a launcher again and again, or a pod, a Slurm job or torchrun itself starts its processes anew,
-all of them print into one file. What ended an earlier attempt must not be taken for what ended the newest. A new one
-begins where a launcher starts after one that has failed, where a launcher says that it starts the processes again,
-where records have the number of another attempt, and where the steps of a training that had failed go back.
+A new attempt begins when a launcher starts after a failure or announces a restart, when records have another attempt
+number, and when steps go back after a failure.
 """
 
 from __future__ import annotations
@@ -34,15 +32,12 @@ _SEARCHED = 2048
 
 
 class AttemptWatch:
-    """Takes the physical lines of one stream, in their order."""
-
     def __init__(self) -> None:
         self._has_failed = False
         self._attempt: int | None = None
         self._last_step = 0
 
     def begins(self, raw: bytes) -> bool:
-        """Take the next line; return whether a new attempt begins with it."""
         raw = raw[:_SEARCHED]
         if _HINTS.search(raw):
             return self._by_launcher(raw)
@@ -56,7 +51,7 @@ class AttemptWatch:
 
     def _by_launcher(self, raw: bytes) -> bool:
         if _AGAIN.search(raw):
-            # torchrun says it twice: that it will, and then that it has.
+            # torchrun announces and then reports the restart.
             is_new = self._has_failed or b"will restart" in raw
             self._restart()
             return is_new
@@ -82,6 +77,5 @@ class AttemptWatch:
 
 
 def beginnings(lines: Iterable[bytes]) -> list[int]:
-    """The numbers of the lines, counted from 0, with which another attempt than the first begins; ascending."""
     watch = AttemptWatch()
     return [number for number, raw in enumerate(lines) if watch.begins(raw)]

@@ -1,4 +1,4 @@
-"""Step times, data waiting times, throughput and loss of a job, from its own log alone."""
+"""Step times, data waiting times, throughput and loss of a job, from its own log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from msgspec import Struct, field
 from trainmedic_logs.diagnosis.slow import RankStep, ThroughputDrop
 
 _LAST = 5
-"""Number of recent steps by which a job is called slow. Earlier steps may have been fast."""
+"""Recent steps by which a job is judged slow."""
 _USUAL, _FEWEST = 200, 20
-"""Number of earlier steps that give the usual throughput: maximum and minimum."""
+"""Maximum and minimum of earlier steps for the usual throughput."""
 _DROPPED = 0.7
-"""A throughput below this share of the usual one has dropped."""
 _RATES = ("tokens_per_s", "samples_per_s", "throughput")
 _MOST_FORMS = 16
 _ROSE_BY, _ROSE_TIMES = 1.0, 2.0
@@ -29,24 +28,17 @@ class LossRise(Struct, frozen=True):
     lowest: float
     last: float
     line: str
-    """Line of the last loss."""
 
 
 class OwnTimes(Struct):
-    """Times and losses of the steps of one stream."""
-
     parts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
-    """Total seconds and data waiting seconds of the last steps."""
+    """Total and data waiting time of the last steps, in seconds."""
     lowest: float | None = None
     rise: LossRise | None = None
     rates: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
-    """Steps or samples per second of the last steps, by the format of their records."""
 
     def step_record(self, record: Mapping[str, Any], text: str, *, has_words: bool) -> None:
-        """Read the record of a step. `has_words` is True if the trainer's format is unknown.
-
-        A rise is forgotten when the loss is down again.
-        """
+        """Read a step record. `has_words`: the trainer's format is unknown. A recovered rise is dropped."""
         data, whole = _positive(record.get("data_s")), _positive(record.get("step_s"))
         if data is not None and whole is not None:
             self.parts.append((whole, min(data, whole)))
@@ -60,20 +52,19 @@ class OwnTimes(Struct):
             self._compare(loss, text)
 
     def _compare(self, loss: float, text: str) -> None:
-        """Compare the loss with the lowest one. A log of a few steps allows no more than this."""
+        """Compare the loss with the lowest one; all that a short log allows."""
         lowest = self.lowest = loss if self.lowest is None else min(self.lowest, loss)
         has_risen = lowest >= 0 and loss > lowest + _ROSE_BY and loss > lowest * _ROSE_TIMES
         self.rise = LossRise(lowest, loss, text[:500]) if has_risen else None
 
     def step(self) -> RankStep | None:
-        """Return the medians of the last steps. None until there are enough of them."""
         if len(self.parts) < _LAST:
             return None
         whole, data = (median(part) for part in zip(*self.parts, strict=True))
         return RankStep(data, max(whole - data, 0.0), 0.0)
 
     def drop(self) -> ThroughputDrop | None:
-        """Return how far the throughput of the last steps is below the usual one. None if it is not far below."""
+        """Return a large drop below the usual throughput, or None."""
         for rates in self.rates.values():
             if len(rates) < _FEWEST + _LAST:
                 continue
@@ -85,7 +76,6 @@ class OwnTimes(Struct):
 
 
 def _rate(record: Mapping[str, Any]) -> float | None:
-    """Return the throughput that a step states. If it states only a time, return steps per second."""
     stated = next((value for name in _RATES if (value := _positive(record.get(name)))), None)
     if stated is not None:
         return stated

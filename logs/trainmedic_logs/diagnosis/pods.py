@@ -1,9 +1,7 @@
-"""Signs of a failure, and accusations, from Kubernetes' statements about a job's pods.
+"""Failure signs and attributions from Kubernetes' statements about a job's pods.
 
-The kubelet and the controllers of the cluster write a pod's status; a job cannot. So a status proves what it states.
-Accounts of the pod's namespace can write events, so an event proves nothing.
-
-Pure. Called by ``engine.job_diagnoses`` and `judge`.
+A pod's status is written by the kubelet and controllers, so it is proof. Events can be written by accounts of the
+namespace, so they prove nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from trainmedic_logs.diagnosis import exits
-from trainmedic_logs.diagnosis.accusation import Accusation, Moment, Witness
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, Moment
 from trainmedic_logs.diagnosis.exits import Exit
 from trainmedic_logs.diagnosis.facts import Facts, Sign
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
@@ -25,16 +23,14 @@ from trainmedic_logs.domain.pod_fault import NOT_STARTED, PENDING, NodeNotReady,
 from trainmedic_logs.lines import message_causes
 
 SOURCE = "kubernetes"
-"""The source in the evidence."""
 _PASSES_WITHIN = timedelta(minutes=1)
-"""Kubernetes retries what keeps a pod from starting, often with success. A problem that lasts longer is a sign of a
-failure."""
+"""Kubernetes retries failed starts; only longer problems are signs of failure."""
 _BEFORE = timedelta(minutes=10)
-"""A fault at most this long before the first sign of a failure can belong to it."""
+"""Maximum age of a related fault at the first sign."""
 _NODE_BEFORE = timedelta(hours=1)
-"""A node that became unready at most this long before can be why others timed out."""
+"""Maximum age of an unready node that explains timeouts."""
 _ERROR = 2.0
-"""Error of Kubernetes' times in seconds: they are whole seconds, by the clocks of several machines."""
+"""Error of Kubernetes' times, in seconds."""
 _MOST_EVIDENCE = 4
 _ASKED_TO_END = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
@@ -50,7 +46,6 @@ _RESOURCE = (
     (re.compile(r"DiskPressure|nodefs|imagefs"), CauseClass.STORAGE, "the node's local disk"),
     (re.compile(r"low on resource: pids\b|PIDPressure"), CauseClass.NODE, "process IDs of the node"),
 )
-"""Exhausted resource by an eviction's message, with its description."""
 _NO_SUCH_IMAGE = re.compile(
     r"(?i)not found|manifest unknown|does not exist|denied|unauthorized|authorization failed|authentication required"
     r"|invalid reference format|couldn't parse image|no match for platform|no matching manifest"
@@ -69,8 +64,7 @@ _ALWAYS_SPECIFICATION = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
 
 def signs(faults: Iterable[PodFault], now: datetime) -> list[Sign]:
-    """Return the signs that the job failed, or does not start. Later steps of the job refute a sign: a job can survive
-    the loss of a pod."""
+    """Return signs of a failure or a failed start. Later steps disprove them: a job can survive losing a pod."""
     return [Sign(fault.at, None, is_wait=True) for fault in faults if _is_sign(fault, now)]
 
 
@@ -85,8 +79,7 @@ def _is_sign(fault: PodFault, now: datetime) -> bool:
 
 
 def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, after: datetime | None) -> PodReading:
-    """Return the reading with only the faults that can belong to the failure at that time. `after` is the end of the
-    previous failure."""
+    """Return only faults that can belong to the failure; `after` is the end of the previous one."""
     first = began_at - _BEFORE if after is None else max(began_at - _BEFORE, after)
     faults = tuple(fault for fault in reading.faults if first <= fault.at <= began_at + taken_in)
     earliest = began_at - _NODE_BEFORE
@@ -97,11 +90,10 @@ def of_failure(reading: PodReading, began_at: datetime, taken_in: timedelta, aft
 def are_own(
     namespace: str | None, is_known: bool, places: Collection[str], namespaces: Collection[str]
 ) -> Callable[[str, str, str], bool]:
-    """Return the test whether a pod with the job's label is really the job's. Any account that may create pods can set
-    the label.
+    """Return a predicate (namespace, name, node): whether a pod with the job's label is really the job's.
 
-    A connected job states its namespace. If a known job states none, only pods where it was, by node or pod name
-    (`places`), are trusted. If only pods name the job, all of them must be in one of the `namespaces`.
+    Any account that can create pods can set the label. A connected job states its namespace. For a known job without
+    one, only pods at known `places` (node or pod names) count. Otherwise all pods must share one of the `namespaces`.
     """
     if namespace is not None:
         return lambda of_pod, _, __: of_pod == namespace
@@ -112,8 +104,7 @@ def are_own(
 
 
 def ends(facts: Facts) -> Sequence[Exit]:
-    """Return how the training containers ended, if no other source states how a process ended, and no fault states
-    why."""
+    """Return the ends of training containers, if no other source states any and no fault explains them."""
     reading = facts.pods
     if facts.exits or any(_is_why(fault) for fault in reading.faults):
         return ()
@@ -124,25 +115,24 @@ def ends(facts: Facts) -> Sequence[Exit]:
     ]
 
 
-def accusations(facts: Facts) -> Iterator[Accusation]:
-    """Yield accusations from the pods' statuses and events, and from their nodes' conditions."""
+def attributions(facts: Facts) -> Iterator[Attribution]:
     alike: dict[tuple[PodFaultKind, CauseClass, bool], list[PodFault]] = {}
     for fault in facts.pods.faults:
         if fault.kind is not PodFaultKind.EXITED and (fault.is_training or fault.kind is PodFaultKind.OUT_OF_MEMORY):
             cause, _ = _meaning(fault)
             alike.setdefault((fault.kind, cause, fault.is_event), []).append(fault)
     for (kind, cause, _), faults in alike.items():
-        yield _accusation(kind, cause, faults, facts)
+        yield _attribution(kind, cause, faults, facts)
     for not_ready in facts.pods.not_ready:
         yield _of_node(not_ready, facts)
 
 
-def _accusation(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Accusation:
+def _attribution(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault], facts: Facts) -> Attribution:
     first = faults[0]
     worth = min((_worth(fault) for fault in faults), key=list(Confidence).index)
     nodes = {fault.node for fault in faults}
-    return Accusation(
-        Witness.KERNEL if not first.is_event else Witness.EXIT,
+    return Attribution(
+        EvidenceSource.KERNEL if not first.is_event else EvidenceSource.EXIT,
         cause,
         worth,
         tuple(_evidence(fault) for fault in faults[:_MOST_EVIDENCE]),
@@ -158,8 +148,7 @@ def _accusation(kind: PodFaultKind, cause: CauseClass, faults: Sequence[PodFault
 
 
 def _worth(fault: PodFault) -> Confidence:
-    """Return how much a fault proves. A status that states the reason leaves no doubt. If the reason has several
-    causes, or only an event states it, the cause is merely the likeliest."""
+    """Return the confidence: high only for a status that states the reason."""
     if not fault.is_training:
         return Confidence.LOW
     cause, is_stated = _meaning(fault)
@@ -169,8 +158,7 @@ def _worth(fault: PodFault) -> Confidence:
 
 
 def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
-    """Return the cause of a fault, and whether Kubernetes states it. Otherwise Kubernetes states something that makes
-    it likely."""
+    """Return the cause, and whether Kubernetes states it rather than making it likely."""
     match fault.kind:
         case PodFaultKind.OUT_OF_MEMORY:
             return CauseClass.HOST_MEMORY, True
@@ -192,8 +180,6 @@ def _meaning(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
-    """Return why an image cannot be pulled or a container cannot be created, by the message of the registry or the
-    runtime."""
     text = _QUOTED.sub("", fault.message)  # names of images and files may contain any words
     is_image = fault.kind is PodFaultKind.IMAGE
     if fault.reason in _ALWAYS_SPECIFICATION:
@@ -210,12 +196,11 @@ def _of_start(fault: PodFault) -> tuple[CauseClass, bool]:
 
 
 def _is_why(fault: PodFault) -> bool:
-    """Return whether the fault explains why its pod ended."""
     return fault.is_training and fault.kind not in (PodFaultKind.EXITED, PodFaultKind.PROBE_FAILED)
 
 
 def _ranks_of(fault: PodFault, facts: Facts) -> frozenset[int]:
-    """Return the ranks in a pod. A rank that does not know its node's name reports the pod's name instead."""
+    """Return the ranks in a pod. A rank that does not know its node reports its pod's name."""
     in_pod = facts.ranks_on(fault.pod)
     if in_pod or fault.node in facts.pods.shared_nodes:
         return frozenset(in_pod)
@@ -243,7 +228,6 @@ def _evidence(fault: PodFault) -> Evidence:
 
 
 def _why(fault: PodFault) -> str:
-    """Return a sentence for people. If the job has not started, it names what to check."""
     pod, words = f"pod {fault.full_name}", f": {fault.message}" if fault.message else ""
     stated = "an event says that " if fault.is_event else ""
     match fault.kind:
@@ -287,16 +271,17 @@ def _why(fault: PodFault) -> str:
     return f"{stated}the kubelet restarts a container of {pod}, because its probe failed{words}"
 
 
-def _of_node(not_ready: NodeNotReady, facts: Facts) -> Accusation:
-    """Accuse a node that is not ready. A silent kubelet means, as a silent agent does, that the machine is lost. A
-    kubelet that itself reports not ready can have many reasons, some of which harm no pod."""
+def _of_node(not_ready: NodeNotReady, facts: Facts) -> Attribution:
+    """Return the attribution to an unready node. A silent kubelet means a lost machine; a reported condition may be
+    harmless.
+    """
     what = "has stopped reporting to Kubernetes" if not_ready.is_silent else "is not ready, as its kubelet reports"
     words = f" ({not_ready.reason}: {not_ready.message})" if not_ready.reason else ""
     why = f"node {not_ready.node} {what}{words}"
     is_the_jobs = not facts.nodes or not_ready.node in facts.nodes
     likely = Confidence.MEDIUM if is_the_jobs else Confidence.LOW
-    return Accusation(
-        Witness.NODE,
+    return Attribution(
+        EvidenceSource.NODE,
         CauseClass.NODE,
         Confidence.HIGH if not_ready.is_silent and is_the_jobs else likely,
         (Evidence(why, source=SOURCE, node=not_ready.node, at=not_ready.since),),

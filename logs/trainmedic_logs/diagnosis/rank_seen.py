@@ -1,4 +1,4 @@
-"""What the lines of one rank have told of it so far. Changed with each line, so it is no value; `facts` makes one."""
+"""Mutable record of one rank's lines, the source of `RankFacts`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ _STEPS_KEPT = 100
 
 
 class RankSeen(Struct):
-    """What is known of a rank so far."""
-
     node: str = ""
     is_node_sure: bool = False
     gpu: str | None = None
@@ -29,27 +27,24 @@ class RankSeen(Struct):
     was_read: bool = False
     memory_ratio: float | None = None
     parts: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
-    """Of its last steps the seconds of data, compute and wait."""
+    """Data, compute and wait seconds of its last steps."""
 
     def line(self, at: datetime) -> None:
-        """Take the time of a line."""
         if self.last_line_at is None or at > self.last_line_at:
             self.last_line_at = at
 
     def on(self, node: str, said: object) -> None:
-        """Take the node of its log, and the one that it says itself, which only counts where nobody else says it."""
+        """Take the node of its log, else the one that it states."""
         if node and not self.is_node_sure:
             self.node, self.is_node_sure = node, True
         elif not self.node and isinstance(said, str):
             self.node = said
 
     def step(self, step: int, at: datetime) -> None:
-        """Take a step that it completed."""
         if self.last_step is None or step >= self.last_step:
             self.last_step, self.last_step_at = step, at
 
     def divided(self, record: Mapping[str, Any]) -> None:
-        """A record may tell how a step's time divides."""
         parts = [record.get(name) for name in ("data_s", "compute_s", "wait_s")]
         numbers = [float(part) for part in parts if isinstance(part, int | float) and 0 <= part < 1e6]
         if len(numbers) == 3:
@@ -58,7 +53,6 @@ class RankSeen(Struct):
             self.memory_ratio = float(ratio) if isinstance(ratio, int | float) else self.memory_ratio
 
     def facts(self) -> RankFacts:
-        """What is known by now."""
         return RankFacts(
             node=self.node,
             is_node_sure=self.is_node_sure,
@@ -71,6 +65,6 @@ class RankSeen(Struct):
         )
 
     def rank_step(self) -> RankStep:
-        """The medians of its last steps, of which it has told at least one."""
+        """Return medians; requires at least one entry in `parts`."""
         data, compute, wait = (median(part) for part in zip(*self.parts, strict=True))
         return RankStep(data, compute, wait, self.memory_ratio, self.node)

@@ -1,7 +1,7 @@
-"""A job's or launcher's report of an end: that an attempt failed and how, or that it ended well. Pure.
+"""Reports of an end by a job or its launcher. Pure.
 
-A launcher is the parent of the processes and sees how the first one ended, independent of the program. So
-each failure that it reports has a verdict, and an attempt that it reports as ended well has none.
+A launcher sees how the first process ended, independent of the program. So each reported failure gets a verdict, and a
+reported success none.
 """
 
 from __future__ import annotations
@@ -18,41 +18,34 @@ from trainmedic_logs.diagnosis.verdict import Evidence
 from trainmedic_logs.domain.known_verdict import KnownVerdict
 
 HANG = "hang"
-"""Error kind of an attempt that its launcher ended because it hung."""
+"""Error kind of an attempt that its launcher ended for hanging."""
 _LONGEST_REASON = 500
 _LATE = timedelta(minutes=2)
-"""Time after an end within which its last lines are still read."""
+"""Time after an end within which its last lines are read."""
 
 
 class ReportedEnd(Struct, frozen=True):
-    """One report of an end."""
-
     job: str
     at: datetime
-    """When the server received it (aware UTC)."""
+    """Receipt by the server, UTC."""
     is_failure: bool
     attempt: int | None = None
     """None if no launcher counts attempts."""
     node: str = ""
     status: int | None = None
-    """End of the process that failed first: its exit code, or less than 0 for a signal."""
+    """Exit code of the first failed process, or a negative signal number."""
     rank: int | None = None
     pid: int | None = None
     error: str = ""
-    """Kind of the last error, or `HANG`."""
     reason: str = ""
-    """The reported reason, as a sentence."""
     restarts: bool = False
-    """True if the launcher reported that it starts another attempt."""
 
     @property
     def is_hang(self) -> bool:
-        """True if the launcher ended the attempt because it hung."""
         return self.error == HANG
 
     @property
     def evidence(self) -> Evidence:
-        """The report as evidence."""
         who = "its launcher" if self.attempt is not None else "the job"
         why = f"{who} reported it"
         if self.is_hang:
@@ -61,14 +54,13 @@ class ReportedEnd(Struct, frozen=True):
 
     @property
     def exit(self) -> Exit | None:
-        """End of the first process. None if unknown, and for a hang, because then the launcher ended the ranks."""
+        """End of the first process. None if unknown, and for a hang, which the launcher ended."""
         if self.status is None or self.is_hang or not self.is_failure:
             return None
         return exits.reported(self.status, self.rank, self.reason, self.node, self.pid)
 
 
 def of_members(job: str, at: datetime, data: Mapping[str, Any], *, is_failure: bool) -> ReportedEnd:
-    """Return the report in these members. Members of other types are tolerated."""
     return ReportedEnd(
         job,
         at,
@@ -95,10 +87,10 @@ def verdict_of(
     taken_in: timedelta,
     stepped_at: datetime | None,
 ) -> KnownVerdict | None:
-    """Return the verdict on a reported failure. None if there is none yet.
+    """Return the existing verdict on a reported failure, or None.
 
-    `before` is the previous report. `stepped_at` is when the job was last seen to advance. A hang is diagnosed long
-    before the launcher ends it, so a verdict on the same attempt counts as long as no step was completed.
+    `before` is the previous report, `stepped_at` the last observed progress. A hang is diagnosed long before the
+    launcher ends it, so a verdict on the same attempt counts until a step completes.
     """
     for verdict in verdicts:
         is_other = None not in (verdict.attempt, report.attempt) and verdict.attempt != report.attempt
@@ -112,8 +104,7 @@ def verdict_of(
 
 
 def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd]) -> bool:
-    """Return whether a sign of a failure belongs to a reported end: to a failure with its own verdict, or to an attempt
-    that ended well. `at` is when the sign was received."""
+    """Return whether a sign received `at` belongs to a reported end."""
     for report in reports:
         is_known = attempt is not None and report.attempt is not None
         if (attempt == report.attempt) if is_known else at <= report.at + _LATE:
@@ -122,5 +113,4 @@ def is_answered(at: datetime, attempt: int | None, reports: Iterable[ReportedEnd
 
 
 def facts_of(report: ReportedEnd) -> dict[str, Any]:
-    """Return the members of `Facts` from a reported failure."""
     return {"reported": report.evidence, "is_reported_hang": report.is_hang, "is_known_to_fail": True}

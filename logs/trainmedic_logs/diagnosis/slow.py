@@ -1,8 +1,7 @@
-"""A job that goes on, and slower than it could: which part of a step the time is lost in, and on which rank.
+"""Diagnosis of slow jobs: the part of a step and the rank that lose the time.
 
-Of each step a rank tells three parts: it waits for its batch (data), it computes, it waits for the other ranks (wait).
-What is lost is what is not computing, and of computing what one rank needs more than the others: for that all others
-wait. A cause is named where it explains four fifths of the loss; else the shares say what they say.
+A rank reports three parts of a step: waiting for its batch (data), computing, waiting for other ranks (wait). Lost time
+is data, wait, and computing beyond other ranks. A cause is named if it explains 80 % of the loss.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_logs.domain.known_verdict import SLOW
 
 WORTH_NAMING = 0.3
-"""Of a step: a part that is smaller is no trouble."""
+"""Minimum share of a step."""
 SLOW_RANK = 1.3
-"""Times the median of all ranks' own time."""
+"""Factor over the median of all ranks' own time."""
 EXPLAINS = 0.8
-"""Of the loss, to be called its cause."""
+"""Minimum share of the lost time, 0 to 1, to be named the cause."""
 _PARTS = "parts of the steps"
 _MOST_SHOWN = 5
 WAITS_FOR_DATA = "waits-for-data"
@@ -30,41 +29,37 @@ WAITS_FOR_DATA = "waits-for-data"
 WHY_WAITS = "the trainer states how long a step takes and how long it waits for data"
 WHY_TIMEOUT = "a timeout of a collective while the job was slow"
 FULL_MEMORY = 0.95
-"""Of a card's memory: beyond it the allocator spends its time on freeing and asking again."""
+"""Share of a GPU's memory above which the allocator keeps freeing and reallocating."""
 
 
 class RankStep(Struct, frozen=True):
-    """The parts of one rank's steps, medians over some of them, in seconds."""
+    """Median step parts of a rank, in seconds."""
 
     data: float
     compute: float
     wait: float
     memory_ratio: float | None = None
-    """Of its card's memory, 0 to 1."""
+    """GPU memory in use, 0 to 1."""
     node: str = ""
 
     @property
     def own(self) -> float:
-        """What the rank needs itself: all others wait at least so long."""
+        """Time that the rank itself needs; the others wait at least as long."""
         return self.data + self.compute
 
     @property
     def step(self) -> float:
-        """The whole step."""
         return self.own + self.wait
 
 
 class ThroughputDrop(Struct, frozen=True):
-    """A throughput far below the job's usual one."""
-
     share: float | None = None
     """Share of the usual throughput, 0 to 1. None if only an alert states the drop."""
 
 
 def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
-    """Return the verdict on a job whose trainer itself states that its steps wait for data.
-
-    It names no rank, because most trainers print the figures of rank 0 alone.
+    """Return the verdict on a job whose trainer reports that steps wait for data. No rank is named: most trainers print
+    rank 0 only.
     """
     summary = "By the trainer's own figures, more than half of each step is spent waiting for the batch."
     verdict = _verdict(CauseClass.DATA, summary, {}, evidence=evidence[0], missing=(_PARTS,))
@@ -72,10 +67,9 @@ def by_own_figures(evidence: Sequence[Evidence]) -> Verdict:
 
 
 def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Verdict:
-    """Return a hint on a job whose throughput has dropped and whose step times are not broken down.
+    """Return a low-confidence hint on a throughput drop without step parts.
 
-    NCCL timeouts at that time suggest the network. Without them, slow data loading is the most frequent reason. Both
-    are guesses from experience, so the confidence is always low.
+    NCCL timeouts suggest the network; otherwise slow data loading is the most frequent reason.
     """
     fell = (
         "The throughput has dropped" if drop.share is None else f"The throughput is {drop.share:.0%} of the usual one"
@@ -92,10 +86,9 @@ def by_throughput(drop: ThroughputDrop, timeouts: Sequence[Evidence] = ()) -> Ve
 
 
 def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> Verdict:
-    """What a job's steps lose their time with, from each rank's parts.
+    """Return the verdict by each rank's parts.
 
-    With `baseline_s`, what a step took when the job was well, a job that is as fast as ever gets `unknown` without a
-    hint. No rank known, or steps that take no time, is `unknown` too.
+    `unknown` without ranks or times, and if steps are as fast as `baseline_s`, the healthy step time in seconds.
     """
     if not parts or not (step := median(each.step for each in parts.values())) > 0:
         return _verdict(CauseClass.UNKNOWN, "How the steps divide is not known.", {}, missing=(_PARTS,))
@@ -121,7 +114,6 @@ def diagnose(parts: Mapping[int, RankStep], baseline_s: float | None = None) -> 
 
 
 def _slow_rank(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
-    """One rank for which the others wait."""
     if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
         return None
     usual = median(each.own for each in parts.values())
@@ -149,7 +141,6 @@ def _data(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict
 
 
 def _communication(parts: Mapping[int, RankStep], shares: Mapping[str, float]) -> Verdict | None:
-    """All wait, and nobody needs longer than the others: the time is on the wire."""
     if len(parts) < 2 or shares["wait"] < WORTH_NAMING:
         return None
     usual, slowest = median(each.own for each in parts.values()), max(each.own for each in parts.values())
@@ -185,7 +176,7 @@ def _verdict(
     missing: tuple[str, ...] = (),
     is_sure: bool = True,
 ) -> Verdict:
-    """A slow job names no node: what a rank tells of its own time is the job's word."""
+    """Build a verdict without a node: step times are the job's own statement."""
     named = evidence is not None
     return Verdict(
         cause=cause,

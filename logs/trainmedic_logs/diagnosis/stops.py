@@ -1,4 +1,4 @@
-"""What a person or a scheduler ended: jobs that nothing failed in, and processes of which only the scheduler tells."""
+"""Ends caused by users and schedulers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 import signal
 from collections.abc import Iterator
 
-from trainmedic_logs.diagnosis.accusation import Accusation, Witness, evidence_of, moment_of
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, evidence_of, moment_of
+from trainmedic_logs.diagnosis.evidence_sources import MEMORY_FULL
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence
 from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
-from trainmedic_logs.diagnosis.witnesses import MEMORY_FULL
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _BY_HAND = re.compile(
@@ -19,31 +19,29 @@ _BY_HAND = re.compile(
 _BY_SOMEBODY = re.compile(r"death signal|got signal: ")
 
 
-def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """What says that somebody wanted the end, where nothing says that anything failed."""
+def on_purpose(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield the evidence of a requested end, if nothing failed."""
     worths = [(_worth(finding), finding) for finding in relevant.stopped]
     told = sorted(((w, f) for w, f in worths if w is not None), key=lambda each: list(Confidence).index(each[0]))
     others = [cascade for cascade in relevant.cascades if cascade.cause is not CauseClass.UNKNOWN]
     if not told or relevant.roots or relevant.trusted or others or _has_failed(facts, told[0][0]):
         return
     worth, leading = told[0]
-    yield Accusation(
-        Witness.PURPOSE,
+    yield Attribution(
+        EvidenceSource.PURPOSE,
         CauseClass.PREEMPTION,
         worth,
         tuple(
-            evidence_of(finding, "somebody wanted the end, and nothing had failed before") for _, finding in told[:4]
+            evidence_of(finding, "a user or scheduler ended it, and nothing had failed before")
+            for _, finding in told[:4]
         ),
         moment=moment_of(leading),
         fingerprint=f"{CauseClass.PREEMPTION}:{leading.rule}",
     )
 
 
-def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """Yield the scheduler's statements about an OOM-killed process, if no exit is known.
-
-    A job that completed all its steps without a failure did not need that process.
-    """
+def scheduler_kills(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield a scheduler's statement about an OOM kill, if no exit is known and the job did not complete."""
     if any(ended.code == 0 for ended in facts.exits) and not relevant.cascades and not relevant.roots:
         return
     told = [
@@ -54,8 +52,8 @@ def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         if finding.rule != MEMORY_FULL
     ]
     if told and not any(ended.is_failure for ended in facts.exits):
-        yield Accusation(
-            Witness.EXIT,
+        yield Attribution(
+            EvidenceSource.EXIT,
             CauseClass.HOST_MEMORY,
             Confidence.MEDIUM,
             (evidence_of(told[0], "a process was killed there, out of memory"),),
@@ -66,8 +64,9 @@ def told_kills(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
 
 
 def _worth(finding: Finding) -> Confidence | None:
-    """A scheduler that says its reason is believed. The signal that it sends, and a person would send, also ends what
-    is left of a job after one of its processes has failed; that a launcher ends its own says nothing at all."""
+    """Return the confidence: high with a scheduler's reason. Signals also end the rest of a failed job; a launcher's
+    own prove nothing (None).
+    """
     if finding.fields.get("why", "").strip():
         return Confidence.HIGH
     if _BY_HAND.search(finding.line):
@@ -76,7 +75,6 @@ def _worth(finding: Finding) -> Confidence | None:
 
 
 def _has_failed(facts: Facts, worth: Confidence) -> bool:
-    """Whether a process ended otherwise than by what ends all of them."""
     failed = [ended for ended in facts.exits if ended.is_failure and not ended.is_victims]
     were_all_killed = len(failed) > 1 and all(ended.signal == signal.SIGKILL for ended in failed)
     return bool(failed) and worth is not Confidence.HIGH and not were_all_killed

@@ -1,11 +1,11 @@
-"""Who is left behind, where nothing else tells: by who timed out, and by the last step of each rank."""
+"""Ranks left behind, by timeouts and last steps, if there is no better evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from trainmedic_logs.diagnosis import wording
-from trainmedic_logs.diagnosis.accusation import Accusation, Witness, evidence_of
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, evidence_of
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.diagnosis.window import Relevant
@@ -15,11 +15,9 @@ _FEWEST_RANKS = 3
 _MOST_BEHIND = 0.25
 
 
-def left_behind(facts: Facts, counting: Relevant) -> Iterator[Accusation]:
-    """The few ranks whose last step is earlier than that of all others.
-
-    A rank that waits in a collective has not completed its step either, so this tells only where ranks run a step
-    ahead of each other; it is a hint.
+def left_behind(facts: Facts, counting: Relevant) -> Iterator[Attribution]:
+    """Yield the few ranks whose last step is earlier than the others'. A hint: ranks waiting in a collective have not
+    completed their step either.
     """
     steps = {rank: known.last_step for rank, known in facts.ranks.items() if known.last_step is not None}
     if len(steps) < _FEWEST_RANKS or len(set(steps.values())) < 2:
@@ -29,10 +27,10 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Accusation]:
     if len(behind) > _MOST_BEHIND * len(steps):
         return
     least = min(steps[rank] for rank in behind)
-    why = f"the others completed step {furthest}, and {wording.ranks(behind)} had come to step {least}"
+    why = f"the others completed step {furthest}, and {wording.ranks(behind)} had reached step {least}"
     nodes = {facts.node_of(rank) for rank in behind}
-    yield Accusation(
-        Witness.STRAGGLER,
+    yield Attribution(
+        EvidenceSource.STRAGGLER,
         CauseClass.HANG if counting.cascades else CauseClass.UNKNOWN,
         Confidence.LOW,
         (Evidence(why, source="training", rank=min(behind)),),
@@ -42,10 +40,9 @@ def left_behind(facts: Facts, counting: Relevant) -> Iterator[Accusation]:
     )
 
 
-def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """Nearly everybody waited in vain in a collective: who did not was elsewhere.
-
-    Of those that waited some time out, and with them the peers of others go, whose wait ends by that.
+def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield the ranks that did not wait in a collective while nearly all others did, including victims of timed-out
+    peers.
     """
     timed_out = [finding for finding in relevant.cascades if finding.cause is CauseClass.HANG]
     ended = {rank for each in facts.exits if (rank := each.rank) is not None}
@@ -56,13 +53,13 @@ def not_timed_out(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
     waited = len(everybody) - len(others)
     why = f"{waited} of {len(everybody)} ranks waited in vain in a collective, and {wording.ranks(others)} did not"
     nodes = {facts.node_of(rank) for rank in others}
-    yield Accusation(
-        Witness.TIMED_OUT,
+    yield Attribution(
+        EvidenceSource.TIMED_OUT,
         CauseClass.HANG,
         Confidence.MEDIUM if len(others) == 1 else Confidence.LOW,
         (
             Evidence(why, source="training", at=timed_out[0].first_at),
-            evidence_of(timed_out[0], "one of those that waited in vain, a victim"),
+            evidence_of(timed_out[0], "one of the ranks that waited in vain, a victim"),
         ),
         frozenset(others),
         nodes.pop() if len(nodes) == 1 else "",

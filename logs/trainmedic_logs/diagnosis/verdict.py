@@ -1,4 +1,4 @@
-"""What a diagnosis says."""
+"""Verdict of a diagnosis."""
 
 from __future__ import annotations
 
@@ -13,53 +13,42 @@ from trainmedic_logs.domain.finding import CauseClass
 
 
 class Confidence(StrEnum):
-    """How far a verdict can be relied on."""
-
     HIGH = "high"
-    """What was found leaves no other reading. Only then is a node named."""
+    """No other reading is possible. Only then is a node named."""
     MEDIUM = "medium"
-    """The likeliest reading; another one is not ruled out."""
+    """The likeliest reading."""
     LOW = "low"
-    """A hint."""
 
     def lowered(self) -> Confidence:
-        """One step less sure."""
         return {Confidence.HIGH: Confidence.MEDIUM}.get(self, Confidence.LOW)
 
 
 class Advice(StrEnum):
-    """What to do next."""
-
     RESTART = "restart"
     ISOLATE_NODE = "isolate_node"
-    """Keep new work from the node, and look at it before it gets some."""
+    """Cordon the node and check it."""
     STOP = "stop"
-    """Another attempt would end alike."""
+    """Another attempt would fail the same way."""
     ROLLBACK = "rollback"
-    """Go on from a checkpoint before it began."""
+    """Continue from an earlier checkpoint."""
     ASK = "ask"
-    """A person has to look."""
     NONE = "none"
-    """Nothing says that it failed, so there is nothing to do."""
+    """No failure is known."""
 
 
 class Evidence(Struct, frozen=True):
-    """One thing that was seen, and why it counts."""
-
     why: str
-    """A sentence for people."""
     line: str = ""
-    """As it was printed; empty where it is no line, such as a rank's silence."""
+    """As printed; empty if it is not a line."""
     source: str = ""
     """``training``, ``kernel``, …, ``flight recorder``, ``exit``, ``presence``."""
     node: str = ""
     rank: int | None = None
     at: datetime | None = None
-    """Aware, UTC, by that node's clock."""
+    """UTC, by the node's clock."""
     rule: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """As it stands in JSON."""
         return {
             "line": self.line,
             "source": self.source,
@@ -72,34 +61,27 @@ class Evidence(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """Who began a failure, and why, as far as it can be said."""
-
     cause: CauseClass
     confidence: Confidence
     summary: str
-    """One sentence for people."""
     advice: Advice
     ranks: tuple[int, ...] = ()
-    """Where it began, ascending; empty where no rank can be named."""
+    """Origin, ascending; empty if unknown."""
     node: str | None = None
-    """The node that is at fault: named only with high confidence, and never by what a job printed itself."""
+    """Node at fault; only with high confidence and never by the job's own output."""
     gpu: str | None = None
-    """The GPU that is at fault, as the kernel or the agent names it."""
     evidence: tuple[Evidence, ...] = ()
-    """What the verdict rests on, the strongest first."""
     against: tuple[Evidence, ...] = ()
-    """What does not fit it."""
     missing: tuple[str, ...] = ()
-    """What would have told more, and was not there."""
     same_before: int = 0
-    """How many earlier attempts of the job ended with the same."""
+    """Earlier attempts with the same fingerprint."""
     fingerprint: str = ""
-    """The same for the same cause by the same line, of whichever attempt."""
+    """Equal for the same cause and line in all attempts."""
     shares: Mapping[str, float] | None = None
-    """Of a slow job: which part of a step is data, compute and wait, 0 to 1."""
+    """Data, compute and wait shares of a slow job's step, 0 to 1."""
 
     def plain(self) -> dict[str, Any]:
-        """As it stands in JSON, in the API and in `--output json`."""
+        """Return the JSON form, for the API and `--output json`."""
         return {
             "cause": self.cause.value,
             "node": self.node,

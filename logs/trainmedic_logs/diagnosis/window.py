@@ -1,4 +1,4 @@
-"""Which findings can have to do with a failure: by when they were, and by whether the training went on after them."""
+"""Selection of findings relevant to a failure, by time and by whether the training continued."""
 
 from __future__ import annotations
 
@@ -6,58 +6,51 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from trainmedic_logs.diagnosis.accusation import Moment, clock_of, moment_of, rank_of
+from trainmedic_logs.diagnosis.attribution import Moment, clock_of, moment_of, rank_of
 from trainmedic_logs.diagnosis.clock_guess import ERROR
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 TRUSTED_SOURCES = frozenset({"kernel", "fabric-manager"})
-"""What no job can write to. The rest it can: whatever a job prints is about the job."""
+"""Sources that jobs cannot write."""
 _SETTLING = 30.0
-"""Seconds by which a step may be told later than it was done."""
+"""Maximum delay of a step report, in seconds."""
 _STEP_LATER = 60.0
-"""Seconds after which a step proves that earlier lines ended nothing."""
 _LATE = 60.0
-"""Seconds after the first sign of the end in which its reason is still told."""
 _FEW_LINES = 8
-"""After a line of a job of which nothing says that it failed: so many ordinary ones, and it was caught. The message of
-an exception may have some lines more."""
+"""Ordinary lines after which an exception was caught, if nothing failed. Messages may have more lines."""
 _FEW_WORDS = 120
-"""Characters by which two sayings are known as the same, though one of them was cut."""
+"""Characters compared, because texts may be cut."""
 _LONGEST_BEFORE = 3600.0
-"""Seconds before the first sign of the end, where no step says how far the training came."""
+"""Seconds before the first sign, if no step is known."""
 
 
 class Relevant(Struct, frozen=True):
-    """The findings that count, each kind in the order of time."""
+    """Relevant findings, each list by time."""
 
     trusted: Sequence[Finding]
-    """Roots and confirmations of the kernel and the fabric manager."""
+    """Roots and confirmations of trusted sources."""
     roots: Sequence[Finding]
-    """Of the job's own lines."""
     cascades: Sequence[Finding]
-    """What followed, by the job's own lines."""
+    """Consequences, from the job's lines."""
     stopped: Sequence[Finding]
-    """What says that somebody wanted the end."""
     recovered: Sequence[Finding]
-    """Roots after which the same rank went on."""
+    """Roots that the same rank survived."""
     ended: Moment | None
-    """The first sign that it was over; None where there is none."""
 
     @property
     def victims(self) -> frozenset[int]:
-        """The ranks that waited for another one, or lost it."""
+        """Ranks that waited for or lost another rank."""
         waited = [finding for finding in self.cascades if finding.cause in (CauseClass.HANG, CauseClass.NETWORK)]
         own = {finding.origin.rank for finding in waited if finding.origin.rank is not None}
         return frozenset(own.union(*(finding.ranks for finding in waited)))
 
     def is_said_by_victims(self, words: str) -> bool:
-        """Whether these last words of a process are those of one that waited for another one, or lost it."""
+        """Return whether these are the last words of a victim."""
         return bool(words) and any(words[:_FEW_WORDS] in finding.line for finding in self.cascades)
 
 
 def relevant(facts: Facts) -> Relevant:
-    """The findings of `facts` that can have to do with how it ended."""
     own = [f for f in facts.findings if f.origin.source not in TRUSTED_SOURCES and f.shape not in facts.healthy_shapes]
     has_failed = any(f.role is Role.CASCADE for f in own) or any(ended.is_failure for ended in facts.exits)
     recovered = [f for f in own if f.role is Role.ROOT and _went_on(f, facts, has_failed)]
@@ -74,7 +67,7 @@ def relevant(facts: Facts) -> Relevant:
 
 
 def _was_outlived(finding: Finding, facts: Facts) -> bool:
-    """Return whether the job completed steps after it. A rank that really lost its peers ends all steps."""
+    """Return whether steps completed after it. Ranks that lose peers complete none."""
     if finding.id in facts.outlived:
         return True
     last = Moment(finding.last_at, finding.clock_error, clock_of(finding))
@@ -83,15 +76,16 @@ def _was_outlived(finding: Finding, facts: Facts) -> bool:
 
 
 def _says_why(finding: Finding) -> bool:
-    """Whether a line of the job can be where it began. That a process ended is told by its exit, and that another one
-    was killed, out of memory, is only believed of the kernel."""
+    """Return whether a job line can be the origin. Ends of processes come from exits, and OOM kills of others only from
+    the kernel.
+    """
     if finding.cause is CauseClass.HOST_MEMORY:
         return "process" not in finding.fields
     return finding.cause is not CauseClass.UNKNOWN
 
 
 def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
-    """Whether its rank went on after it. A loss that is not a number does not keep anybody from that."""
+    """Return whether the rank continued. Non-finite losses do not stop a rank."""
     if finding.id in facts.outlived:
         return True
     if finding.cause is CauseClass.NUMERICS:
@@ -108,14 +102,12 @@ def _went_on(finding: Finding, facts: Facts, has_failed: bool) -> bool:
 
 def _first_sign(findings: Sequence[Finding], facts: Facts) -> Moment | None:
     moments = [moment_of(finding) for finding in findings if finding.cause is not CauseClass.NUMERICS]
-    # A launcher's table has local times, which may be hours away from everything else.
+    # Tables have local times, possibly off by hours.
     moments += [Moment(e.at) for e in facts.exits if e.at and e.is_failure and e.teller != "torchrun"]
     return min(moments, key=lambda moment: moment.at, default=None)
 
 
 def _is_near(finding: Finding, facts: Facts, ended: Moment | None) -> bool:
-    """Whether a line of the kernel can have to do with it: after the job's last step, before the end, and not over by
-    then."""
     if finding.origin.source not in TRUSTED_SOURCES or finding.role not in (Role.ROOT, Role.CONFIRMATION):
         return False
     moment = moment_of(finding)

@@ -1,11 +1,11 @@
-"""A verdict's sentences for people, who read them at night and have not seen the job before."""
+"""Sentences of verdicts, for readers who do not know the job."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from trainmedic_logs.diagnosis.accusation import Accusation
+from trainmedic_logs.diagnosis.attribution import Attribution
 from trainmedic_logs.diagnosis.facts import Facts
 from trainmedic_logs.diagnosis.verdict import Confidence, Evidence
 from trainmedic_logs.domain.finding import CauseClass
@@ -18,14 +18,14 @@ _CAUSES = {
     CauseClass.STORAGE: "Storage failed or is full, as seen",
     CauseClass.DATA: "Reading the data failed",
     CauseClass.CODE: "The program failed",
-    CauseClass.NUMERICS: "The loss or the gradients exploded or are no numbers any more",
+    CauseClass.NUMERICS: "The loss or the gradients exploded or are not finite",
     CauseClass.NODE: "A machine failed",
-    CauseClass.PREEMPTION: "Somebody, or a scheduler, ended it",
+    CauseClass.PREEMPTION: "A user or a scheduler ended it",
     CauseClass.HANG: "It hangs",
     CauseClass.UNKNOWN: "Why it failed is not known",
 }
 _LOST_NODES = frozenset({"step-cancelled", "cluster-node-lost", "rank-failed"})
-"""Rules for lines in which a scheduler reports a lost machine. Other rules are about refused requests."""
+"""Rules for lost machines; others concern refused requests."""
 _REFUSED = "A machine, or its setup, refused what the job needs"
 _TOO_FEW = "Too few nodes joined the rendezvous"
 _NO_RENDEZVOUS = "rendezvous-timeout"
@@ -33,16 +33,15 @@ _DOUBTS = {Confidence.MEDIUM: "Probably", Confidence.LOW: "Perhaps"}
 _MOST_NAMED = 8
 _LONGEST_WORDS = 200
 _PROGRESS_BAR = re.compile(r"^[^|\n]{0,80}\d%\|[^|\n]{0,400}\|[^\[\n]{0,60}\[[^\]\n]{0,200}\]\s*(?=\S)")
-"""As tqdm draws it: whoever prints next goes on in the line of a bar that has not ended."""
+"""tqdm bar without a line end, before the next message."""
 
 
-def summary(leader: Accusation, facts: Facts) -> str:
-    """One sentence: what, where, and the words that say so."""
+def summary(leader: Attribution, facts: Facts) -> str:
     named = sorted(leader.ranks)
     nodes = sorted({node for rank in named if (node := facts.node_of(rank))} or ({leader.node} - {""}))
     on = f" ({few(nodes)})" if nodes else ""
     first = leader.evidence[0]
-    # Of a process that ended a launcher's line says less than what that means.
+    # For process ends, the interpretation says more than the launcher's line.
     is_told_better = first.source in ("exit", "kubernetes") or first.line.startswith("{")
     words = first.why if is_told_better or not first.line else _PROGRESS_BAR.sub("", first.line).partition("\n")[0]
     words = words[:_LONGEST_WORDS].rstrip(". ")
@@ -62,7 +61,7 @@ def summary(leader: Accusation, facts: Facts) -> str:
     return said if leader.confidence is Confidence.HIGH else f"{_DOUBTS[leader.confidence]} {said[0].lower()}{said[1:]}"
 
 
-def _head(leader: Accusation, first: Evidence) -> str:
+def _head(leader: Attribution, first: Evidence) -> str:
     if leader.cause is CauseClass.HANG and first.rule == _NO_RENDEZVOUS:
         return _TOO_FEW
     if leader.cause is CauseClass.NODE and not leader.is_trusted and first.line and first.rule not in _LOST_NODES:
@@ -71,21 +70,21 @@ def _head(leader: Accusation, first: Evidence) -> str:
 
 
 def nobody(cause: CauseClass, *, has_signs: bool, joined: str = "", size: str = "") -> str:
-    """Return the sentence for a failure without a rank to name. `joined` of `size` processes had started."""
+    """Return the sentence without a rank. `joined` of `size` processes had started."""
     if cause is CauseClass.HANG and joined:
-        return f"It did not start: {joined} of {size} processes joined. Nothing that was read says why not all did."
+        return f"It did not start: {joined} of {size} processes joined. The logs do not show why the others did not."
     if cause is CauseClass.HANG:
-        return "It hangs, and nothing that was read says who did not come: those that timed out are victims."
+        return "It hangs, and the logs do not show which rank is missing: those that timed out are victims."
     if not has_signs:
-        return "Nothing that was read says that it failed, or why it ended."
-    return "What was found says how it ended, and not why."
+        return "The logs show neither that it failed nor why it ended."
+    return "The evidence shows how it ended, but not why."
 
 
-ENDED_WELL = "Nothing failed: the training states that it has come to its end."
+ENDED_WELL = "Nothing failed: the training states that it completed."
 
 
 def ranks(numbers: Collection[int]) -> str:
-    """``rank 3``, ``ranks 3 and 4``."""
+    """Return ``rank 3``, ``ranks 3 and 4``."""
     *others, last = [str(number) for number in sorted(numbers)] or ["?"]
     if len(others) + 1 > _MOST_NAMED:
         return f"ranks {few([*others, last])}"
@@ -93,13 +92,12 @@ def ranks(numbers: Collection[int]) -> str:
 
 
 def few(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
     shown = ", ".join(names[:_MOST_NAMED])
     return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
 
 
 def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
-    """What would have told more. To a verdict that is sure only what nobody could read would add anything."""
+    """Yield unavailable evidence. For a sure verdict, only what could not be read."""
     for name, reason in list(facts.refused_dumps.items())[:_MOST_NAMED]:
         yield f"the dump {name} was not read: {reason}"
     yield from facts.pods.unread
@@ -116,7 +114,7 @@ def missing(facts: Facts, *, is_sure: bool) -> Iterator[str]:
         yield "no kernel log was read"
     yield from _lines(facts)
     if not facts.exits:
-        yield "how the processes ended, as a launcher prints it"
+        yield "how the processes ended, as printed by a launcher"
 
 
 def _lines(facts: Facts) -> Iterator[str]:
@@ -124,6 +122,6 @@ def _lines(facts: Facts) -> Iterator[str]:
     if not silent or not facts.knows_what_was_read:
         return
     if facts.nobodys:
-        yield f"which lines of {few(facts.nobodys)} are of {ranks(silent)}: they do not say so"
+        yield f"which lines of {few(facts.nobodys)} are of {ranks(silent)}: they state no rank"
     else:
-        yield f"what {ranks(silent)} printed"
+        yield f"the output of {ranks(silent)}"

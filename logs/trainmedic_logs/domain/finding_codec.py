@@ -1,9 +1,6 @@
-"""The form in which a finding travels from where a line was read to the server: JSON with bounds.
+"""JSON codec of findings between node and server.
 
-Who has written what is read here is known, and it may have been read in a log that anybody writes into: whatever has
-another form than `encode` gives it is refused, and no text is longer than it may be.
-
-Who calls it: the agent writes, the server reads. Not here: signatures, and the stream (``trainmedic.wire.findings``).
+Senders are authenticated, but lines are untrusted: deviating forms and overlong texts are refused.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from trainmedic_logs.domain.finding import LARGEST_RANK as LARGEST_RANK
 VERSION = 1
 MOST_RANKS = 65_536
 _NEEDED = frozenset({"labels", "fields", "count", "time", "clock_error"})
-"""Members of a finding that have a default and are always sent."""
+"""Members with a default that are always sent."""
 _PARTS: Mapping[TargetKind, tuple[str, ...]] = {
     TargetKind.GPU: ("node", "gpu"),
     TargetKind.NODE: ("node",),
@@ -52,25 +49,24 @@ _RANKS = re.compile(r"(?:\d{1,7}(?:-\d{1,7})?(?:,\d{1,7}(?:-\d{1,7})?)*)?\Z", re
 
 
 class FindingUpdate(Struct, frozen=True):
-    """What a node says of a finding: all that is known of it by then, so the last word replaces those before it."""
+    """Complete current state of a finding, which replaces earlier updates."""
 
     node: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
-    """Who says so, and by whose key it is signed; the origin's node is the same, or empty."""
+    """Signing node; equals the origin's, unless that is empty."""
     instance: Id
-    """Which process says so: an id that it has made when it began."""
+    """ID of the sending process."""
     number: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)]
-    """Which update of that process it is, counted from 1. A number that is left out was lost."""
+    """Sequence number within the process, from 1; gaps are losses."""
     finding: Finding
     excerpt: Excerpt | None = None
-    """The lines around it; None where they were sent before, or are not known."""
     boot: Annotated[str, Meta(max_length=128)] = ""
-    """The id that the node's kernel has given its boot; empty where it gives none."""
+    """Kernel boot ID; empty if unknown."""
     booted_at: datetime | None = None
-    """When the node was booted, aware and in UTC; None where that is not known."""
+    """UTC; None if unknown."""
 
 
 def encode(update: FindingUpdate) -> bytes:
-    """The exact bytes that are sent and signed. Texts that are too long are cut, and of an excerpt lines left out."""
+    """Return the bytes to sign and send, with long texts and excerpts cut."""
     fields: dict[str, Any] = {
         "v": VERSION,
         "node": update.node,
@@ -88,7 +84,7 @@ def encode(update: FindingUpdate) -> bytes:
 
 
 def decode(raw: bytes) -> FindingUpdate:
-    """The update that `raw` holds. Raises EnvelopeError, which names the member."""
+    """Decode an update. Raises EnvelopeError that names the member."""
     try:
         fields = without_nul(read_object(raw))
     except ValueError as error:
@@ -112,7 +108,7 @@ def decode(raw: bytes) -> FindingUpdate:
 
 
 def write_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as text, in order, with neighbours as a span: ``0-7,12``."""
+    """Return ranks as ``0-7,12``."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and spans[-1][1] == rank - 1:
@@ -123,7 +119,7 @@ def write_ranks(ranks: Iterable[int]) -> str:
 
 
 def read_ranks(text: str) -> frozenset[int]:
-    """The ranks that `write_ranks` has written. Raises EnvelopeError where they are not ranks, or too many."""
+    """Parse the output of `write_ranks`. Raises EnvelopeError."""
     if not _RANKS.match(text):
         raise EnvelopeError("finding: ranks are not ranks")
     ranks: set[int] = set()
@@ -179,7 +175,6 @@ def _cut(texts: Mapping[str, str], most: int) -> dict[str, str]:
 
 
 def _checked(update: FindingUpdate) -> FindingUpdate:
-    """The update with what its types cannot say checked. Raises EnvelopeError."""
     finding, target, origin = update.finding, update.finding.target, update.finding.origin
     if finding.last_at < finding.first_at:
         raise EnvelopeError("finding: last_at is before first_at")

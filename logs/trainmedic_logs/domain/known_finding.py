@@ -1,10 +1,7 @@
-"""A finding as the server knows it: what all streams say of one thing that a rule has found about one target.
+"""Finding as the server knows it, merged from all streams.
 
-Its identity is the rule, the target, the rule's own labels, and whether a kernel wrote it or anybody could have printed
-it; never the rank: of 512 ranks that print the same, there is one. Each stream speaks of its own *episode*, by an id of
-its own, and says all that it knows with each update, so an update that comes twice, or late, changes nothing.
-
-Pure. Who calls it: ``engine.finding_intake``. Not here: when somebody is told (``engine.finding_alerts``).
+The identity is rule, target, labels, and whether the line could have been printed by a job; never the rank. Each stream
+reports its own episode with complete updates, so repeated and late updates are harmless.
 """
 
 from __future__ import annotations
@@ -25,51 +22,41 @@ from trainmedic_logs.domain.finding_codec import MOST_RANKS
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 MOST_LINES = 1_000_000_000_000_000_000
-"""How far lines are counted; no database counts ten times further."""
+"""Maximum count, within database limits."""
 
 
 class FindingEnd(StrEnum):
-    """Why a finding is over."""
-
     ENDED = "ended"
-    """The rule's end was read in every stream that spoke of it."""
+    """The rule's end was read in every stream."""
     SILENCE = "silence"
-    """No line came for as long as the rule says."""
+    """No line for the rule's silence."""
     BOOT = "boot"
-    """The node was booted again."""
     ATTEMPT = "attempt"
-    """The job's next attempt makes progress, or the job has ended."""
+    """The next attempt progresses, or the job ended."""
     UNCONFIRMED = "unconfirmed"
-    """Nothing confirmed it in time."""
     FORGOTTEN = "forgotten"
-    """The node is not known any more."""
 
 
 class EpisodeKey(NamedTuple):
-    """Which stream of which node speaks, and from which line on."""
-
     node: str
     id: str
     """`Finding.id`."""
 
 
 class Episode(Struct, frozen=True):
-    """What one stream has said so far."""
+    """Reports of one stream."""
 
     key: EpisodeKey
     finding_id: str
     count: int
-    """Lines so far, by its latest update."""
     counted_before: int = 0
-    """Those of them that count for an earlier finding, which was over."""
+    """Lines that belong to an earlier, ended finding."""
     is_over: bool = False
 
 
 class FindingAlert(Struct, frozen=True):
-    """The alert that a finding raises."""
-
     labels: Mapping[str, str]
-    """All of them; they stay what they were when the finding began, for by them it is known."""
+    """All labels; constant, because they identify the alert."""
     fingerprint: str
     starts_at: datetime
     summary: str = ""
@@ -77,7 +64,7 @@ class FindingAlert(Struct, frozen=True):
 
 
 class KnownFinding(Struct, frozen=True):
-    """One finding. Times are aware UTC."""
+    """Times are UTC."""
 
     id: str
     rule: str
@@ -85,48 +72,42 @@ class KnownFinding(Struct, frozen=True):
     cause: CauseClass
     target: Target
     origin: Origin
-    """The origin of the first line that was received. Its job is one that is known to be there, or None. `claimed_job`
-    is the job that a file names without proof."""
+    """From the first received line. Its job is proven or None; see `claimed_job`."""
     line: str
     first_at: datetime
     last_at: datetime
-    """Of the first and the last line, by the clocks of the nodes."""
+    """First and last line, by the nodes' clocks."""
     heard_first_at: datetime
     heard_at: datetime
-    """When the server heard of it first, and last."""
+    """First and last receipt by the server."""
     labels: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     ranks: frozenset[int] = frozenset()
     nodes: frozenset[str] = frozenset()
-    """On which nodes its lines were read."""
     count: int = 0
     time_source: TimeSource = TimeSource.ARRIVAL
     clock_error: float = 0.0
-    """Seconds, of the node where the first line was read."""
+    """Seconds, on the first line's node."""
     shape: str = ""
     is_printed: bool = False
-    """Whoever trains could have printed it. Then it can be about a job; that it stands on a node proves nothing."""
+    """A job could have printed it, so it proves nothing about a node."""
     ended_at: datetime | None = None
-    """When it was over; None while it is not."""
     ended_because: FindingEnd | None = None
     is_suspected: bool = False
-    """Its rule asks for a confirmation, which has not come."""
     confirmed_by: str = ""
-    """The rule or alert that has confirmed it."""
     alert: FindingAlert | None = None
     no_alert_because: str = ""
-    """Why it raises none, for a person; empty where it raises one."""
+    """Reason for people; empty if it raises an alert."""
     tell_at: datetime | None = None
-    """When its alert is to be told next; None where there is nothing to tell."""
+    """Next sending of its alert; None if nothing is due."""
 
     @property
     def key(self) -> str:
-        """Its identity: the same of two findings that are about the same."""
         return identity_of(self.rule, self.target, self.labels, is_printed=self.is_printed)
 
     @property
     def claimed_job(self) -> str:
-        """The job that only its log file names. Empty if the job is known, or none is named."""
+        """Job named only by its log file; empty if proven or unnamed."""
         return self.labels.get(CLAIMED_JOB, "")
 
     @property
@@ -135,7 +116,6 @@ class KnownFinding(Struct, frozen=True):
 
     @property
     def as_finding(self) -> Finding:
-        """It as the diagnosis and templates see it: one finding, though it may be of many streams."""
         return Finding(
             id=self.id,
             rule=self.rule,
@@ -158,8 +138,6 @@ class KnownFinding(Struct, frozen=True):
 
 
 class KnownExcerpt(Struct, frozen=True):
-    """The lines around the first line of one stream's episode."""
-
     finding_id: str
     key: EpisodeKey
     source: str
@@ -170,51 +148,46 @@ class KnownExcerpt(Struct, frozen=True):
 
 
 class KeptJob(Struct, frozen=True):
-    """What is known of a job is not deleted, however old it is."""
-
     job: str
     attempt: int | None
-    """None for all of the job's attempts."""
+    """None for all attempts."""
     by: str
     at: datetime
     note: str = ""
 
 
 class JobPlace(NamedTuple):
-    """A job was on a node."""
-
     job: str
     node: str
 
 
 def identity_of(rule: str, target: Target, labels: Mapping[str, str], *, is_printed: bool) -> str:
-    """What two findings have in common that are about the same: 32 hexadecimal digits. What anybody could have printed
-    and what a kernel wrote are two, or the one would count as the other."""
+    """Return the identity, 32 hexadecimal digits. Printable and kernel findings differ, so that one cannot pose as the
+    other.
+    """
     parts: list[object] = [rule, target.key, sorted(labels.items())]
-    # Nearly all are of a job that printed them, or of a machine whose kernel wrote them.
+    # Omit the flag in the usual case.
     parts += [is_printed] if is_printed is not (target.kind is TargetKind.JOB) else []
     return hashlib.sha256(json.dumps(parts).encode(errors="backslashreplace")).hexdigest()[:32]
 
 
 def identity(finding: Finding) -> str:
-    """`identity_of` a finding that a node tells of."""
     return identity_of(finding.rule, finding.target, finding.labels, is_printed=is_printed(finding))
 
 
 def is_of_later_attempt(finding: Finding, earlier: KnownFinding) -> bool:
-    """Return whether the finding is of a later attempt of the same job than `earlier`, so that `earlier` is over."""
+    """Return whether the finding belongs to a later attempt of the job, so that `earlier` is over."""
     attempt, before = finding.origin.attempt, earlier.origin.attempt
     is_same_job = finding.origin.job == earlier.origin.job and bool(earlier.origin.job or earlier.claimed_job)
     return is_same_job and attempt is not None and before is not None and attempt > before
 
 
 def is_printed(finding: Finding) -> bool:
-    """Whether whoever trains could have printed its lines."""
+    """Return whether a job could have printed it."""
     return finding.origin.source not in KERNEL_SOURCES
 
 
 def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
-    """What is known of a finding of which nothing was heard before; `taken` adds what the update counts."""
     return KnownFinding(
         id=finding_id,
         rule=finding.rule,
@@ -239,9 +212,9 @@ def begun(finding_id: str, finding: Finding, now: datetime) -> KnownFinding:
 def taken(
     known: KnownFinding, before: Episode | None, key: EpisodeKey, finding: Finding, now: datetime
 ) -> tuple[KnownFinding, Episode]:
-    """What is known after an update of an episode, and the episode. The same update again changes nothing."""
+    """Merge an update. Return finding and episode, unchanged for a repeated update."""
     earlier = before or Episode(key, known.id, 0)
-    if earlier.finding_id != known.id:  # what it belonged to was over, and it goes on
+    if earlier.finding_id != known.id:  # its finding was over; start a new one
         earlier = Episode(key, known.id, earlier.count, counted_before=earlier.count)
     news = max(finding.count - earlier.count, 0)
     episode = replace(earlier, count=earlier.count + news, is_over=earlier.is_over or finding.is_over)

@@ -1,4 +1,4 @@
-"""The verdict on one failure of a job, as the server keeps it. Who makes them: ``engine.job_diagnoses``."""
+"""Verdict on a job's failure, as the server stores it."""
 
 from __future__ import annotations
 
@@ -9,33 +9,31 @@ from typing import Any
 from msgspec import Struct
 
 SLOW = "slow:"
-"""How the fingerprint of a verdict on a slow job begins."""
+"""Fingerprint prefix of verdicts on slow jobs."""
 
 
 class KnownVerdict(Struct, frozen=True):
-    """One verdict. Times are aware UTC."""
+    """Times are UTC."""
 
     id: str
     job: str
     attempt: int | None
-    """Of the job, counted from 1; None where nobody says it."""
+    """From 1; None if unknown."""
     began_at: datetime
-    """When the server heard the first sign of the failure."""
+    """First sign received by the server."""
     made_at: datetime
-    """When it was made last: what comes within two minutes is taken in."""
+    """Latest update; evidence of the following two minutes is included."""
     cause: str
     confidence: str
     node: str | None
-    """The node that is at fault; only with high confidence."""
+    """Node at fault; only with high confidence."""
     fingerprint: str
     plain: Mapping[str, Any]
-    """All of it, as it stands in JSON: `trainmedic_logs.diagnosis.verdict.Verdict.plain`."""
     labels: Mapping[str, str] | None = None
-    """Of the alert that it raised; they stay what they were. None before."""
+    """Constant alert labels; None before the alert."""
     tell_at: datetime | None = None
-    """When its alert is to be told next; None where there is nothing to tell."""
+    """Next sending of its alert; None if nothing is due."""
 
     @property
     def is_slow(self) -> bool:
-        """Whether it is on a job that goes on slower than it could, and on no failure."""
         return self.fingerprint.startswith(SLOW)

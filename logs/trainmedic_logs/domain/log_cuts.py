@@ -1,7 +1,6 @@
-"""What an agent leaves out when it reads the logs of a job, because a budget of the job or of its user is used up.
+"""Skipped log data of jobs and users over a budget, as agents report it in their presence.
 
-The agent reports cuts in its presence, at most `MOST_REPORTED`. The server and the command line read them from there.
-A presence is not trusted: `cuts_in` skips what has another form.
+Presences are untrusted: `cuts_in` skips invalid entries.
 """
 
 from __future__ import annotations
@@ -21,39 +20,32 @@ _LARGEST_COUNT = 2**53 - 1
 
 
 class CutKind(StrEnum):
-    """A budget of log reading."""
-
     FILES = "files"
-    """Log files that are not followed. The count is the present number."""
+    """Log files not followed; a current number."""
     ENTRIES = "entries"
-    """Scans that ended before they had seen every entry of the job's directories."""
+    """Scans that did not see every directory entry."""
     JOBS = "jobs"
-    """Job directories of one user that are not scanned. The count is the present number."""
+    """Job directories of a user that are not scanned; a current number."""
     SECONDS = "seconds"
-    """Scans of the job that were shortened or postponed, because they take too long."""
+    """Scans shortened or postponed for taking too long."""
     LINES = "lines"
-    """Lines that were read and not shown to the rules."""
+    """Lines read but not matched."""
     FINDINGS = "findings"
-    """Findings that were not reported."""
     DUMPS = "dumps"
-    """Flight recorder dumps that were not read."""
 
 
 class LogCut(Struct, frozen=True):
-    """What one budget has left out."""
-
     node: str
     job: str | None
-    """Name of the job's directory or pod. None if the cut is about a user."""
+    """Directory or pod name; None if the cut concerns a user."""
     uid: int | None
-    """Owner of the directory or file."""
     what: CutKind
     count: int
     since: datetime
-    """First cut of this kind without a pause of ten minutes, UTC."""
+    """First cut without a pause of 10 min, UTC."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the members for a presence. The node is not among them."""
+        """Return the members for a presence, without the node."""
         return {
             "job": self.job,
             "uid": self.uid,
@@ -64,7 +56,7 @@ class LogCut(Struct, frozen=True):
 
 
 def cuts_in(node: str, details: Mapping[str, Any]) -> Iterator[LogCut]:
-    """Yield the cuts that a presence reports. Agents before this field report none."""
+    """Yield the cuts in a presence; older agents report none."""
     logs = details.get("logs")
     reported = logs.get("cuts") if isinstance(logs, Mapping) else None
     for each in islice(reported if isinstance(reported, list) else (), MOST_REPORTED):

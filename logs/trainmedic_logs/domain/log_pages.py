@@ -1,4 +1,4 @@
-"""How a page of lines travels in an agent's reply: compressed, in pieces that an output may hold. Pure."""
+"""Compressed pages of lines in agent replies."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST_PACKED = 56_000
-"""Characters of a page in a reply, which has 64 KiB."""
+"""Characters of a page; a reply has 64 KiB."""
 _PIECE = 4000
 _LARGEST = 16 * 1024 * 1024
-"""Bytes that are unpacked at most, whatever somebody sends."""
 
 
 def packed(page: Mapping[str, Any]) -> list[str]:
@@ -26,7 +25,7 @@ def fits(pieces: Sequence[str]) -> bool:
 
 
 def unpacked(pieces: object) -> dict[str, Any]:
-    """Raises ValueError where it is no page."""
+    """Raises ValueError for invalid pages."""
     if not isinstance(pieces, list | tuple) or not all(isinstance(piece, str) for piece in pieces):
         raise ValueError("it is no page of lines")
     try:

@@ -1,7 +1,6 @@
-"""What is asked of the logs of a job, and the lines that answer it. Pure values, and their form as JSON.
+"""Log search queries and results, with their JSON forms.
 
-A line that was found is one physical line, masked, without the prefixes of those who passed it on. It is for people,
-and for programs that count; rules see blocks of lines (``trainmedic_logs.lines.line``).
+A result is one physical line, masked and without prefixes.
 """
 
 from __future__ import annotations
@@ -14,18 +13,15 @@ from typing import Any, Self
 from msgspec import Struct, field
 
 READ = "logs.read"
-"""Command that searches the logs of a node."""
 WITHDRAW = "logs.withdraw"
-"""Message that ends a `READ` whose caller has left. It has no reply."""
+"""Message that cancels a `READ`; it has no reply."""
 MOST_PODS = 1000
 TIME = "time"
-"""Name for lines that are excluded because their time is too uncertain."""
+"""Name for lines excluded because of uncertain times."""
 LONGEST_GREP = 1000
 
 
 class LogLevel(StrEnum):
-    """How bad a line says it is."""
-
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
@@ -33,35 +29,33 @@ class LogLevel(StrEnum):
 
     @property
     def at_least(self) -> frozenset[LogLevel]:
-        """This one and those that are worse."""
+        """This level and worse ones."""
         levels = list(LogLevel)
         return frozenset(levels[levels.index(self) :])
 
 
 class TimeKnownBy(StrEnum):
-    """How the time of a line is known."""
-
     LINE = "line"
-    """The line states it, with its zone."""
+    """Stated with a zone."""
     NODE_ZONE = "node_zone"
-    """The line states it without a zone. The node's zone applies."""
+    """Stated without a zone; the node's zone applies."""
     ARRIVAL_ZONE = "arrival_zone"
-    """The line states it without a zone. Arrival times of the file's lines show the zone."""
+    """Stated without a zone; arrival times show the zone."""
     ARRIVAL = "arrival"
-    """The line states none. This is the latest time of its arrival in the file."""
+    """Not stated; latest arrival time."""
     NEIGHBOURS = "neighbours"
-    """The line states none. The times of the lines before and after it bound it."""
+    """Not stated; bounded by neighbouring lines."""
     FILE = "file"
-    """No line of the file states one. This is when the file was last written."""
+    """Stated by no line of the file; last write."""
 
 
 class LeftOut(Struct, frozen=True):
-    """Lines and files that are excluded because a requested attribute is unknown."""
+    """Lines and files excluded because a requested attribute is unknown."""
 
     files: int = 0
     lines: int = 0
     since: datetime | None = None
-    """Earliest possible time of the lines whose time is too uncertain."""
+    """Earliest possible time of lines with uncertain times."""
 
     def __add__(self, other: LeftOut) -> LeftOut:
         begins = [each for each in (self.since, other.since) if each is not None]
@@ -73,7 +67,7 @@ class LeftOut(Struct, frozen=True):
 
     @classmethod
     def of_json(cls, members: Mapping[str, Any]) -> Self:
-        """Parse its JSON form. Raises ValueError."""
+        """Raises ValueError."""
         since = members.get("since")
         return cls(
             _number(members, "files") or 0,
@@ -83,42 +77,36 @@ class LeftOut(Struct, frozen=True):
 
 
 LATEST_ARRIVAL = timedelta(seconds=15)
-"""Lines come so late to where they are searched."""
+"""Maximum delay of lines."""
 
 
 class LogQuery(Struct, frozen=True):
-    """Conditions on lines. None and an empty text mean no condition.
-
-    A line or file with a requested attribute that is unknown does not match.
-    """
+    """Conditions; None and "" mean none. Lines with an unknown requested attribute do not match."""
 
     job: str
     since: datetime
-    """Lines from then on; aware UTC."""
+    """Inclusive, UTC."""
     until: datetime | None = None
-    """Lines until then, that moment left out."""
+    """Exclusive."""
     attempt: int | None = None
     rank: int | None = None
     node_rank: int | None = None
     node: str | None = None
     grep: str = ""
-    """A regular expression of RE2 that is somewhere in the line."""
     level: LogLevel | None = None
-    """Lines of this level, and of worse ones."""
     kernel: bool = False
-    """Also what the kernels of the job's nodes have said."""
     pods: Sequence[str] = field(default=())
-    """The job's pods, ``namespace/name``, whose containers know nothing of its name."""
+    """``namespace/name``; containers do not know the job's name."""
     local_rank: int | None = None
     is_search: bool = False
-    """True if the job's nodes are unknown, so that all nodes are asked. Only nodes with files of the job answer."""
+    """The job's nodes are unknown: ask all; only nodes with its files answer."""
 
     def is_over(self, now: datetime) -> bool:
-        """Whether no line that answers can still come."""
+        """Return whether no more results can arrive."""
         return self.until is not None and now >= self.until + LATEST_ARRIVAL
 
     def to_wire(self) -> dict[str, Any]:
-        """For a command to an agent. ``node`` is who is asked, and is left out."""
+        """Return the command for an agent, without ``node``."""
         members = {
             "job": self.job,
             "since": written(self.since),
@@ -137,7 +125,7 @@ class LogQuery(Struct, frozen=True):
 
     @classmethod
     def of_wire(cls, params: Mapping[str, Any]) -> Self:
-        """Raises ValueError, which says what is wrong."""
+        """Raises ValueError with the reason."""
         job, grep, pods = params.get("job"), params.get("grep", ""), params.get("pods", ())
         if not isinstance(job, str) or not job or not isinstance(grep, str) or len(grep) > LONGEST_GREP:
             raise ValueError("the query needs a job, and its grep is a text of at most 1,000 characters")
@@ -161,14 +149,10 @@ class LogQuery(Struct, frozen=True):
 
 
 class FoundLine(Struct, frozen=True):
-    """A line that answers a query."""
-
     at: datetime
-    """Aware UTC."""
     text: str
     node: str
     source: str
-    """``training``, ``launcher``, ``kernel`` or another, as in `trainmedic_logs.domain.finding.Origin`."""
     level: LogLevel = LogLevel.INFO
     job: str | None = None
     attempt: int | None = None
@@ -176,16 +160,14 @@ class FoundLine(Struct, frozen=True):
     local_rank: int | None = None
     known_by: TimeKnownBy = TimeKnownBy.LINE
     time_error: float | None = None
-    """Seconds by which the line may have been written earlier or later than `at`. None if the line states its time, or
-    the bound is unknown."""
+    """Seconds of uncertainty; None if stated by the line, or unknown."""
 
     @property
     def is_sure(self) -> bool:
-        """True if the line states its time itself."""
+        """Return whether the line states its time."""
         return self.known_by in (TimeKnownBy.LINE, TimeKnownBy.NODE_ZONE, TimeKnownBy.ARRIVAL_ZONE)
 
     def to_json(self) -> dict[str, Any]:
-        """For the API and for an agent's answer: without what is not known."""
         members = {
             "at": written(self.at),
             "node": self.node,
@@ -204,7 +186,7 @@ class FoundLine(Struct, frozen=True):
 
     @classmethod
     def of_json(cls, members: Mapping[str, Any]) -> Self:
-        """Raises ValueError where this is no line."""
+        """Raises ValueError."""
         text, node, source, job = (members.get(name) for name in ("line", "node", "source", "job"))
         if not isinstance(text, str) or not isinstance(node, str) or not isinstance(source, str):
             raise ValueError("it has no line, node or source")
@@ -224,13 +206,13 @@ class FoundLine(Struct, frozen=True):
 
 
 def left_out(most: int, last: datetime) -> str:
-    """The note that says that more than `most` lines answer, of which those until `last` are shown."""
+    """Return the note that only the first `most` lines, until `last`, are shown."""
     more = "1 line answers" if most == 1 else f"{most} lines answer"
     return f"more than {more}; those after {written(last)} are not shown"
 
 
 def left_out_notes(left_out: Mapping[str, LeftOut]) -> list[str]:
-    """Return the notes on excluded lines, by the name of the unknown attribute."""
+    """Return notes on excluded lines by unknown attribute."""
     return [_left_out_note(name, each) for name, each in sorted(left_out.items()) if each.files or each.lines]
 
 
@@ -249,12 +231,11 @@ def _left_out_note(name: str, counted: LeftOut) -> str:
 
 
 def written(at: datetime) -> str:
-    """A time as ISO 8601 in UTC, with microseconds."""
     return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def read_time(value: object) -> datetime:
-    """Raises ValueError where it is no time with a zone."""
+    """Raises ValueError without a zone."""
     try:
         at = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError as error:
@@ -268,7 +249,6 @@ def read_time(value: object) -> datetime:
 
 
 def _known_by(members: Mapping[str, Any]) -> TimeKnownBy:
-    """Parse the agent's value. An earlier agent only states whether the line has the time."""
     usual = TimeKnownBy.NEIGHBOURS if members.get("clock") == "guessed" else TimeKnownBy.LINE
     return TimeKnownBy(members.get("time_source", usual))
 

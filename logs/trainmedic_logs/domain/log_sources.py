@@ -1,4 +1,4 @@
-"""Whose lines a log holds: the names of sources. Light, because every agent loads it with its policy."""
+"""Names of log sources. Few imports, because every agent loads it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import re
 from collections.abc import Sequence
 
 KERNEL_SOURCES = frozenset({"kernel", "fabric-manager"})
-"""Sources that no training can write to. Of these lines alone a finding can be about a node or a GPU; what another
-source prints is about its job, whatever it says."""
+"""Sources that trainings cannot write. Only their lines can concern a node or GPU; others concern their job."""
 TEXT_SOURCES = ("training", "launcher", "slurm")
 SOURCES = (*TEXT_SOURCES, *sorted(KERNEL_SOURCES))
-"""The names that each agent knows; a policy may give others to files of its own."""
+"""Built-in names; policies may add others."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 _ALIKE = 0.75
-"""From so much likeness to a known name on another one is that, misspelt; a name of one's own is less like it."""
+"""Similarity from which a name counts as misspelt."""
 
 
 def misspelt(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that was probably meant; None for a known one, and for one of somebody's own, which may
-    also have a known one in it: ``training-eval``, ``slurmd``."""
+    """Return the probably intended name; None for names that are or contain a known one, such as ``training-eval``."""
     if any(each in name for each in known):
         return None
     written = {each.replace("_", "-"): each for each in known}
@@ -28,8 +26,12 @@ def misspelt(name: str, known: Sequence[str]) -> str | None:
 
 
 def fault_of_source(name: str) -> str | None:
-    """Return what is wrong with a name, for a person; None where nothing is."""
+    """Return the error of a name, or None."""
     meant = misspelt(name, SOURCES)
     if meant is not None:
         return f"there is no {name!r}; did you mean {meant!r}?"
-    return None if _NAME.match(name) else f"{name!r} is no source; a name has small letters, digits and '-', at most 63"
+    return (
+        None
+        if _NAME.match(name)
+        else f"{name!r} is not a valid source; use at most 63 lower-case letters, digits and '-'"
+    )

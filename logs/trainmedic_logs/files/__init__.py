@@ -1,1 +1,1 @@
-"""Folders of logs and dumps, read within limits."""
+"""Reading of folders of logs and dumps, within limits."""

@@ -1,10 +1,8 @@
-"""The process in which flight recorder dumps are read: ``python -m trainmedic_logs.files.dump_child``.
+"""Confined process that parses flight recorder dumps: ``python -m trainmedic_logs.files.dump_child MEMORY
+LONGEST_ANSWER``.
 
-Its arguments are the address space that it may have and the longest answer, both in bytes. It gives up what it could do
-harm with before it reads the first byte: other users' files, writing, opening, starting processes, more memory or time
-than a dump needs. Then it takes dumps from standard input, each as ``rank length``, a newline and the bytes, and
-answers each with a line of JSON. A dump that takes too long ends the process; who started it
-(`trainmedic_logs.files.dump_reader`) sees at which dump that was.
+It gives up its rights before reading. Input: ``rank length``, a line feed, and the dump; output: one line of JSON each.
+A dump that takes too long ends the process, so its parent (`trainmedic_logs.files.dump_reader`) knows which one it was.
 """
 
 from __future__ import annotations
@@ -20,16 +18,15 @@ from trainmedic_logs.diagnosis.flight_recorder import dump
 from trainmedic_logs.errors import DumpError
 
 SECONDS_PER_DUMP = 5
-"""Seconds of processor time. A busy node takes longer, which is no fault of the dump."""
+"""CPU seconds: wall time would depend on the node's load."""
 MEMORY = 2 * 1024**3
-"""Bytes of address space. A dump of 64 MiB takes up to 1 GiB as Python's values."""
+"""Bytes of address space. A dump of 64 MiB takes up to 1 GiB in Python."""
 LONGEST_ANSWER = 16 * 1024**2
-"""Bytes. 512 ranks with 100 collectives under way each have 15 KiB a rank."""
-TOO_MUCH = "it has too much under way"
+"""Bytes. 512 ranks with 100 open collectives take 15 KiB per rank."""
+TOO_MUCH = "it has too many open collectives"
 
 
 def main(most_memory: int = MEMORY, longest_answer: int = LONGEST_ANSWER) -> None:
-    """Answer the dumps that come on standard input, one after another."""
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     confined_child.give_up_everything(most_memory)
@@ -43,7 +40,7 @@ def main(most_memory: int = MEMORY, longest_answer: int = LONGEST_ANSWER) -> Non
 
 def _answer(source: BinaryIO, rank: int, length: int, longest: int) -> str:
     try:
-        # JSON writes only ASCII here, so characters are bytes.
+        # ASCII only, so characters are bytes.
         answer = json.dumps({"dump": dump.to_plain(dump.read(source.read(length), rank))})
     except DumpError as error:
         return json.dumps({"refused": str(error)})
@@ -53,7 +50,6 @@ def _answer(source: BinaryIO, rank: int, length: int, longest: int) -> str:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the program with its arguments."""
     main(*map(int, arguments))
 
 

@@ -1,7 +1,4 @@
-"""Reads the dumps of PyTorch's flight recorder in a process that can do nothing else (`dump_child`).
-
-Blocking: who serves others meanwhile calls it in a thread.
-"""
+"""Reader of flight recorder dumps in a confined process (`dump_child`). Blocking."""
 
 from __future__ import annotations
 
@@ -24,23 +21,22 @@ from trainmedic_logs.files import dump_child
 from trainmedic_logs.files.reading_limits import ReadingLimits
 
 MOST_DUMPS = 4096
-"""Of one job."""
+"""Per job."""
 _ANSWER_SHARE = 64
-"""An answer has this part of the memory at most: as Python's values it is up to ten times as large."""
+"""Maximum answer as a fraction of memory, because Python's values take up to ten times as much."""
 _WALL_SECONDS = 60
-"""Time for one dump, of which its reader may use `dump_child.SECONDS_PER_DUMP` of a processor."""
+"""Wall time per dump; CPU time is limited by `dump_child.SECONDS_PER_DUMP`."""
 _ENDED = "it takes more time or memory than a dump may"
 _RANK = re.compile(r"(?:^|[^0-9])(\d{1,7})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
 
 def rank_of(name: str) -> int | None:
-    """The rank that a dump's file name ends in: 12 of ``nccl_trace_rank_12``, ``_dump_12``, ``rank-12.json``."""
+    """Return the rank at the end of a file name, such as ``nccl_trace_rank_12`` or ``rank-12.json``."""
     found = _RANK.search(name)
     return int(found[1]) if found else None
 
 
 def read_files(paths: Sequence[Path], limits: ReadingLimits | None = None) -> tuple[list[Dump], dict[Path, str]]:
-    """The dumps in `paths`, and why the others are none; at most `MOST_DUMPS` are read, within `limits`."""
     limits = limits or ReadingLimits()
     dumps: list[Dump] = []
     refused: dict[Path, str] = dict.fromkeys(paths[MOST_DUMPS:], f"more than {MOST_DUMPS} dumps")
@@ -70,26 +66,27 @@ def read_raw(
     longest_answer: int = dump_child.LONGEST_ANSWER,
     start: StartsPrograms = ExecutedProgram,
 ) -> list[Dump | str]:
-    """Of each rank's bytes the dump, or why it is none. One process reads them all; after one that ends it, another
-    goes on with the next. ``most_memory`` is the bytes of address space that such a process may have, and
-    ``longest_answer`` the bytes that this process takes for one dump. `start` starts it. Raises OSError."""
+    """Return the dump of each rank's bytes, or the reason why not. Raises OSError.
+
+    A new process continues after a dump that ends one. `most_memory` is its address space, `longest_answer` its largest
+    answer, both in bytes.
+    """
     with DumpProcess(most_memory, longest_answer, start=start) as process:
         return [process.read(rank, each) for rank, each in raw]
 
 
 class SharedParts:
-    """Groups and texts that many dumps have alike, held once: 4,096 ranks list the same 4,096 members."""
+    """Shared copies of equal groups and texts: 4,096 ranks list the same members."""
 
     def __init__(self) -> None:
         self._groups: dict[ProcessGroup, ProcessGroup] = {}
         self._texts: dict[str, str] = {}
 
     def of(self, read: Dump) -> Dump:
-        """Return an equal dump with the parts that are held."""
         by_id: dict[int, ProcessGroup] = {}
 
         def group_of(group: ProcessGroup) -> ProcessGroup:
-            # By identity first: the hash of a group reads all its members.
+            # By identity first: hashing a group reads all its members.
             if id(group) not in by_id:
                 by_id[id(group)] = self._groups.setdefault(group, group)
             return by_id[id(group)]
@@ -108,8 +105,6 @@ class SharedParts:
 
 
 class _Answer(Struct):
-    """One line of the child."""
-
     dump: dump.Taken | None = None
     refused: str | None = None
 
@@ -118,8 +113,6 @@ _DECODER = msgspec.json.Decoder(_Answer)
 
 
 class DumpProcess:
-    """The process that reads dumps, one at a time."""
-
     def __init__(
         self,
         most_memory: int,
@@ -139,7 +132,6 @@ class DumpProcess:
         self.end()
 
     def read(self, rank: int, raw: bytes) -> Dump | str:
-        """Return the dump, or why it is none."""
         seconds = min(_WALL_SECONDS + START_SECONDS, self._seconds_left())
         line = self._process.ask(b"%d %d\n%s" % (rank, len(raw), raw), seconds)
         if not line.endswith(b"\n"):
@@ -150,21 +142,20 @@ class DumpProcess:
             return dump.from_taken(answer.dump) if answer.dump is not None else answer.refused or _ENDED
         except (msgspec.MsgspecError, IndexError):
             self.end()
-            return "its reader gave an answer of another form"
+            return "the dump parser sent an invalid answer"
 
     def end(self) -> None:
-        """Kill the process."""
         self._process.end()
 
 
 def _bytes_of(path: Path) -> bytes:
     if rank_of(path.name) is None:
         raise DumpError("its name does not end in a rank")
-    # A FIFO would never end, a link leads elsewhere.
+    # A FIFO would never end, and a link leads elsewhere.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DumpError("it is no file")
+            raise DumpError("it is not a regular file")
         raw = file.read(dump.MOST_BYTES + 1)
     if len(raw) > dump.MOST_BYTES:
         raise DumpError(f"it has more than {dump.MOST_BYTES:,} bytes")

@@ -1,7 +1,7 @@
-"""A folder of logs and dumps, whoever has put it together: which file is what, and of which node, rank and attempt.
+"""Classification of files in a folder: kind, node, rank and attempt.
 
-Our own layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and files whose names tell: ``rank3.log``,
-``dmesg-node7.txt``, ``slurm-123.out``, ``kubectl logs`` of a pod. What a name does not tell is not guessed.
+Known: our layout (``trainmedic.wire.log_layout``), torchrun's ``--log-dir``, and names such as ``rank3.log``,
+``dmesg-node7.txt``, ``slurm-123.out``. Nothing else is guessed.
 """
 
 from __future__ import annotations
@@ -31,59 +31,51 @@ from trainmedic_logs.files.reading_limits import LimitReached, ReadingLimits
 
 MOST_FILES = 20_000
 MOST_BYTES = 64 * 1024 * 1024
-"""Of one file of lines. Of a longer one the end is read, where a failure is."""
+"""Per file of lines; of longer files the end is read."""
 MOST_UNPACKED = 1024 * 1024 * 1024
-"""Of a file that is compressed; a larger one is left out, as a few bytes can pretend to be any number."""
+"""Larger compressed files are skipped as possible bombs."""
 _GZIP = b"\x1f\x8b"
 _TIGHTEST = 1032
-"""How many times as large as it is a file unpacked from deflate's format can be (zlib's technical details)."""
+"""Maximum compression ratio of deflate (zlib's technical details)."""
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HEAD = 4096
 _ASKED_EVERY = 64 * 1024
 _MOST_ENTRIES = 200_000
-"""Entries of a directory, and directories that wait to be looked into. Ten times as many as files that are read."""
+"""Per directory, and of pending directories."""
 _ZEROS = re.compile(rb"\0+")
 _FEW_ZEROS = 8
 _NO_TEXT = re.compile(rb"[\1-\6\x0e-\x1a\x1c-\x1f]")
-"""What no program prints for people."""
 
 
 class Kind(StrEnum):
-    """What a file is."""
-
     LINES = "lines"
     DUMP = "dump"
-    """Of PyTorch's flight recorder."""
+    """PyTorch flight recorder."""
     ERROR = "error"
-    """What torch's ``@record`` wrote of an exception."""
+    """Exception written by torch's ``@record``."""
     SOURCES = "sources"
-    """Whose the logs of a rank are, as the SDK says it."""
+    """The SDK's description of a rank's logs."""
     ATTEMPTS = "attempts"
-    """How each attempt failed, as ``trainmedic-run`` keeps it."""
+    """Failed attempts, recorded by ``trainmedic-run``."""
     ENDED = "ended"
-    """File that states that an attempt ended with exit code 0, written by ``trainmedic-run``."""
+    """Exit code 0 of an attempt, recorded by ``trainmedic-run``."""
 
 
 class FolderFile(Struct, frozen=True):
-    """One file of the folder."""
-
     path: Path
     kind: Kind
     origin: Origin
     written: datetime
-    """When it was last changed, UTC."""
 
 
 class Folder(Struct, frozen=True):
-    """What lies in a folder."""
-
     files: tuple[FolderFile, ...]
     left_out: dict[str, str] = field(default_factory=dict)
-    """Names of files that are not read, and why."""
+    """Reasons by unread file."""
 
 
 def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
-    """What is in `directory` and below it, as far as `limits` allow. Links are not followed.
+    """Classify the files in and below `directory`. Links are not followed.
 
     Raises:
         OSError: It cannot be listed.
@@ -101,7 +93,7 @@ def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
             if found := _file(path, directory):
                 files.append(found)
             else:
-                left_out[name] = "it is no text in UTF-8, nor in UTF-16 with its mark"
+                left_out[name] = "it is not text in UTF-8, or in UTF-16 with a byte order mark"
         except LimitReached as reached:
             left_out["the rest"] = str(reached.strerror)
             break
@@ -111,10 +103,10 @@ def look_into(directory: Path, limits: ReadingLimits | None = None) -> Folder:
 
 
 def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[bytes]:
-    """The physical lines of a file, the last `MOST_BYTES` of it, each without its line feed.
+    """Yield the last `MOST_BYTES` of a file as lines without line feeds.
 
     Raises:
-        LimitReached: A limit was reached before its end.
+        LimitReached: A limit was reached before the end.
         OSError: It cannot be read.
     """
     limits = limits or ReadingLimits()
@@ -130,7 +122,7 @@ def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[
                 _skip(stream, size - MOST_BYTES, limits)
                 stream.readline(_HEAD)
             asked = left
-            # A line without an end, as progress bars write them, is taken in pieces.
+            # Read overlong lines, such as progress bars, in pieces.
             while left > 0 and (line := stream.readline(min(left, 1024 * 1024))):
                 left -= len(line)
                 if asked - left >= _ASKED_EVERY:
@@ -138,11 +130,10 @@ def lines_of(file: FolderFile, limits: ReadingLimits | None = None) -> Iterator[
                     asked = left
                 yield line.rstrip(b"\n")
         except (EOFError, zlib.error):
-            return  # it was cut, or is broken: what stands before that counts
+            return  # truncated or damaged; the lines before count
 
 
 def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -> None:
-    """Go on to a place. In a packed file everything before it has to be unpacked."""
     if not isinstance(stream, gzip.GzipFile):
         stream.seek(size)
         return
@@ -152,7 +143,7 @@ def _skip(stream: IO[bytes] | gzip.GzipFile, size: int, limits: ReadingLimits) -
 
 
 def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
-    """How much of a file of lines lies before what is read of it.
+    """Return the number of bytes before the part that is read.
 
     Raises:
         OSError: It cannot be read.
@@ -166,11 +157,6 @@ def unread_bytes(file: FolderFile, limits: ReadingLimits | None = None) -> int:
 
 
 def _unpacked_size(path: Path, limits: ReadingLimits) -> int:
-    """How many bytes a compressed file has, as far as it can be unpacked.
-
-    Raises:
-        OSError: It has more than anybody logs.
-    """
     size = 0
     with _opened(path) as raw, gzip.GzipFile(fileobj=raw) as stream:
         try:
@@ -185,7 +171,6 @@ def _unpacked_size(path: Path, limits: ReadingLimits) -> int:
 
 
 def _head(stream: IO[bytes]) -> bytes:
-    """The first bytes of a file, unpacked."""
     head = stream.read(_HEAD)
     if head[:2] != _GZIP:
         return head
@@ -193,27 +178,22 @@ def _head(stream: IO[bytes]) -> bytes:
     try:
         return gzip.GzipFile(fileobj=stream).read(_HEAD)
     except (EOFError, zlib.error):
-        return b"\1"  # no text
+        return b"\1"  # not text
 
 
 def _opened(path: Path) -> IO[bytes]:
-    # To open a device can have an effect, so the kind is looked at first, and again once it is open.
+    # Opening a device can have effects, so check the kind before and after opening.
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(0, "it is no file")
+        raise OSError(0, "it is not a regular file")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     stream = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         stream.close()
-        raise OSError(0, "it is no file")
+        raise OSError(0, "it is not a regular file")
     return stream
 
 
 def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
-    """The files below a directory in the order of their names, at most `_MOST_ENTRIES` of each directory.
-
-    Raises:
-        OSError: It cannot be listed.
-    """
     waiting = [directory]
     while waiting and limits.reached is None:
         folder, folders = waiting.pop(), []
@@ -230,7 +210,7 @@ def _paths(directory: Path, limits: ReadingLimits) -> Iterator[Path]:
 
 
 def _file(path: Path, directory: Path) -> FolderFile | None:
-    """What a file is; None for one that is no text and no dump."""
+    """Classify a file; None if it is neither text nor a dump."""
     with _opened(path) as stream:
         head = _head(stream)
         written = file_times.written_at(os.fstat(stream.fileno()))
@@ -248,12 +228,12 @@ def _file(path: Path, directory: Path) -> FolderFile | None:
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether a file that begins so is a log. A library can have printed the zero that ends its message, as PyTorch's
-    does when a loader's process crashes, and where the middle of a log was freed, or it was cut below its writer, there
-    are as many as there is room."""
+    """Return whether the head is text. Some NULs are allowed: PyTorch prints a terminator, and truncated logs contain
+    holes.
+    """
     if head.startswith(_UTF16):
         return True
-    has_zero_at_once = head[:1] != b"\0" and b"\0" in head[:8]  # as where a file begins with a number
+    has_zero_at_once = head[:1] != b"\0" and b"\0" in head[:8]  # such as a binary number at the start
     return not has_zero_at_once and len(_ZEROS.findall(head)) <= _FEW_ZEROS and not _NO_TEXT.search(head)
 
 
@@ -266,13 +246,12 @@ _KINDS = {
 
 
 def _is_written_by_job(path: Path) -> bool:
-    """Whether it lies where a job writes what it likes, under whichever name."""
     parts = path.resolve().parts[:-1]
     return any(log_layout.attempt_number(part) is not None or _TORCHRUN_ATTEMPT.fullmatch(part) for part in parts)
 
 
 def _of_our_layout(path: Path) -> tuple[Kind, Origin] | None:
-    """The layout may begin above the folder that was named, which can be that of a job or of an attempt."""
+    """Classify by our layout, which may begin above the given folder."""
     parts = path.resolve().parts
     if path.name == _ATTEMPTS and len(parts) > 1:
         return Kind.ATTEMPTS, Origin("launcher", job=log_layout.decoded(parts[-2]) or parts[-2])
@@ -301,7 +280,7 @@ _TORCHRUN_FILES = {"stdout.log": Kind.LINES, "stderr.log": Kind.LINES, "error.js
 
 
 def _of_torchrun(path: Path, directory: Path) -> tuple[Kind, Origin] | None:
-    """``…/attempt_0/3/stderr.log``: torchrun counts its attempts from 0."""
+    """Classify ``…/attempt_0/3/stderr.log``; torchrun counts attempts from 0."""
     parts = path.relative_to(directory.parent).parts
     if len(parts) < 3 or path.name not in _TORCHRUN_FILES or not parts[-2].isdigit():
         return None
@@ -317,7 +296,6 @@ _NODE_PART = re.compile(rf"(?i)^{_NODE_WORDS}(?:-\w+)*$")
 
 
 def _node_of(folders: tuple[str, ...]) -> str:
-    """The innermost folder that is named like a node."""
     return next((part for part in reversed(folders) if _NODE_PART.match(part)), "")
 
 
@@ -333,7 +311,6 @@ _KERNEL_LINE = re.compile(rb"\[ *\+?\d+\.\d{6}\] |kern +:|\d,\d+,\d+,[^;]*;|(?:.
 
 
 def _of_name(path: Path, directory: Path, head: bytes) -> Origin:
-    """What the name of a file tells, and for the kernel's lines the file itself."""
     stem = _SUFFIX.sub("", path.name)
     folders = path.relative_to(directory).parts[:-1]
     is_kernel = bool(_KERNEL_NAME.search(stem)) or _looks_like_kernel(head)
@@ -370,7 +347,6 @@ def _has_dumps_name(path: Path) -> bool:
 
 
 def _with_ranks(files: list[FolderFile]) -> Iterator[FolderFile]:
-    """Where there is one node, a local rank is the rank."""
     nodes = {file.origin.node for file in files if file.origin.local_rank is not None}
     for file in files:
         origin = file.origin

@@ -1,7 +1,4 @@
-"""Limits of time and memory for reading a folder of unknown content.
-
-Who calls it: ``log_folder`` and ``dump_reader`` ask between two pieces of a file, ``cli.diagnose`` sets the limits.
-"""
+"""Time and memory limits for reading a folder."""
 
 from __future__ import annotations
 
@@ -16,24 +13,22 @@ from pathlib import Path
 DEFAULT_SECONDS = 600.0
 DEFAULT_MEMORY = 1024**3
 LEAST_MEMORY = 192 * 1024**2
-"""Bytes. The program itself takes about half of it."""
+"""Bytes; the program takes about half."""
 
 
 class LimitKind(StrEnum):
-    """A limit of `ReadingLimits`."""
-
     SECONDS = "seconds"
     MEMORY = "memory"
 
 
 class LimitReached(OSError):
-    """A limit is reached. Nothing more is read; `strerror` states which limit."""
+    """A limit was reached; `strerror` names it."""
 
 
 class ReadingLimits:
-    """Time and resident memory that this process may use for reading. A limit that was reached once stays reached.
+    """Limits that stay reached.
 
-    `memory` is in bytes, in addition to what the process has when the reading begins.
+    `memory` is in bytes, in addition to the resident memory at the start.
     """
 
     def __init__(
@@ -58,7 +53,6 @@ class ReadingLimits:
         return 0.0 if self.reached else max(self._ends_at - self._monotonic(), 0.0)
 
     def check(self) -> None:
-        """Raise LimitReached if a limit is reached."""
         if self.reached is None and self._monotonic() >= self._ends_at:
             self.reached = LimitKind.SECONDS
         if self.reached is None and self._resident() - self._resident_before >= self.memory:
@@ -67,14 +61,12 @@ class ReadingLimits:
             raise LimitReached(0, f"not read to its end: {self.said(self.reached)}")
 
     def said(self, kind: LimitKind) -> str:
-        """Return the sentence that states the limit."""
         if kind is LimitKind.SECONDS:
             return f"the limit of {self.seconds:,.0f} s was reached"
         return f"the limit of {self.memory / 2**20:,.0f} MiB of memory was reached"
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process. Without /proc it is the highest so far."""
     try:
         pages = int(Path("/proc/self/statm").read_bytes().split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,7 +1,6 @@
-"""From the physical lines of one stream to the lines that rules see: decoded, without prefixes, joined to blocks.
+"""Assembly of physical lines of a stream into the lines that rules see: decoded, without prefixes, joined to blocks.
 
-It is told when each line arrived and reads no clock. What it holds back (a block that may go on, a line that a
-container's runtime has divided) is bounded in lines, bytes and time.
+Arrival times are passed in. Held-back lines are bounded in number, bytes and time.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.step_trends import StepTrends
 
 PATIENCE = timedelta(seconds=5)
-"""How long a block waits for its next line."""
 _PATIENCE_AFTER_END = timedelta(milliseconds=300)
-"""How long a traceback that has its exception waits for another one that follows from it."""
 _MOST_OPEN = 256
-"""Blocks and divided lines of one stream that wait at once; of more, the oldest goes."""
+"""Maximum held-back blocks and divided lines of a stream; the oldest goes first."""
 _FUTURE = timedelta(minutes=1)
 
 
@@ -35,13 +32,12 @@ class _OpenBlock(Struct):
     last_arrived: datetime
     texts: list[str]
     places: list[int]
-    """Of each physical line in it."""
     length: int
     left_out: int = 0
     tail: list[str] = field(default_factory=list)
 
     def add(self, text: str, places: list[int], arrived: datetime) -> None:
-        """Take another line. Over the length that rules see, lines from the middle are left out."""
+        """Append a line. Above the maximum length, drop lines from the middle."""
         self.last_arrived = arrived
         self.texts.append(text)
         self.places.extend(places)
@@ -69,16 +65,14 @@ class _OpenBlock(Struct):
 class _DividedLine(Struct):
     text: str
     places: list[int]
-    """Of its parts."""
     number: int
 
 
 class LineAssembler:
-    """Makes lines of one stream's physical lines."""
-
     def __init__(self, origin: Origin, booted_at: datetime | None = None) -> None:
-        """`booted_at` is when the machine was booted whose kernel wrote the stream, by its present clock; without it
-        the kernel's times since boot are not used."""
+        """`booted_at` is the boot time of the machine whose kernel wrote the stream, by its current clock. Without it,
+        times since boot are ignored.
+        """
         self._origin = origin
         self._origins: dict[tuple[int | None, int | None], Origin] = {}
         self._is_kernel = origin.source == "kernel"
@@ -91,21 +85,23 @@ class LineAssembler:
 
     @property
     def oldest_place(self) -> int | None:
-        """Where the oldest line begins that is held back; from there a restart must read again. None if none is."""
+        """Start of the oldest held-back line, from which a restart must read again; None if there is none."""
         return min(self.held_places, default=None)
 
     @property
     def held_places(self) -> list[int]:
-        """Where each physical line begins that is held back, in no order. Another assembler that is given these lines
-        again holds back the same."""
+        """Starts of the held-back physical lines, unordered. Feeding these lines to a new assembler restores the same
+        state.
+        """
         of_blocks = [place for block in self._open.values() for place in block.places]
         return of_blocks + [place for part in self._divided.values() for place in part.places]
 
     def feed_many(
         self, placed: Sequence[tuple[int, bytes]], arrived: datetime, prefilter: Prefilter | None = None
     ) -> list[Line]:
-        """Take the next physical lines, each with its place. With a prefilter, lines are left out of what is returned
-        of which no rule that it was made for could take any."""
+        """Take the next physical lines with their places. With a prefilter, skip lines that none of its rules can
+        match.
+        """
         lines: list[Line] = []
         if prefilter is None:
             for place, raw in placed:
@@ -124,12 +120,10 @@ class LineAssembler:
 
     @property
     def _holds_back(self) -> bool:
-        """Whether the next line may belong to one before it."""
         return bool(self._open or self._divided or self._learned)
 
     def feed(self, raw: bytes, arrived: datetime, place: int) -> list[Line]:
-        """Take the next physical line, without its line feed, which begins at `place`; return the lines that are
-        whole now, in their order."""
+        """Take the next physical line, without line feed, and its start. Return the lines completed by it, in order."""
         self._number += 1
         text, is_cut = raw_text.text_of(raw)
         if self._is_kernel:
@@ -156,19 +150,20 @@ class LineAssembler:
         return self._joined(line, key, arrived, places)
 
     def flush(self, now: datetime | None = None) -> list[Line]:
-        """Return the blocks that have waited long enough by `now`; without it all, for nothing more comes."""
+        """Return the blocks due at `now`; all blocks without it."""
         due = [key for key, block in self._open.items() if now is None or now - block.last_arrived >= block.patience()]
         if now is None:
             self._divided.clear()
         return [self._closed(key).line() for key in due]
 
     def _key_of(self, text: str, key: str, learned: str) -> str:
-        """The key of the block that a line belongs to. Who logs a traceback as one message of several lines has put a
-        prefix before its first line alone."""
+        """Return the key of the line's block. If a traceback is logged as one message, only its first line has a
+        prefix.
+        """
         if learned:
             whole = f"{key}\0{learned}"
             if whole not in self._open and not text.startswith(TRACEBACK):
-                return key  # its traceback was let go
+                return key  # its traceback was dropped
             return whole
         if text.startswith("  ") and key not in self._open:
             for other, block in self._open.items():
@@ -178,7 +173,6 @@ class LineAssembler:
         return key
 
     def _closed(self, key: str) -> _OpenBlock:
-        """The block of a key, which is open no more."""
         self._learned.forget(key.partition("\0")[2])
         return self._open.pop(key)
 
@@ -226,7 +220,6 @@ class LineAssembler:
         return done
 
     def _whole(self, prefixed: prefixes.Prefixed, place: int) -> _DividedLine | None:
-        """Return the line with its parts before this one; None while parts are missing."""
         part = self._divided.pop(prefixed.key, None) or _DividedLine("", [], self._number)
         part.places.append(place)
         if len(part.text) <= LONGEST:

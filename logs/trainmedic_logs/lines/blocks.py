@@ -1,9 +1,4 @@
-"""Lines that belong together: tracebacks, the launcher's table of failures, the two lines of an old kernel's OOM kill.
-
-`kind_of` says whether a line begins a block, `continues` whether the next line goes on with it, and `unwrapped` joins
-what Rich has broken. Not here: waiting for the next line, and for how long (``assembly``); of which lines rules look at
-no words (``shown_source``).
-"""
+"""Blocks of lines: tracebacks, torchrun's failure table, two-line OOM kills of old kernels."""
 
 from __future__ import annotations
 
@@ -16,44 +11,37 @@ MOST_LINES = 200
 class BlockKind(StrEnum):
     TRACEBACK = "traceback"
     TABLE = "table"
-    """What torchrun prints when ranks have failed."""
+    """torchrun's table of failed ranks."""
     OOM_PAIR = "oom-pair"
-    """Kernels before 5.0 say in one line whom they will kill, and in the next what that had."""
+    """Kernels before 5.0 print an OOM kill in two lines."""
 
 
 class Continuation(StrEnum):
     MORE = "more"
-    """The line is part of the block, which may go on."""
     LAST = "last"
-    """The line is part of the block and ends it."""
     NO = "no"
-    """The line is not part of the block."""
 
 
 TRACEBACK = "Traceback (most recent call last):"
 HEADING = TRACEBACK.removesuffix(":")
-"""As it also stands in the frame that Rich draws around a traceback."""
+"""Also used in the frame that Rich draws."""
 ORIGINAL = f"Original {TRACEBACK}"
-"""What PyTorch puts between an exception that a loader's process passed on and the traceback that it had there."""
+"""Written by PyTorch before the traceback of a loader process."""
 _ANNOUNCED = ("Exception ignored ", "Exception in thread ", "--- Logging error ---", "Error in atexit._run_exitfuncs:")
-"""What Python says before the traceback of an exception that nobody could catch, as in a destructor, of one that ended
-a thread, of one in a call of its logging, and of one as it tidied up at its end."""
+"""Lines that Python prints before a traceback: of destructors, threads, logging calls and atexit functions."""
 _GROUP = "Exception Group Traceback (most recent call last):"
 _FRAME = re.compile(r' {1,4}File "[^"]{1,400}", line \d{1,8}(?:, in \S.*)?$')
-"""A call of a traceback. It begins one whose heading is missing: where a log was cut, or searched for words; and of a
-program that Python cannot even read."""
+"""Call of a traceback. It begins a block if the heading is missing: in cut or filtered logs, and on syntax errors."""
 _REPORT = re.compile(
     r"[ \t]{1,12}(?:(?i:train|eval|val)(?:ing|uation)?[ /].{0,60}[:=] ?\d|\[?\d{4}[-/]\d\d[-/]\d\d[ T_"
     r"]|\[?\d\d:\d\d:\d\d\b|\d{1,3}%\||.{0,80}\d%\||\|.{0,60}\||\[? ?(?:[A-Za-z]{1,20} )?"
     r"(?i:iteration|iter|step|epoch|batch|episode|round|samples?)\b[\s:=/#\[(]{0,4}\d|(?i:samples?/sec))"
 )
-"""Lines that begin with a blank and belong to no traceback before them: Megatron-LM's step lines, the bars of tqdm, and
-lines of loggers that begin with their time."""
+"""Lines that begin with a blank but belong to no traceback: Megatron-LM's steps, tqdm bars, loggers' timestamps."""
 _WITHIN = (" ", "\t", "│", "╰", "|", "+", "> File ")
-"""What begins the lines of a traceback before its exception: blanks, a frame around it, loguru's mark of a call."""
+"""Beginnings of traceback lines before the exception: blanks, Rich's frame, loguru's mark."""
 _EDGE = "╰─"
-"""How the lower edge of Rich's frame begins; the frame is no wider than the lines into which Rich breaks what is below
-it."""
+"""Lower edge of Rich's frame, which has at most the width of the message lines below it."""
 _TABLE_RULE = re.compile(r"[=*-]{20,}\s*$")
 _TABLE_BEGIN = re.compile(r"Root Cause(?: \(first|:\s*$)|[=*]{20,}\s*$|\s{0,4}rank *: \d{1,6} \(local_rank: ")
 _TABLE_TITLE = re.compile(
@@ -70,9 +58,7 @@ _SURE_EXCEPTION = re.compile(
     r"(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Exit|Interrupt|Failure|Timeout)(?::|$)"
 )
 _PASSED_ON = re.compile(r"(?:\w{1,40}\.){0,4}RayTaskError\(\w{1,80}\): ")
-"""First line of an exception that Ray re-raises from a task. The task's own traceback is below it."""
 _DETAIL = re.compile(r"(?:RequestId|Time|ErrorCode|Content):\S")
-"""Further lines of an Azure exception's message, which are not indented."""
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -88,12 +74,11 @@ BEGINNINGS = (
     rb"or sacrifice child",
     rb"RayTaskError\(",
 )
-"""Patterns over bytes, of which one is in each line that begins a block."""
+"""Byte patterns; every line that begins a block contains one."""
 _KILL = re.compile(r"Kill process \d{1,10} \(.{0,64}\) score \d{1,10} or sacrifice child")
 
 
 def kind_of(text: str) -> BlockKind | None:
-    """Return which block a line begins, if any."""
     if text.startswith((TRACEBACK, "  + " + _GROUP, *_ANNOUNCED)) or (
         TRACEBACK in text and text.rstrip().endswith(TRACEBACK)
     ):
@@ -110,7 +95,6 @@ def kind_of(text: str) -> BlockKind | None:
 
 
 def continues(kind: BlockKind, lines: list[str], text: str) -> Continuation:
-    """Return whether `text` goes on with a block of these lines."""
     match kind:
         case BlockKind.TRACEBACK:
             return _of_traceback(lines, text)
@@ -128,25 +112,23 @@ def _of_traceback(lines: list[str], text: str) -> Continuation:
     if text.startswith(_CHAIN):
         return Continuation.MORE
     if text.startswith(TRACEBACK):
-        return Continuation.NO if has_ended(lines) else Continuation.MORE  # Without a link, it is of another process.
+        return Continuation.NO if has_ended(lines) else Continuation.MORE  # Unchained, it belongs to another process.
     if _is_broken_message(lines, text):
         return Continuation.MORE
     if has_ended(lines) or lines[-1].startswith(_ANNOUNCED):
         return Continuation.MORE if _DETAIL.match(text) else Continuation.NO
-    # What stands at the margin ends a traceback: the exception, which another may follow. Without a heading it may be
-    # no traceback, but the place of a warning.
+    # A line at the margin ends a traceback with its exception. Without a heading, it may just be the place of a
+    # warning.
     exception = _SURE_EXCEPTION if lines[0].lstrip().startswith("File ") else _EXCEPTION
     return Continuation.MORE if exception.match(text) else Continuation.NO
 
 
 def _is_report(text: str) -> bool:
-    """Return whether a line that begins with a blank reports a step or comes from a logger, and is no part of a
-    message."""
     return text[:1] in (" ", "\t") and _REPORT.match(text) is not None
 
 
 def has_ended(lines: list[str]) -> bool:
-    """Return whether the traceback has its exception, after which only a chained one goes on with it."""
+    """Return whether the traceback has its exception, so that only a chained one can follow."""
     for line in reversed(lines):
         if line.startswith(_CHAIN) or line.startswith(TRACEBACK):
             return False
@@ -156,8 +138,7 @@ def has_ended(lines: list[str]) -> bool:
 
 
 def _is_broken_message(lines: list[str], text: str) -> bool:
-    """Whether `text` goes on with the message of an exception below a frame: its first word had no room in the line
-    before."""
+    """Return whether `text` continues a message that Rich wrapped: its first word did not fit in the line before."""
     if not has_ended(lines):
         return False
     width = next((len(line.rstrip()) for line in reversed(lines) if line.startswith(_EDGE)), None)
@@ -165,7 +146,7 @@ def _is_broken_message(lines: list[str], text: str) -> bool:
 
 
 def unwrapped(lines: list[str]) -> list[str]:
-    """Return the lines of a traceback, an exception's message that Rich has broken in one line again."""
+    """Return the lines of a traceback with messages that Rich wrapped joined again."""
     joined: list[str] = []
     for line in lines:
         if joined and _is_at_margin(joined[-1]) and _is_at_margin(line):

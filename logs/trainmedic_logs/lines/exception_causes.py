@@ -1,9 +1,7 @@
-"""Cause of an exception, by its class, its place, and the error number, HTTP status or words in its message.
+"""Cause of an exception by its class, place and message, for all libraries.
 
-One reader serves all libraries, because a class such as ``ReadTimeout`` means the same wherever it is defined. The
-classes are data, in ``exception_classes.toml`` in this folder. High confidence needs proof
-(`ExceptionReading.is_proof`): an exception that only the program itself can cause. All other exceptions are at most a
-likely reading. Rules that know an exact wording come first; see ``matcher``.
+The classes are in ``exception_classes.toml``. Only exceptions that nothing but the program can cause are proof
+(`ExceptionReading.is_proof`) and give high confidence. Rules with exact wordings take precedence (``matcher``).
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from trainmedic_logs.domain.finding import CauseClass
 from trainmedic_logs.lines import message_causes, outside_values, shown_source
 
 PROOF = "proof"
-"""Field of a finding whose line leaves no other reading."""
+"""Finding field: no other reading is possible."""
 GUESS = "guess"
-"""Field of a finding whose exception class is unknown. Its cause is a hint."""
+"""Finding field: the class is unknown, and the cause a hint."""
 _DATA = tomllib.loads(resources.files(__package__).joinpath("exception_classes.toml").read_text(encoding="utf-8"))
 _PROGRAM = frozenset(_DATA["program"])
 _SURELY_CODE = frozenset(_DATA["surely_code"])
@@ -29,14 +27,14 @@ _BUILTIN = frozenset(_DATA["anything"]) | _PROGRAM | _SURELY_CODE
 _WRAPPERS = frozenset(_DATA["wrappers"])
 _CONSEQUENCES = frozenset(_DATA["consequences"])
 _WITH_WORDS = frozenset({"ImportError", "AssertionError"})
-"""Classes of the program whose message may state another cause, such as a missing library."""
+"""Program classes whose message may state another cause, such as a missing library."""
 _UNSPECIFIC = frozenset(_DATA["unspecific"])
 _SIGNATURE = re.compile(
     r"got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument"
     r"|takes \d+ positional arguments? but \d+|got multiple values for|^cannot import name |^module '[\w.]+' has no att"
     r"|^No module named '|object is not callable$|^name '\w+' is not defined"
 )
-"""Messages that state a wrong name or call. The program causes these, whichever file it is in."""
+"""Wrong names or calls; only the program causes these, in any file."""
 _OF_TENSORS = re.compile(
     r"shapes cannot be multiplied|[Ee]xpected all tensors to be on the same dev"
     r"|^Trying to backward through the graph a second time"
@@ -46,13 +44,12 @@ _OF_TENSORS = re.compile(
     r"|^Default process group has not been initialized|^Expected to mark a variable ready only once"
     r"|^(?:mat1|self) and (?:mat2|mat) must have the same dtype|^Error\(s\) in loading state_dict for"
 )
-"""PyTorch's errors about wrong types, devices and calls, which no sample causes."""
+"""PyTorch errors about types, devices and calls, which no sample can cause."""
 _SHAPES = re.compile(
     r"^The size of tensor a \(\d+\) must match|^Sizes of tensors must match except in dimension"
     r"|^shape '\[[\d, -]+\]' is invalid for input of size|^Given groups=\d+, weight of size"
     r"|^stack expects each tensor to be equal size"
 )
-"""PyTorch's errors about shapes. A sample can have a wrong one as well."""
 _CLASSES: Mapping[str, CauseClass] = {
     name: CauseClass(cause) for cause, names in _DATA["causes"].items() for name in names
 }
@@ -68,7 +65,6 @@ _BY_PART: Sequence[tuple[re.Pattern[str], CauseClass]] = (
     (re.compile(r"CUDA|Cuda|NVML"), CauseClass.GPU),
     (re.compile(r"Config|Validation|Argument|Unsupported|Compil|Forbidden|Setup"), CauseClass.CODE),
 )
-"""Causes that the name of an unlisted class states by itself."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen |/conda/|\.so$|\.pyx$")
 _LOADER = re.compile(r"/torch/utils/data/_utils/|/datasets/(?:iterable_|arrow_)?(?:dataset|builder|reader)\.py")
 _PROCESSES = re.compile(r"/(?:multiprocessing/(?:connection|managers|resource_\w+|queues)|concurrent/futures)[/.]")
@@ -89,70 +85,61 @@ _READERS_OF_DATA = (
     "decord",
     "webdataset.",
 )
-"""Modules that raise their own exceptions for broken data."""
 _NUMBERS = re.compile(r"\n\s*assert [^\n]*\b(?:is_?nan|is_?finite|is_?inf|nan|inf)\b")
-"""Check for finite numbers in the program's own source, as the traceback shows it."""
 _TAIL = 500
 _OF_PYTHON = ("TimeoutError", "asyncio.", "concurrent.", "multiprocessing.", "ray.")
 _COLLECTIVE = re.compile(
     r"\b(?:HCCL|[Hh]ccl\w*|XCCL|oneCCL|RCCL)\b.{0,80}(?i:error|fail|time ?out)"
     r"|^NCCL error: (?:unhandled (?:cuda|system) error|internal error|remote process exited)"
 )
-"""Messages of collectives libraries about a peer. NCCL's other messages have rules."""
 _RUN_BY_EXEC = re.compile(
     r"<(?:string|stdin|console|exec|eval|code|generated|solution|answer|completion|snippet|sandbox|ast|input|test"
     r"|reward|module)\b[\w -]{0,30}>$"
 )
-"""Place of source that no file holds, such as an answer of a model that a reward function has executed."""
+"""Place of source without a file, such as a model's answer run by a reward function."""
 _TEMPORARY = re.compile(r"/tmp[a-z0-9_]{8}(?:/|\.py$)")  # noqa: S108
-"""Place of source in a file that Python's tempfile has named, as a model's answer that is tried out."""
+"""File named by Python's tempfile, such as a model's answer under test."""
 _OF_HOST = re.compile(r"(?i)\b(?:host|cpu|ram|system|array|object|list|string)\b")
-"""What a `MemoryError` with a message says if the machine's memory ran out."""
 _HEADING = "Traceback (most recent call last)"
 _ORIGINAL = f"Original {_HEADING}"
 _OF_GROUP = "Exception Group Traceback"
-"""Of several exceptions that tasks raised at the same time, none is proof by itself."""
+"""Exceptions of several tasks: none is proof."""
 _SPAWNED = re.compile(r"/torch/multiprocessing/spawn\.py$")
 _OF_MACHINE = re.compile(
     r"(?i)\b(?:[gnt]pus?|cuda|devices?|accelerators?|nodes?|hosts?|workers?|peers?|servers?|connect\w*|reachable"
     r"|respon\w*|time[ds]?[ _]?out|path\.\w+|exists?|is_?file|is_?dir|not found|mount\w*|disk|free|memory)\b"
     r"|is_available|_count\("
 )
-"""What an assertion of a program may check of everything around it."""
 _ASSERTED = re.compile(r"\n\s*assert ([^\n]*)")
 _SEE_ABOVE = re.compile(
     r"(?i)\bsee (?:the )?(?:root cause|stack trace|error|traceback|logs?) ?\(?above|\bis reported as above"
     r"|^Executor failed\.$"
 )
 _SAYS_NOTHING = re.compile(r"\[Generic failure\]|Exception in Launch thread")
-"""Messages of Gaudi's runtime for every kind of failure."""
+"""Gaudi's messages for all kinds of failures."""
 _CAUGHT = re.compile(
     r"^Caught (\w{2,60}) in (?:DataLoader worker|pin memory thread|replica)|state=finished raised (\w{2,60})>"
 )
-"""Messages of PyTorch and tenacity that name an exception of another process, thread or attempt."""
 _BARE_TIMEOUT = re.compile(r"(?i)^time(?:d ?out|out) (?:waiting|while waiting)\b")
 _OF_DATA = re.compile(r"(?i)\b(?:columns?|data ?sets?|samples?)\b")
 
 
 class ExceptionReading(Struct, frozen=True):
-    """Cause that an exception states."""
-
     cause: CauseClass
     is_proof: bool = False
-    """True if nothing but this cause raises it in that place."""
+    """Nothing else raises it in that place."""
     is_consequence: bool = False
-    """True if it states that something else has failed."""
     is_guess: bool = False
-    """True if neither its class nor its message is known."""
-    told_by: str = ""
-    """Class of the earlier exception of a chain that states the cause. Empty if the last one does."""
+    stated_by: str = ""
+    """Class of the earlier chained exception that states the cause; empty for the last one."""
 
 
 def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
-    """Return what the exception `name`, with `message`, at the end of `traceback` states.
+    """Return the cause stated by the exception at the end of `traceback`.
 
-    The first exception of a chain that states a cause other than the program is the cause. A program's error while it
-    handled another exception, or because of one, proves nothing."""
+    In a chain, the first cause other than the program counts. A program error raised while handling another exception
+    proves nothing.
+    """
     inner = _inner(traceback)
     if inner and name.rpartition(".")[2] in _WRAPPERS:
         return read(*inner)
@@ -163,7 +150,7 @@ def read(name: str, message: str, traceback: str = "") -> ExceptionReading:
     if earlier.is_guess or earlier.is_consequence or earlier.cause in (CauseClass.CODE, CauseClass.UNKNOWN):
         is_proof = reading.is_proof and earlier.cause is CauseClass.CODE
         return ExceptionReading(reading.cause, is_proof=is_proof, is_guess=reading.is_guess)
-    return ExceptionReading(earlier.cause, told_by=earlier.told_by or inner[0])
+    return ExceptionReading(earlier.cause, stated_by=earlier.stated_by or inner[0])
 
 
 def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
@@ -179,7 +166,7 @@ def _read_last(name: str, message: str, traceback: str) -> ExceptionReading:
     if _is_consequence(name, message, place):
         return ExceptionReading(CauseClass.UNKNOWN, is_consequence=True)
     if name == "requests.exceptions.JSONDecodeError":
-        return ExceptionReading(CauseClass.NETWORK)  # A server sent an unexpected answer.
+        return ExceptionReading(CauseClass.NETWORK)  # the server sent an unexpected answer
     if last in _SURELY_CODE:
         return ExceptionReading(CauseClass.CODE, is_proof=True)
     is_programs = last in _PROGRAM or (last in ("RuntimeError", "ValueError") and _is_of_tensors(message))
@@ -210,7 +197,7 @@ def _is_consequence(name: str, message: str, place: str) -> bool:
         return True
     if _BARE_TIMEOUT.search(message) and message_causes.cause_of(name, message) is None:
         return True
-    # A bare timeout says only that there was no answer, not over which path, or why.
+    # A bare timeout does not say which path failed, or why.
     if last == "TimeoutError" and name.startswith(_OF_PYTHON) and message_causes.cause_of(name, message) is None:
         return True
     if name.startswith("multiprocessing.") and last == "AuthenticationError":
@@ -220,23 +207,20 @@ def _is_consequence(name: str, message: str, place: str) -> bool:
 
 
 def _is_of_machine(message: str, traceback: str) -> bool:
-    """Return whether an assertion checked what the machine or another process has, or its message says so."""
     asserted = _ASSERTED.findall(traceback[-_TAIL:])
     return bool(_OF_MACHINE.search(message) or (asserted and _OF_MACHINE.search(asserted[-1])))
 
 
 def _is_of_several(traceback: str) -> bool:
-    """Return whether the text holds exceptions of several tasks, threads or processes, whose lines are mixed."""
     chained = len(_CHAINED.findall(traceback)) + traceback.count(_ORIGINAL)
     return _OF_GROUP in traceback or traceback.count(_HEADING) > 1 + chained
 
 
 def _is_proof(last: str, message: str, calls: Sequence[str], shown: str) -> bool:
-    """Return whether only the program can have raised it there."""
     place = calls[-1] if calls else ""
     if _TEMPORARY.search(place):
         return False
-    # A None value should have come from elsewhere, such as a file that does not exist.
+    # None often comes from outside, such as a missing file.
     if "NoneType" in message or _SHAPES.search(message):
         return False
     is_own = bool(place) and not _LIBRARY.search(place)
@@ -244,7 +228,7 @@ def _is_proof(last: str, message: str, calls: Sequence[str], shown: str) -> bool
         return (is_own or last != "ModuleNotFoundError") and not outside_values.unpacks_outside(shown)
     if _OF_TENSORS.search(message):
         return True
-    # A sample without a member is as often a fault of the data as of the program.
+    # A missing member of a sample can be a fault of the data or of the program.
     is_loading = any(_LOADER.search(call) for call in calls)
     if not is_own or is_loading or _OF_DATA.search(message):
         return False
@@ -259,15 +243,15 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
     if last in _UNSPECIFIC:
         return ExceptionReading(CauseClass.UNKNOWN, is_guess=True)
     if name.startswith("ray.") and last.endswith("OutOfMemoryError"):
-        return ExceptionReading(CauseClass.HOST_MEMORY)  # Of Ray's monitor of the machine's memory.
+        return ExceptionReading(CauseClass.HOST_MEMORY)  # raised by Ray's memory monitor
     if ("Checksum" in last or "Corrupt" in last) and message_causes.is_store(name):
-        return ExceptionReading(CauseClass.STORAGE)  # The store's answer was damaged, not the object.
+        return ExceptionReading(CauseClass.STORAGE)  # the store's answer was damaged, not the object
     if name.startswith(_READERS_OF_DATA):
         return ExceptionReading(CauseClass.DATA)
     if cause := _CLASSES.get(last):
         return ExceptionReading(cause)
     if last == "MemoryError" and _OF_HOST.search(message):
-        # Python's own has no message, and a rule reads it. Allocators of cards raise it too.
+        # Python's own has no message and a rule of its own. GPU allocators raise it too.
         return ExceptionReading(CauseClass.HOST_MEMORY)
     if last == "EOFError":
         # Without a message it can also be the end of a pipe.
@@ -279,13 +263,12 @@ def _by_class(name: str, last: str, message: str) -> ExceptionReading:
     for part, cause in _BY_PART:
         if part.search(last):
             return ExceptionReading(cause)
-    # A class of a user: most failures that raise one are the program's, which is only a hint.
+    # User-defined class: most are the program's failures.
     return ExceptionReading(CauseClass.CODE, is_guess=True)
 
 
 def _inner(traceback: str) -> tuple[str, str, str] | None:
-    """Return class, message and traceback of the exception that the last one of a chain passes on. None if there is
-    none."""
+    """Return class, message and traceback of the previous exception of a chain; None if there is none."""
     ends = [match.start() for match in _CHAINED.finditer(traceback)]
     if not ends:
         return None

@@ -1,7 +1,6 @@
-"""The forms in which the kernel's log is kept: ``dmesg`` with its options, ``/dev/kmsg``, pstore, the journal, syslog.
+"""Kernel log lines without what ``dmesg``, ``/dev/kmsg``, pstore, the journal or syslog put before them.
 
-A line loses what stands before the kernel's own text. Its time counts where the line says date and zone, or the
-seconds since boot where the caller knows when that was.
+A time counts if it has date and zone, or is relative to a known boot time.
 """
 
 from __future__ import annotations
@@ -28,20 +27,17 @@ _OTHER = re.compile(
     r"(?:<\d{1,3}>\d? ?)?(?:(?:[A-Z][a-z]{2}|[A-Z]{2,5}|\[? {0,8}\d[\d:.,TZ+-]{0,40}\]?) {1,3}){0,6}"
     r"[A-Za-z0-9][\w.:-]{0,254} kernel(?:\[\d{1,10}\])?(?:: ?| - - - )"
 )
-"""Times that are said in some other way, before the host: the journal's other formats, RFC 5424."""
 
 
 class KernelText(Struct, frozen=True):
-    """A line of the kernel's, without what keeps it."""
-
     text: str
     at: datetime | None = None
     is_more: bool = False
-    """It belongs to the line before it: a member of a record of ``/dev/kmsg``."""
+    """Continuation of the previous ``/dev/kmsg`` record."""
 
 
 def split(text: str, booted_at: datetime | None = None) -> KernelText:
-    """Return the kernel's own text of a line, and its time where that is sure."""
+    """Return the kernel's own text, and its time if certain."""
     if match := _KMSG.match(text):
         seconds = int(match[3]) / 1_000_000
         return KernelText(text[match.end() :], _since(booted_at, seconds))
@@ -56,7 +52,7 @@ def split(text: str, booted_at: datetime | None = None) -> KernelText:
 
 
 def _kept(text: str) -> tuple[datetime | None, str]:
-    """Return what the journal, syslog or ``dmesg -x`` put before the kernel's line, and the line."""
+    """Return the time stated by the journal, syslog or ``dmesg -x``, and the rest of the line."""
     at = None
     if match := _LEVEL.match(text):
         text = text[match.end() :]

@@ -1,4 +1,4 @@
-"""One line as rules see it."""
+"""Line as rules see it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ from typing import Any, NamedTuple
 from trainmedic_logs.domain.finding import Origin, TimeSource
 
 LONGEST = 8 * 1024
-"""Bytes of a line that rules see; the rest is left out, and `Line.is_cut` says so."""
+"""Bytes of a line that rules see; `Line.is_cut` marks longer lines."""
 
 
 class Line(NamedTuple):
-    """A line, or a block of lines that belong together, such as a traceback. A tuple, because one is made of each line
-    that is read.
+    """Line, or joined block of lines such as a traceback. A tuple for speed.
 
-    `text` is UTF-8 that was read with replacements, without colours, without what redraws a progress bar, and without
-    the prefixes of those who passed it on; of a block it has all lines, with line feeds between them.
+    `text` is decoded with replacements, without colours, progress bar redraws and prefixes.
     """
 
     origin: Origin
     at: datetime
-    """Aware, UTC."""
+    """UTC."""
     text: str
     time_source: TimeSource = TimeSource.ARRIVAL
     place: int = 0
-    """Where in its stream it begins: a byte offset, or a number that only grows. `Finding.id` is made of it."""
+    """Byte offset in the stream, or another growing number. Part of `Finding.id`."""
     number: int = 0
-    """Which line of its stream it is (of a block the first), counted from 1; 0 where nobody counts."""
+    """Line number in the stream from 1 (a block's first line); 0 if not counted."""
     record: Mapping[str, Any] | None = None
-    """What a line says that reports a step or an event, by the names of ``trainmedic_logs.lines.records``; None for
-    every other line."""
+    """Members of a line that reports a step or event, named as in ``records``; else None."""
     is_cut: bool = False
     has_words: bool = False
-    """True if the text states more than the record. Then rules over text are tried on it too."""
+    """The text states more than the record, so text rules are tried on it too."""

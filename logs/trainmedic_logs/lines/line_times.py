@@ -1,12 +1,7 @@
-"""Times at the beginning of log lines, as loggers write them. Pure.
+"""Times at the beginning of log lines, in the formats of common loggers. Pure.
 
-A time counts only at the beginning of a line, or after what loggers put before it: a level, a tag in brackets, the name
-of a Ray process. A later time belongs to the message. `moment` completes what a format omits (year, date, zone), by the
-latest time at which the line can have been written.
-
-Formats: ISO 8601 with blank or ``T``, Python's ``asctime,msecs``, DeepSpeed, Megatron-LM, LLaMA-Factory, glog and klog
-(PyTorch, torchrun, absl), vLLM, syslog, ``ctime``, Rich, Spark, seconds and milliseconds since 1970, and the usual
-members of JSON and logfmt.
+A time counts only at the beginning, or after a level, a bracketed tag or a Ray process name. `moment` completes a
+missing year, date or zone from the latest possible time.
 """
 
 from __future__ import annotations
@@ -21,10 +16,9 @@ from typing import Any, NamedTuple
 from trainmedic_logs.lines.times import with_zone
 
 AHEAD = timedelta(minutes=2)
-"""A line's time may be this much later than the time at which it was written, because clocks differ."""
+"""Allowed clock difference into the future."""
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 _BEGINNING = 240
-"""Characters in which the time of a line is searched."""
 _ANY = re.compile(r"\d\d:\d\d:\d\d|\d{6}|\d\d\d\d-\d\d-\d\d")
 _LEVEL_WORD = r"(?:TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL|trace|debug|info|warning|warn|error|fatal)"
 _TAG = rf"(?:{_LEVEL_WORD}|[A-Za-z][\w./-]{{0,40}}|[Rr]ank[ _:=]?\d{{1,6}}|\d{{1,6}})(?:\|[^\[\]|]{{1,80}})?"
@@ -33,7 +27,6 @@ _LEAD = re.compile(
     rf"|{_LEVEL_WORD}(?::[A-Za-z_][\w.]{{0,60}}:|\b)"
     rf"|\((?:[\w.<>:+-]{{1,80}} )?pid=\d{{1,8}}[^()]{{0,60}}\)|<\d{{1,3}}>)[ \t]*(?:[:|>,-][ \t]*)?"
 )
-"""Text that loggers put before the time."""
 _MOST_LEADS = 4
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
 _END = r"(?![\d:/])"
@@ -64,7 +57,7 @@ _LONGEST_RECORD = 64 * 1024
 
 
 class Lacks(StrEnum):
-    """Part that a time omits, besides the zone."""
+    """Missing part of a time, besides the zone."""
 
     NOTHING = "nothing"
     YEAR = "year"
@@ -72,13 +65,11 @@ class Lacks(StrEnum):
 
 
 class Stated(NamedTuple):
-    """The time that a line states."""
-
     walls: tuple[datetime, ...]
-    """Aware if the line states its zone, else naive. Several if the order of day, month and year is ambiguous."""
+    """Aware if the zone is stated, else naive. Several if the order of day, month and year is ambiguous."""
     lacks: Lacks = Lacks.NOTHING
     is_weak: bool = False
-    """True if other numbers look the same, so that the time counts only close to the line's arrival."""
+    """Other numbers look the same, so it counts only close to the line's arrival."""
 
     @property
     def has_zone(self) -> bool:
@@ -86,7 +77,7 @@ class Stated(NamedTuple):
 
 
 def stated(text: str) -> Stated | None:
-    """Return the time at the beginning of a line without its prefixes. None if there is none."""
+    """Return the time at the beginning of a line without prefixes; None if there is none."""
     beginning = text[:_BEGINNING]
     if text.startswith("{"):
         return _of_record(text)
@@ -106,10 +97,10 @@ def stated(text: str) -> Stated | None:
 
 
 def moment(said: Stated, zone: tzinfo | None, latest: datetime, expected: datetime | None = None) -> datetime | None:
-    """Return the moment of a stated time, in UTC. None if a line written by `latest` cannot have it.
+    """Return the stated time in UTC; None if a line written by `latest` cannot have it.
 
-    `zone` applies to times without a zone. None is this machine's. If several moments are possible (an omitted year,
-    the hour that the end of summer time repeats), the one nearest to `expected` counts, else the latest.
+    `zone` applies to times without a zone; None is the local zone. If several moments are possible (missing year,
+    repeated hour of daylight saving time), the one nearest to `expected` counts, else the latest.
     """
     fitting = [at for at in _moments(said, zone, latest) if _EARLIEST <= at <= latest + AHEAD]
     if not fitting:
@@ -131,7 +122,6 @@ def _moments(said: Stated, zone: tzinfo | None, latest: datetime) -> Iterator[da
 
 
 def _filled(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime]:
-    """Yield the wall-clock times near `latest` that a time without year or date can mean."""
     if lacks is Lacks.NOTHING:
         yield wall
     elif lacks is Lacks.YEAR:
@@ -147,7 +137,6 @@ def _filled(wall: datetime, lacks: Lacks, latest: datetime) -> Iterator[datetime
 
 
 def _at(text: str, position: int = 0, *, is_bracketed: bool = False) -> Stated | None:
-    """Read the time that begins at `position`, possibly in a bracket."""
     position += len(text) - position - len(text[position:].lstrip(" \t"))
     if text[position : position + 1] in ("[", "<", "("):
         position, is_bracketed = position + 1, True
@@ -195,8 +184,7 @@ def _stated(match: re.Match[str], year: int | None, month: int, day: int) -> Sta
 
 
 def _slashed(match: re.Match[str]) -> Stated | None:
-    """Read month, day, year, as Python's loggers and Rich write them. Day first, and Spark's year first, are read if
-    they fit."""
+    """Read month/day/year (Python, Rich). Day first and year first (Spark) are accepted if they fit."""
     first, second, third = int(match["a"]), int(match["b"]), int(match["c"])
     year = third if third >= 100 else 2000 + third
     orders = [(year, first, second), (year, second, first)]
@@ -214,7 +202,7 @@ def _wall(match: re.Match[str], year: int, month: int, day: int) -> datetime | N
     hour, minute, second = (parts[name] or parts.get(f"{name}2") or "" for name in "hms")
     microsecond = int(f"{(parts['f'] or '0')[:6]:0<6}")
     try:
-        # A leap second counts as the last moment of its minute.
+        # A leap second counts as the last second of its minute.
         wall = datetime(year, month, day, int(hour), int(minute), min(int(second), 59), microsecond)
     except ValueError:
         return None
@@ -234,7 +222,6 @@ def _since_epoch(match: re.Match[str], *, is_weak: bool) -> Stated | None:
 
 
 def _of_record(text: str) -> Stated | None:
-    """Read the time of a line that is a JSON object, by the names that loggers use."""
     end = text.rstrip()
     if not end.endswith("}") or len(end) > _LONGEST_RECORD or not any(f'"{name}"' in end for name in _MEMBERS):
         return None

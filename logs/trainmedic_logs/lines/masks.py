@@ -1,7 +1,7 @@
-"""Secrets in lines: what looks like one is replaced before a line leaves its node.
+"""Masking of secrets before a line leaves its node.
 
-It cannot know every secret. It knows the forms of widely used tokens, passwords in URLs, and values beside a name such
-as ``api_key``. By RE2, so that no line can take long.
+Covers common token formats, passwords in URLs, and values after names such as ``api_key``; not every secret. RE2 bounds
+the time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HARMLESS = re2.compile(rb"(?i)[-+\d.,]+(?:e[-+]?\d+)?|none|null|true|false|<.*|
 
 
 def masked(text: str) -> str:
-    """Return the text with what looks like a secret replaced by ``***``."""
+    """Return the text with apparent secrets replaced by ``***``."""
     raw = text.encode(errors="replace")
     if _HINTS.search(raw) is None:
         return text

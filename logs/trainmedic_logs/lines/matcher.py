@@ -1,10 +1,7 @@
-"""Which rule takes a line: at most one.
+"""Matching of a line against a rule set: at most one rule takes it.
 
-All rules' literals are looked for in one pass; only where one is there, its rules' patterns are tried. So a quiet line
-costs a microsecond, however many rules there are. `unless`, `when` and the rest follow for what matched.
-
-Of several rules that match, a rule of role noise comes first (it says that the line means nothing, however it reads),
-then the others, and last the general ones; among equals the order of names decides.
+One pass searches all rules' literals; only rules with a literal in the line try their patterns. Precedence: noise
+rules, other rules, general rules; then by name.
 """
 
 from __future__ import annotations
@@ -30,9 +27,9 @@ from trainmedic_logs.lines.prefilter import Prefilter
 from trainmedic_logs.lines.rule import LinePattern, LogRule, RuleSet
 
 OWN_MARK = "trainmedic: "
-"""What our own notices in a log begin with. No rule takes such a line, or a notice would cause the next one."""
+"""Beginning of Trainmedic's own log notices. No rule takes them, to prevent loops."""
 LONGEST_FIELD = 1024
-"""Characters of one captured field."""
+"""Characters of a captured field."""
 
 
 def _xid(code: Any) -> Mapping[str, Any]:
@@ -53,37 +50,33 @@ FUNCTIONS: Mapping[str, PlainFunction] = {
     "is_finite": PlainFunction(_is_finite),
     "is_nan": PlainFunction(_is_nan),
 }
-"""What `when` and the templates of a rule may call beside the filters of playbooks."""
+"""Functions for `when` and templates, in addition to playbook filters."""
 
 
 _Meaning = tuple[Role, CauseClass, dict[str, str]]
 
 
 class LineMatch(Struct, frozen=True):
-    """What the rules make of one line."""
-
     rule: LogRule | None = None
     role: Role | None = None
     cause: CauseClass | None = None
-    """Role and cause are the rule's, or those of its pattern."""
+    """Role and cause of the pattern, else of the rule."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """What the pattern's groups took; of a record, all that it says."""
+    """Captured groups, or all members of a record."""
     near: tuple[str, ...] = ()
-    """Rules one of whose literals is in a line that no pattern of any rule knows: perhaps a wording that drifted."""
+    """Rules with a literal in a line that no pattern matches: the wording may have changed."""
     start: int = 0
-    """The character at which the pattern was found: of the text, or of a record's words."""
+    """Character offset of the match in the text, or in a record's words."""
     ended: tuple[tuple[LogRule, Mapping[str, str]], ...] = ()
-    """Rules one of whose ends the line is, each with what the end's groups took."""
+    """Rules that the line ends, with the captured groups."""
     refused: tuple[str, ...] = ()
-    """Record rules that could have taken the line and whose condition does not hold; a count in a row begins anew."""
+    """Record rules whose condition does not hold; this resets counts in a row."""
 
 
 _NOTHING = LineMatch()
 
 
 class _ReadyRule:
-    """A rule with its patterns and its condition compiled."""
-
     def __init__(self, rule: LogRule) -> None:
         """Raises ValueError or Malformed."""
         self.rule = rule
@@ -104,7 +97,7 @@ class _ReadyRule:
         return any(pattern.search(text) is not None for pattern in self.unless)
 
     def holds(self, fields: Mapping[str, Any], source: str) -> bool | None:
-        """Return whether the condition holds; None where the fields that it asks about are not there, or no numbers."""
+        """Return whether the condition holds; None if its fields are missing or not numbers."""
         if self.when is None:
             return True
         try:
@@ -120,8 +113,6 @@ class _ReadyRule:
 
 
 class _SourceRules:
-    """The rules of one source, and the literals that lead to them."""
-
     def __init__(self, rules: Iterable[_ReadyRule]) -> None:
         self.over_records: dict[str, list[_ReadyRule]] = {}
         by_literal: dict[str, list[_ReadyRule]] = {}
@@ -156,15 +147,14 @@ def _precedence(ready: _ReadyRule) -> tuple[bool, bool, str]:
 
 
 class LineMatcher:
-    """Tries all rules of a set on lines. It keeps nothing of them; one serves any number of streams."""
+    """Stateless matcher for any number of streams."""
 
     def __init__(self, rule_set: RuleSet) -> None:
-        """Raises ValueError or Malformed for a rule that ``catalog.log_rules`` would have refused."""
+        """Raises ValueError or Malformed for an invalid rule."""
         self._ready = [_ReadyRule(rule) for rule in rule_set.rules]
         self._of: dict[tuple[str, ...], _SourceRules] = {}
 
     def match(self, line: Line, source: str | None = None) -> LineMatch:
-        """Return which rule takes the line, and what it took from it; as if it were of `source`, if one is given."""
         source = line.origin.source if source is None else source
         rules = self._of_sources((source,))
         words = records.words_of(line.record) if line.record is not None and not line.has_words else line.text
@@ -174,8 +164,7 @@ class LineMatcher:
         return self._match_record(rules, source, line.record)
 
     def is_quiet(self, line: Line, sources: tuple[str, ...]) -> bool:
-        """Return whether no rule of any of these sources can take the line: one look at it, in place of one for each
-        source."""
+        """Return whether no rule of these sources can take the line, by a single search."""
         rules = self._of_sources(sources)
         if line.record is not None and str(line.record.get("event")) in rules.over_records:
             return False
@@ -183,7 +172,7 @@ class LineMatcher:
         return not words or not rules.has_literal(words.encode(errors="replace")[:LONGEST])
 
     def prefilter(self, sources: tuple[str, ...]) -> Prefilter:
-        """What passes over physical lines that no rule of any of these sources can take."""
+        """Return a prefilter for physical lines that no rule of these sources can take."""
         return self._of_sources(sources).prefilter
 
     def _match_words(self, rules: _SourceRules, words: str, source: str) -> LineMatch:
@@ -204,7 +193,7 @@ class LineMatcher:
         return rules
 
     def _match_text(self, candidates: list[_ReadyRule], text: bytes, source: str, words: str) -> LineMatch:
-        """Match `text`, which are the `words` of a line without the source that they show."""
+        """Match `text`, which is `words` without shown source code."""
         near, ended, taken, is_known = [], [], LineMatch(), False
         for ready in candidates:
             over = _ended(ready, text)
@@ -212,7 +201,7 @@ class LineMatcher:
                 ended.append((ready.rule, over))
                 continue
             if taken.rule is not None:
-                continue  # that others know the wording as well changes nothing
+                continue  # the line is taken; only ends matter now
             match = ready.matched(text)
             if match is None:
                 near.append(ready.rule.name)
@@ -221,24 +210,24 @@ class LineMatcher:
             if not ready.is_excepted(text):
                 taken = self._taken(ready, *match, text, source, words)
         if is_known or ended:
-            near = []  # somebody knows the wording, also where it then does not count
+            near = []  # a rule knows the wording, even if it excludes the line
         return replace(taken, near=tuple(near), ended=tuple(ended)) if near or ended else taken
 
     def _taken(
         self, ready: _ReadyRule, found: Found, pattern: LinePattern, text: bytes, source: str, words: str
     ) -> LineMatch:
         fields = {name: value[:LONGEST_FIELD] for name, value in found.groups.items()}
-        # Of a rule over records the condition is asked of those.
+        # A record rule's condition applies to records only.
         if not (ready.rule.record or ready.holds(fields, source)):
             return _NOTHING
         role, cause = pattern.role or ready.rule.role, pattern.cause or ready.rule.cause
         if ready.rule.is_general and pattern.cause is None and pattern.role is None:
             role, cause, fields = _of_exception(role, cause, fields, words)
         elif cause is CauseClass.STORAGE and "\n" in words:
-            # A traceback shows what is used up, where the message does not say it.
+            # The traceback may show what is used up if the message does not.
             shown = shown_source.last_shown(words[:LONGEST])
             cause = message_causes.other_than_disk(words[-LONGEST_FIELD:], shown) or cause
-        # A pattern that begins with the end of a line was found in the next one.
+        # A match that begins with a line feed belongs to the next line.
         begin = found.start + (text[found.start : found.start + 1] == b"\n")
         return LineMatch(ready.rule, role, cause, fields, start=len(text[:begin].decode(errors="replace")))
 
@@ -254,8 +243,9 @@ class LineMatcher:
 
 
 def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: str) -> _Meaning:
-    """Return the meaning of a line whose rule has taken an exception, whichever library raised it. Of `words` also the
-    source counts that a traceback shows: what an assertion checked."""
+    """Return the meaning of a line in which a general rule found an exception. Shown source counts too, such as an
+    assertion's condition.
+    """
     name = fields.get("exception") or fields.get("alone", "")
     if cause is not CauseClass.CODE or not name:
         return role, cause, fields
@@ -265,15 +255,15 @@ def _of_exception(role: Role, cause: CauseClass, fields: dict[str, str], words: 
         return Role.CASCADE, CauseClass.UNKNOWN, fields
     if reading.is_proof:
         fields = {**fields, exception_causes.PROOF: "program"}
-    if reading.told_by:
-        fields = {**fields, "exception": reading.told_by}
+    if reading.stated_by:
+        fields = {**fields, "exception": reading.stated_by}
     if reading.is_guess:
         fields = {**fields, exception_causes.GUESS: "class"}
     return role, reading.cause, fields
 
 
 def _whole_message(name: str, message: str, text: str) -> str:
-    """Return the message with the lines of `text` after it. gRPC and Azure write status and code into these."""
+    """Return the message with the lines after it, where gRPC and Azure write status and code."""
     _, found, rest = text.rpartition(f"{name}: {message}")
     return f"{message}{rest[:LONGEST_FIELD]}" if found else message
 

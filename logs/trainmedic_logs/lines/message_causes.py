@@ -1,7 +1,4 @@
-"""Cause of an exception by its message: error numbers, HTTP status codes, signals, and words of devices.
-
-Each reader is general: the meaning of a number does not depend on the library that reports it.
-"""
+"""Cause of an exception by its message: error numbers, HTTP status, signals, device words."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     5: CauseClass.STORAGE,  # EIO
     11: CauseClass.NODE,  # EAGAIN: cannot create a process or thread
     12: CauseClass.HOST_MEMORY,  # ENOMEM
-    16: CauseClass.STORAGE,  # EBUSY: of a network file system
+    16: CauseClass.STORAGE,  # EBUSY of a network file system
     19: CauseClass.NODE,  # ENODEV
     23: CauseClass.NODE,  # ENFILE
-    24: CauseClass.NODE,  # EMFILE: the limit of open files
+    24: CauseClass.NODE,  # EMFILE: limit of open files
     27: CauseClass.STORAGE,  # EFBIG
     28: CauseClass.STORAGE,  # ENOSPC
     30: CauseClass.STORAGE,  # EROFS
@@ -27,18 +24,17 @@ _BY_ERRNO: Mapping[int, CauseClass] = {
     **dict.fromkeys((100, 101, 102, 103, 104, 110, 111, 112, 113), CauseClass.NETWORK),  # ENETDOWN to EHOSTUNREACH
     98: CauseClass.CODE,  # EADDRINUSE
     99: CauseClass.NETWORK,  # EADDRNOTAVAIL
-    107: CauseClass.STORAGE,  # ENOTCONN: of a FUSE mount
+    107: CauseClass.STORAGE,  # ENOTCONN of a FUSE mount
     108: CauseClass.STORAGE,  # ESHUTDOWN
     116: CauseClass.STORAGE,  # ESTALE
     117: CauseClass.STORAGE,  # EUCLEAN
     121: CauseClass.STORAGE,  # EREMOTEIO
     122: CauseClass.STORAGE,  # EDQUOT
-    512: CauseClass.STORAGE,  # ERESTARTSYS: of NFS and Lustre, as it comes through
-    524: CauseClass.STORAGE,  # ENOTSUPP, likewise
+    512: CauseClass.STORAGE,  # ERESTARTSYS of NFS and Lustre
+    524: CauseClass.STORAGE,  # ENOTSUPP of NFS and Lustre
     **dict.fromkeys((-2, -3, -5), CauseClass.NETWORK),  # getaddrinfo
 }
-"""Causes by Linux's error numbers, and by getaddrinfo's, which are negative. Those of paths (2, 13, 17) say nothing
-about a cause."""
+"""Linux error numbers, and negative ones of getaddrinfo. Path errors (2, 13, 17) state no cause."""
 _OF_A_FILE = re.compile(r"\[Errno \d+\] [^:]{3,60}: b?['\"]/|unable to lock file")
 _TOO_MANY_FILES = re.compile(r"\[Errno 2[34]\]|[Tt]oo many open files")
 _SQL = re.compile(r"^(?:no such (?:table|column|function)|near \"|\w+ \w+ already exists|table \S+ has)")
@@ -46,14 +42,13 @@ _NPU_CODE = re.compile(r"\berror code(?: is|[:=]) ?(\d{6})\b")
 _BY_NPU_CODE: Mapping[int, CauseClass] = {
     207001: CauseClass.GPU_MEMORY,
     207018: CauseClass.GPU_MEMORY,
-    507010: CauseClass.GPU,  # The task scheduler's heartbeat is lost.
-    507033: CauseClass.GPU,  # The device could not be initialised.
-    **dict.fromkeys((507053, 507054, 507055), CauseClass.GPU),  # The device's memory has errors.
-    507056: CauseClass.NETWORK,  # A link between devices has errors.
+    507010: CauseClass.GPU,  # task scheduler heartbeat lost
+    507033: CauseClass.GPU,  # device initialisation failed
+    **dict.fromkeys((507053, 507054, 507055), CauseClass.GPU),  # device memory errors
+    507056: CauseClass.NETWORK,  # link errors between devices
     507057: CauseClass.NETWORK,
 }
-"""Causes by the error numbers of Ascend's runtime (``acl/error_codes``). Timeouts are consequences of other
-failures."""
+"""Error numbers of Ascend's runtime (``acl/error_codes``). Timeouts are consequences and excluded."""
 NPU_TIMEOUTS = re.compile(r"\berror code(?: is|[:=]) ?(?:107020|50704[678])\b")
 _STATUS = re.compile(
     r"\b(?P<a>[45]\d\d) (?:Client|Server) Error\b|\bHTTP(?:/\d(?:\.\d)?)?(?: [Ee]rror)?:? (?P<b>[45]\d\d)\b"
@@ -196,14 +191,14 @@ _NO_DISK: Sequence[tuple[re.Pattern[str], CauseClass]] = (
         CauseClass.NODE,
     ),
 )
-"""Sources of "no space left on device" other than a disk."""
 _NO_SPACE = re.compile(r"[Nn]o space left|\[Errno 28\]|os error 28\b")
 
 
 def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
-    """Return the cause that the message of the exception `name` states. None if it states none.
+    """Return the cause that the message states, or None.
 
-    `shown` is the source of the call that raised it, which names the resource that is used up."""
+    `shown` is the source of the raising call, which may name the exhausted resource.
+    """
     if cause := other_than_disk(message, shown):
         return cause
     if name.startswith("sqlite3."):
@@ -215,12 +210,11 @@ def cause_of(name: str, message: str, shown: str = "") -> CauseClass | None:
 
 
 def is_store(name: str) -> bool:
-    """Return whether the class `name` belongs to an object store client."""
     return bool(_STORE.search(name))
 
 
 def other_than_disk(message: str, shown: str = "") -> CauseClass | None:
-    """Return the cause of "no space left" that is not a disk's. None if it is, or if the message says nothing of it."""
+    """Return the cause of "no space left" if it is not a disk, else None."""
     if not _NO_SPACE.search(message):
         return None
     return next((cause for words, cause in _NO_DISK if words.search(message) or words.search(shown)), None)
@@ -251,7 +245,7 @@ def _by_status(name: str, message: str) -> CauseClass | None:
     status = int(next(group for group in match.groups() if group))
     if status >= 500 or status in (408, 425, 429):
         return CauseClass.STORAGE if _STORE.search(name) or _STORE.search(message) else CauseClass.NETWORK
-    return CauseClass.CODE  # The request is wrong: refused, or the object does not exist.
+    return CauseClass.CODE  # bad request: refused, or no such object
 
 
 def _by_errno(message: str) -> CauseClass | None:
@@ -259,7 +253,7 @@ def _by_errno(message: str) -> CauseClass | None:
     if match is None:
         return None
     cause = _BY_ERRNO.get(int(next(group for group in match.groups() if group)))
-    # A path after it means that a file system did not respond, or refused a lock.
+    # With a path, a file system did not respond or refused a lock.
     is_files = cause in (CauseClass.NETWORK, CauseClass.NODE) and bool(_OF_A_FILE.search(message))
     is_files = is_files and not _TOO_MANY_FILES.search(message)
     return CauseClass.STORAGE if is_files else cause

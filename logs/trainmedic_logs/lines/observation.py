@@ -1,7 +1,8 @@
-"""From one line that a rule has taken to what is seen in it: its target, its labels, its text to show.
+"""Finding of a single matched line: target, labels, shown text, shape.
 
-A line of the kernel is about its node or a GPU of it. What any other source prints is about the job of the stream, or,
-where the stream has none, about the node that it was read on: nothing that a training prints names a target.
+Kernel lines concern the node or one of its GPUs; lines of other sources the stream's job, or the node if it has none.
+The shape of a line is its text without numbers, addresses, paths and IDs, to compare lines of several ranks and
+attempts.
 """
 
 from __future__ import annotations
@@ -19,27 +20,35 @@ from trainmedic_core.target import Target, TargetKind
 from trainmedic_logs.domain.finding import Finding, Origin, Role
 from trainmedic_logs.domain.finding_codec import LARGEST_RANK
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
-from trainmedic_logs.lines import records, rendering, shapes
+from trainmedic_logs.lines import records, rendering
 from trainmedic_logs.lines.line import Line
 from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.matcher import LineMatch
 from trainmedic_logs.lines.rule import LogRule
 
 GpuLookup = Callable[[str], str | None]
-"""From a PCI address, as it is logged, to the GPU's UUID; None where the node has no such GPU, or it is not known."""
+"""Return the UUID of a GPU by its logged PCI address; None if unknown."""
 
 LONGEST_LINE = 500
-"""Characters of the line that a finding shows."""
+"""Characters of a finding's line."""
 _BEFORE = 200
 _LONGEST_VALUE = 256
 _MOST_FIELDS = 32
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _UUID = re.compile(r"(?i)(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
+_VARYING = (
+    (re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"), "<id>"),
+    (re.compile(r"0x[0-9a-fA-F]+"), "<n>"),
+    (re.compile(r"(?:/[\w.@%+=:-]+){2,}/?"), "<path>"),
+    (re.compile(r"\b[0-9a-fA-F]{12,64}\b"), "<id>"),
+    (re.compile(r"[-+]?\d[\d.,:eE+-]*"), "<n>"),
+    (re.compile(r"\s+"), " "),
+)
+_LONGEST_SHAPED = 1024
+
 
 class FindingIdentity(Struct, frozen=True):
-    """What makes findings of one rule and one stream the same: whom they are about, and the rule's own labels."""
-
     target: Target
     labels: Mapping[str, str]
 
@@ -49,7 +58,6 @@ class FindingIdentity(Struct, frozen=True):
 
 
 def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity:
-    """Return whose finding the line is. The match has a rule."""
     rule = match.rule
     assert rule is not None
     labels = rendering.labels_of(rule, match.fields) if rule.alert else _reason(match)
@@ -57,18 +65,17 @@ def identity(line: Line, match: LineMatch, gpu_of: GpuLookup) -> FindingIdentity
 
 
 def _reason(match: LineMatch) -> Mapping[str, str]:
-    """Return the reason for an end that the line states. A line without one must not hide it."""
+    """Return the stated reason for a termination as labels. Lines without one stay separate findings."""
     why = str(match.fields.get("why", "")).strip() if match.role is Role.TEARDOWN else ""
     return {"why": why} if why else {}
 
 
 def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
-    """Return the finding of this line alone. The match has a rule."""
     rule, role, cause = match.rule, match.role, match.cause
     assert rule is not None
     assert role is not None
     assert cause is not None
-    # Of a record that has words the pattern was found in those.
+    # A record's words were matched, if it has any.
     text = (records.words_of(line.record) if line.record else "") or line.text
     shown = _telling(text, _start(text, match))
     return Finding(
@@ -85,12 +92,12 @@ def seen(line: Line, match: LineMatch, of: FindingIdentity) -> Finding:
         fields=_fields(match.fields),
         ranks=ranks_of(line),
         time_source=line.time_source,
-        shape=shapes.hash_of(shown),
+        shape=shape_hash(shown),
     )
 
 
 def ranks_of(line: Line) -> frozenset[int]:
-    """Return the rank whose line it is, where the stream or the line tells it."""
+    """Return the rank stated by the stream or the line; empty if unknown."""
     rank = line.origin.rank
     if rank is None and line.record is not None:
         rank = line.record.get("rank")
@@ -98,7 +105,7 @@ def ranks_of(line: Line) -> frozenset[int]:
 
 
 def stream_key(origin: Origin) -> str:
-    """Return what names the stream among all streams of a fleet, now and later."""
+    """Return a fleet-wide, permanent key of the stream."""
     return "\0".join((origin.source, origin.node, origin.pod or "", origin.stream, origin.generation))
 
 
@@ -108,18 +115,17 @@ def _id(line: Line, rule: LogRule) -> str:
 
 
 def _start(text: str, match: LineMatch) -> int:
-    """Return where the telling line of a block is: of a traceback, that of the exception which ended it."""
+    """Return the offset of the line to show: in a traceback, that of the final exception."""
     exception = match.fields.get("exception")
     if not isinstance(exception, str) or not exception:
         return match.start
     at = text.rfind(f"\n{exception}")
     if at < 0:
-        at = text.rfind(f"| {exception}") + 1  # of a group of exceptions, each behind its margin
+        at = text.rfind(f"| {exception}") + 1  # exception group, with a margin
     return match.start if at < match.start else at + 1
 
 
 def _telling(text: str, start: int) -> str:
-    """Return the line of a block, or the part of a long line, in which the pattern was found."""
     begin = text.rfind("\n", 0, start) + 1
     end = text.find("\n", start)
     line = text[begin : len(text) if end < 0 else end]
@@ -139,7 +145,7 @@ def _target(rule: LogRule, fields: Mapping[str, Any], origin: Origin, gpu_of: Gp
 
 
 def _gpu(rule: LogRule, fields: Mapping[str, Any], gpu_of: GpuLookup) -> str | None:
-    """Return the GPU's UUID, or its address where nobody knows that; None where the line names no GPU."""
+    """Return the GPU's UUID, else its PCI address; None if the line names no GPU."""
     named = (rendering.text_of(rule.gpu, {"fields": fields}) or "").strip()
     if _UUID.match(named):
         return named
@@ -156,3 +162,14 @@ def _written(value: Any) -> str:
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:g}" if abs(value) < 1e15 and value != int(value) else f"{value:.0f}"
     return str(value)
+
+
+def shape_of(text: str) -> str:
+    text = text[:_LONGEST_SHAPED]
+    for pattern, instead in _VARYING:
+        text = pattern.sub(instead, text)
+    return text.strip()
+
+
+def shape_hash(text: str) -> str:
+    return hashlib.sha256(shape_of(text).encode(errors="replace")).hexdigest()[:16]

@@ -1,9 +1,8 @@
-"""Exceptions about names, settings and objects of the program itself, and not about a value from outside.
+"""Distinction of errors about the program's own names and settings from errors about external values.
 
-Values come from outside as answers of servers, samples, checkpoints, the environment, the machine. An exception about
-such a value proves nothing against the program, although the program raised it in its own file. No list of the names of
-such values is complete. So where the traceback shows the source that read a value, the source itself must show that the
-value is the program's own; see ``exception_causes``.
+External values (server answers, samples, checkpoints, environment) can raise in the program's own file, and their names
+cannot be listed. So if the traceback shows the source that read a value, the source must prove the value the program's
+own; see ``exception_causes``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ _SETTINGS = (
     r"(?:self\.)?(?:\w+\.)*?(?:\w*_)?(?:conf(?:ig)?s?|cfg|args|h?params|hyper\w*|settings|kwargs|defaults)"
     r"|[A-Z][A-Z0-9_]+"
 )
-"""Names of mappings and objects that a program or its configuration fills."""
 _IS_SETTINGS = re.compile(rf"(?:{_SETTINGS})$")
 _LITERAL_KEYS = re.compile(r"([A-Za-z_][\w.]*)((?:\[\s*f?(?:\"[^\"\n]*\"|'[^'\n]*')\s*\])+)")
 _POPPED = re.compile(r"([A-Za-z_][\w.]*)\.(?:pop|__getitem__)\(\s*(\"[^\"\n]*\"|'[^'\n]*')\s*\)")
@@ -24,12 +22,9 @@ _NO_ATTRIBUTE = re.compile(r"^'(\w+)' object has no attribute '(\w+)'")
 _CONDITION = re.compile(r"^assert\b(?P<condition>[^\"'\n]*)", re.MULTILINE)
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*")
 _READS = re.compile(r"[\w\])]\s*\[|\.(?:pop|popitem|remove|__getitem__|__delitem__|move_to_end)\(")
-"""Source that reads a mapping."""
 _WORD = re.compile(r"(['\"])[A-Za-z_][\w.-]*\1$")
 _VARIABLE = re.compile(r"['\"](?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK|HOSTNAME|HOME|USER|PATH)['\"]$")
-"""Message of a KeyError about a variable of the environment."""
 _PARSED = re.compile(r"\b(?:str|int|float|bool|bytes|list|dict|tuple|set)\b")
-"""Types of parsed values, in the message of an exception that says that a value has a wrong one."""
 _TEXTS = re.compile(
     r"^(?:string|byte) ind|^expected string or|JSON object must be|^can only concatenate|^sequence item"
 )
@@ -40,19 +35,16 @@ _MODEL_SIZE = re.compile(
     r"|accum\w*|(?:tensor|pipeline|context|expert|data|sequence)_?(?:model_)?parallel\w*|tp(?:_size)?|pp(?:_size)?"
     r"|cp(?:_size)?|ep(?:_size)?)$"
 )
-"""Names of sizes that a configuration sets."""
 _DIVISIBLE = re.compile(r"\bdivisible\b|\bdivide\b")
 _FROM_OUTSIDE = re.compile(
     r"(?i)\b(?:files?|suffix|ext(?:ension)?s?|formats?|mime\w*|codecs?|images?|audio|video|modalit\w*|columns?|fields?"
     r"|samples?|rows?|records?|inputs?|outputs?|tokens?|labels?|responses?|repl(?:y|ies)|answers?|status|codes?|urls?"
     r"|http\w*|versions?|headers?|messages?|roles?|languages?|kind|devices?|platforms?|drivers?|os|systems?)\b|\.\w{2,5}$"
 )
-"""Words of what a program does not implement because of what it was given."""
 
 
 def is_own(name: str, message: str, shown: str) -> bool:
-    """Return whether the exception `name` with `message` is about the program itself. `shown` is the source of the call
-    that raised it, empty if it is not known."""
+    """Return whether the exception concerns the program itself. `shown` is the source of the raising call, or ""."""
     if name == "KeyError":
         return _is_own_key(message.strip(), shown)
     if name == "AttributeError":
@@ -67,12 +59,12 @@ def is_own(name: str, message: str, shown: str) -> bool:
 
 
 def unpacks_outside(shown: str) -> bool:
-    """Return whether the source passes the members of a mapping or a list that is not the program's own."""
+    """Return whether the source unpacks a mapping or list that is not the program's own."""
     return any(not _IS_SETTINGS.match(each) for each in _UNPACKED.findall(shown))
 
 
 def _is_own_key(key: str, shown: str) -> bool:
-    """Return whether a key that is a word is missing in the program's settings, or the source does not show where."""
+    """Return whether a missing key belongs to the program's settings, or the source does not show its mapping."""
     if not _WORD.match(key) or _VARIABLE.match(key):
         return False
     if not _READS.search(shown):
@@ -87,8 +79,7 @@ def _has_key(source: str, key: str) -> bool:
 
 
 def _is_own_attribute(message: str, shown: str) -> bool:
-    """Return whether an object of a class is without an attribute, and the source does not read it from another object
-    than the program's own or its settings."""
+    """Return whether the attribute is missing on the program's own object or settings, as far as the source shows."""
     missing = _NO_ATTRIBUTE.match(message)
     if missing is None or _PARSED.fullmatch(missing[1]):
         return False
@@ -97,13 +88,12 @@ def _is_own_attribute(message: str, shown: str) -> bool:
 
 
 def _is_own_type(message: str, shown: str) -> bool:
-    """Return whether the message is not about the type of a parsed value, or the source has no value but literals."""
+    """Return whether the message concerns no parsed value, or the source has only literals."""
     is_of_value = _PARSED.search(message) or _TEXTS.search(message)
     return not is_of_value or bool(_NO_NAMES.match(_LITERAL.sub("0", shown)))
 
 
 def _is_own_check(message: str, shown: str) -> bool:
-    """Return whether an assertion compares settings of the program with each other."""
     checks = _CONDITION.findall(shown)
     if not checks:
         return bool(_DIVISIBLE.search(message)) and not _FROM_OUTSIDE.search(message)

@@ -1,11 +1,7 @@
-"""Which of many physical lines can mean anything, found in one pass over all of them before any is decoded.
+"""Selection of physical lines that may matter, before decoding, in one pass over many lines.
 
-Most lines of a training hold no literal of a rule, begin no block and report no step. To cut, decode and strip each of
-them in order to see that costs fifty times as much as to look for what a line that counts must hold. Whoever uses this
-finds what they would have found without it: a line is passed over only where nothing that is done to it could change
-that.
-
-Not here: lines that go on with what an earlier one began (``assembly``, which knows what it holds back).
+Fifty times cheaper than decoding each line, without changing results. The caller must also keep lines that continue an
+earlier one (``assembly``).
 """
 
 from __future__ import annotations
@@ -21,21 +17,20 @@ from trainmedic_logs.lines.raw_text import has_controls, shown_of
 from trainmedic_logs.lines.records import REPORTS
 
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
-"""What stands in a text for bytes that are not UTF-8, whichever they were."""
+"""Stands for any bytes that are not UTF-8."""
 
 
 class LineSearch:
-    """Finds the lines in which one of some patterns stands, as a person would see them; for any number of streams."""
+    """Search for byte patterns in lines as they are displayed. Stateless."""
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
-        """`patterns` are those of a `ByteSearch`."""
         self._search = ByteSearch(patterns)
 
     def suspects(self, lines: Sequence[bytes]) -> list[int]:
-        """The positions of those lines, in their order; none of `lines` holds a line feed."""
+        """Return the indexes of matching lines, ascending. Lines contain no line feed."""
         together = b"\n".join(lines)
         if has_controls(together):
-            # Colours and carriage returns can stand within a literal, and a redrawn bar between two.
+            # Colours and carriage returns can split a literal.
             lines = [shown_of(line) for line in lines]
             together = b"\n".join(lines)
         at = self._search.next(together, 0)
@@ -50,10 +45,8 @@ class LineSearch:
 
 
 class Prefilter(LineSearch):
-    """Made for the literals of some rules: finds the lines that may mean something."""
-
     def __init__(self, literals: Iterable[str]) -> None:
         parts = {max(literal.split(_REPLACED), key=len) for literal in literals}
-        # A literal that holds another one is in no line that the other is not in.
+        # A literal that contains another one is redundant.
         fewest = [each for each in parts if not any(other in each for other in parts - {each})]
         super().__init__([*BEGINNINGS, *REPORTS, DIVIDED, *(literal_bytes(each) for each in sorted(fewest))])

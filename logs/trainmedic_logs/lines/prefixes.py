@@ -1,7 +1,6 @@
-"""What those who passed a line on have put before it: Kubernetes, torchrun, torch, srun, Ray, mpirun, kubectl, docker
-compose. It is taken off, and what it says of the rank is kept.
+"""Removal of prefixes added by Kubernetes, torchrun, torch, srun, Ray, mpirun, kubectl and docker compose.
 
-The prefixes of the kernel's log are in ``kernel_text``.
+Kernel log prefixes are in ``kernel_text``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from trainmedic_logs.lines import times
 
 _CRI = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP])(?: |$)")
 DIVIDED = rb"std(?:out|err) P"
-"""A pattern over bytes, which is in each line that a container runtime has divided, but for those that are JSON."""
+"""Byte pattern in every line divided by a container runtime, except JSON ones."""
 _DOCKER = '{"log":"'
 _TAGGED_RANK = re.compile(r"\[rank(\d{1,6})\]:[ ]?")
 _TORCHRUN = re.compile(r"\[[A-Za-z_][A-Za-z_-]{0,30}(\d{1,4})\]:[ ]?")
@@ -30,21 +29,17 @@ _SRUN_BEGINS = frozenset(" 0123456789")
 
 
 class Prefixed(NamedTuple):
-    """The text behind the prefixes, and what they said."""
-
     text: str
     at: datetime | None = None
-    """From a container's log."""
     is_partial: bool = False
-    """The container runtime has divided a long line; the rest follows."""
+    """The container runtime divided a long line here."""
     rank: int | None = None
     local_rank: int | None = None
     key: str = ""
-    """The prefixes themselves but for times: lines of one block have the same."""
+    """The prefixes without times; equal for the lines of a block."""
 
 
 def split(text: str, source: str) -> Prefixed:
-    """Return a line of a training, a launcher or Slurm without its prefixes."""
     is_composed = " | " in text[:_COMPOSE_WITHIN]
     if not text or (text[0] not in _FIRST and not is_composed):
         return Prefixed(text)
@@ -53,7 +48,7 @@ def split(text: str, source: str) -> Prefixed:
     if not text or (text[0] not in _FIRST and not is_composed):
         return prefixed
     rank, local_rank, end = None, None, 0
-    # Each pattern is tried only where its first character stands: most lines have none of these prefixes.
+    # Check first characters before patterns: most lines have no prefix.
     if is_composed:
         end = match.end() if (match := _COMPOSE.match(text)) else 0
     elif text.startswith("[pod/") and (match := _KUBECTL.match(text)):

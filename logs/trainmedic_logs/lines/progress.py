@@ -1,11 +1,7 @@
-"""Progress of a training, learned from the form of its own lines: a line that repeats with a growing number.
+"""Progress of a training, learned from lines that repeat with a growing number, in any trainer's format.
 
-Each trainer prints its steps in a form of its own, so no list of forms is ever complete. Here a line is reduced to its
-form: numbers, times and bars are replaced, words stay. A form counts as progress once it has repeated with an integer
-that grew each time. Lines that count something else, such as attempts to connect or seconds of waiting, are excluded by
-their words.
-
-Not here: forms whose members are known, with loss and learning rate (``records``).
+A line is reduced to its form: words stay, numbers, times and bars are replaced. A form counts once its integer has
+grown repeatedly. Lines that count something else (retries, waiting) are excluded by their words.
 """
 
 from __future__ import annotations
@@ -16,10 +12,9 @@ from msgspec import Struct, field
 
 _LONGEST = 400
 _LONGEST_FORM = 96
-"""Characters of a form that count. Trainers print metrics after them, and not every line has all of these."""
+"""Characters of a form. Later metrics vary between lines."""
 _MOST_FORMS = 64
 _LEARNED = 2
-"""Times that a number has to grow before its form counts."""
 _NO_PROGRESS = re.compile(
     r"(?i)\b(?:retry\w*|retries|attempts?|reconnect\w*|wait(?:ing|ed|s)?|timed? ?out|timeout|time-out|heartbeats?|still"
     r"|sleep\w*|elapsed since|ping\w*|uptime|queued?|pending|error\w*|exception|traceback|failed|failure|warn\w*|fatal"
@@ -27,7 +22,7 @@ _NO_PROGRESS = re.compile(
     r"|restart\w*|rendezvous|stuck|hang\w*|hung|stalled|no progress|download\w*|fetching|resolving|frame #|File \""
     r"|Thread|loading checkpoint shards|polling|health|status)\b|ProcessGroup|\.(?:cpp|cc|cu):\d|\bpid[= :]"
 )
-"""Words of lines that count something else than steps, or that are printed during a failure."""
+"""Words of lines that count something else, or appear during failures."""
 _HAS_NUMBER = re.compile(r"\d")
 _TIMES = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d[ T_]?|\b\d{1,2}[-/]\d\d[-/]\d\d\d?\d?\b"
@@ -45,20 +40,17 @@ _PREFIX = re.compile(r"^(?:\[?(?:INFO|DEBUG|SUCCESS|WARNING)\]?[\s:|-]*)+")
 
 class _Form(Struct):
     numbers: tuple[float | None, ...]
-    """The number in the last line. None if it was neither an integer nor the fraction of an epoch."""
+    """From the last line; None unless an integer or the fraction of an epoch."""
     grown: list[int] = field(default_factory=list)
-    """Number of times that each number has grown in a row."""
     is_learned: bool = False
 
 
 class ProgressReader:
-    """Reader of the lines of one stream, or of one rank in it, in their order."""
-
     def __init__(self) -> None:
         self._forms: dict[str, _Form] = {}
 
     def step_of(self, text: str) -> int | None:
-        """Read the next line. Return the number that it has grown to if it reports progress, else None."""
+        """Read the next line. Return its number if it reports progress, else None."""
         if not len(text) > 2 or not _HAS_NUMBER.search(text[:_LONGEST]) or _NO_PROGRESS.search(text[:_LONGEST]):
             return None
         form, numbers = _form_of(text[:_LONGEST])
@@ -78,7 +70,6 @@ class ProgressReader:
 
 
 def _grown(state: _Form, numbers: tuple[float | None, ...]) -> int | None:
-    """Return the number that has grown in a learned form. Of several, return the first in the line."""
     step: float | None = None
     for place, (before, now) in enumerate(zip(state.numbers, numbers, strict=True)):
         is_greater = before is not None and now is not None and now > before
@@ -110,7 +101,6 @@ def _form_of(text: str) -> tuple[str, tuple[float | None, ...]]:
 
 
 def _counted(text: str, before: str) -> float | None:
-    """Return a number that may count steps: an integer, or the fraction of an epoch."""
     if _INTEGER.match(text):
         return int(text.replace(",", ""))
     return float(text) if _EPOCH.search(before) and _FRACTION.match(text) else None

@@ -1,7 +1,6 @@
-"""From the bytes of one physical line to text: no colours, no redrawn progress bars, nothing that is not UTF-8.
+"""Decoding of physical lines without colours, progress bar redraws and control characters.
 
-All of it takes time in proportion to the bytes that it looks at, and of a line that is longer than rules see it looks
-at no more than it keeps.
+Time is linear in the bytes read, which are bounded for long lines.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ _ESCAPE = re.compile(
 _PROGRESS = re.compile(rb"\d%\||\d(?:it|s|B|batch|step|example)s?/s|\ds/(?:it|batch|step)|\?it/s|\d/\d{1,12} \[[=>.]")
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\n")
 _BARS = 12
-"""Earlier states of a progress bar in one line that are read. A form has to grow some times before it counts."""
+"""Earlier progress bar states read per line; a form must grow several times to count."""
 _REDRAWN = 8
-"""Pieces of a line with carriage returns that are looked at, from its end."""
+"""Pieces read from the end of a line with carriage returns."""
 
 
 def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
-    """Return the text of a line without its line feed, and whether a part of it was left out, for it has more than
-    `longest` bytes."""
+    """Return the text of a line, and whether it was cut at `longest` bytes."""
     if not has_controls(raw) and len(raw) <= longest and raw.isascii():
-        return raw.decode("ascii"), False  # as nearly every line is
+        return raw.decode("ascii"), False  # fast path for nearly all lines
     shown, is_cut = _cut(raw, longest)
     if len(shown) > longest:
         return shown[:longest].decode("utf-8", "ignore" if _is_utf8(shown) else "replace"), True
@@ -35,12 +33,12 @@ def text_of(raw: bytes, longest: int = LONGEST) -> tuple[str, bool]:
 
 
 def has_controls(raw: bytes) -> bool:
-    """Whether there is anything in it that no person would see, but for tabs and line feeds."""
+    """Return whether there are control characters other than tab and line feed."""
     return len(raw.translate(None, _CONTROLS)) < len(raw)
 
 
 def shown_of(raw: bytes) -> bytes:
-    """The bytes of the text of a line, of which some are no UTF-8; as far as rules see it, and no less than that."""
+    """Return the displayed bytes of a line, at least as far as rules see it. They may be invalid UTF-8."""
     return _cut(raw, LONGEST)[0] if has_controls(raw) else raw
 
 
@@ -58,9 +56,9 @@ def _cut(raw: bytes, longest: int) -> tuple[bytes, bool]:
 
 
 def _of_utf16(raw: bytes) -> bytes:
-    """Return a line of a file of UTF-16 as UTF-8; every other as it is.
+    """Return a line of a UTF-16 file as UTF-8; other lines unchanged.
 
-    Such a file is cut at the byte of the line feed, of which a half is then left at one end of each line.
+    Splitting such a file at line feed bytes leaves half a character at one end of each line.
     """
     body = raw.removeprefix(codecs.BOM_UTF16_LE).removeprefix(codecs.BOM_UTF16_BE)
     if len(body) % 2:
@@ -80,9 +78,9 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def earlier_bars(raw: bytes) -> list[bytes]:
-    """Return the states of a progress bar that a line was written over with, without what it shows at last.
+    """Return the overwritten progress bar states of a line, without the last one.
 
-    A whole epoch of steps may stand in one line, which shows the last step alone.
+    A whole epoch may stand in one line.
     """
     if b"\r" not in raw:
         return []
@@ -91,8 +89,6 @@ def earlier_bars(raw: bytes) -> list[bytes]:
 
 
 def _shown(raw: bytes) -> bytes:
-    """Return what a terminal would show of a line that was written over itself: its last piece, after those before it
-    that are no progress bar."""
     pieces = [piece for piece in raw.rstrip(b"\r").rsplit(b"\r", _REDRAWN)[-_REDRAWN:] if piece.strip()]
     if not pieces:
         return b""

@@ -1,11 +1,8 @@
-"""Lines that report a step or an event, read into one form, whoever wrote them.
+"""Step and event records read from log lines, normalised to the SDK's names (``step``, ``loss``, ``learning_rate`` …).
 
-Ours (the SDK's JSON), Hugging Face's dictionaries, the JSON of LLaMA-Factory and ms-swift, JSON with an object of
-metrics in it, Megatron-LM's and torchtitan's step lines, and every other trainer's by names and numbers
-(``step_lines``); and whatever logs JSON with a traceback in it is read as an exception. The members have the
-names of the SDK's records: ``event, step, epoch, loss, grad_norm, learning_rate, eval_loss`` and so on; what has no
-such name keeps its own. Numbers that are not finite are read as such, also where they are written as text, so that a
-rule can ask ``is_finite(fields.loss)``.
+Formats: the SDK's JSON, Hugging Face dictionaries, LLaMA-Factory and ms-swift JSON, nested metrics, Megatron-LM,
+torchtitan, names and numbers in text (``step_lines``), and JSON with a traceback. Unknown members keep their names.
+Non-finite numbers are parsed, even as text.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ EVENTS = (
     "detected",
     "end",
 )
-"""What the SDK's records report; a program may write others of its own."""
+"""Events of the SDK; programs may add others."""
 MOST_MEMBERS = 64
 _LONGEST_TEXT = 1024
 _LONGEST_TRACEBACK = 6 * 1024
@@ -55,11 +52,9 @@ _NAMES: Mapping[str, str] = {
     "loss scale": "loss_scale",
 }
 _NO_WORDS = frozenset({"step", "epoch", "evaluation", "detected"})
-"""Events of which a record has numbers alone, or says by itself what it means."""
 _STEP_MEMBERS = frozenset({"loss", "grad_norm", "eval_loss"})
 _STEP_MEMBER = re.compile("'(?:train_|eval_)?loss'|'grad_norm'")
 _NUMBERS = frozenset({*_STEP_MEMBERS, "learning_rate", "epoch"})
-"""Members whose numbers some trainers write as text."""
 _LONGEST_DICTIONARY = 2048
 _UNFINITE = {"nan": "nan", "inf": "inf", "+inf": "inf", "-inf": "-inf", "infinity": "inf", "-infinity": "-inf"}
 _PLAIN_MEMBER = r"'[\w ./()%-]{1,60}': ?(?:-?(?:0|[1-9]\d{0,17})(?:\.\d{1,20})?(?:e[+-]?\d{1,3})?|'[\w ./:%+-]{0,60}')"
@@ -76,24 +71,21 @@ _TITAN = re.compile(
 _TITAN_PART = re.compile(r"(grad_norm|memory|tps|tflops|mfu): *(-?[0-9][0-9.,]{0,30}(?:[eE][+-]?\d{1,4})?|-?nan|-?inf)")
 
 _DEEPEST, _MOST_OBJECTS = 5, 64
-"""Depth and number of objects of a JSON line in which metrics are searched."""
+"""Limits of the search for metrics in a JSON line."""
 _SENTENCES = ("msg", "message", "text", "error")
-"""Members of a logger's JSON that contain the program's message."""
 
 REPORTS = (rb"\{[\"']", rb"iteration +\d+ */ *\d+ \|", rb"step: *\d+ +loss:", *step_lines.HINTS)
-"""Patterns over bytes, of which one is in each line that is a record."""
+"""Byte patterns; every record line contains one."""
 
 
 class Report(NamedTuple):
-    """The record of a line."""
-
     record: dict[str, Any]
     has_words: bool = False
-    """True if the line states more than its record. Then rules over text are tried on it too."""
+    """The line states more than its record, so text rules are tried on it too."""
 
 
 def report_of(text: str) -> Report | None:
-    """Return the record of a line, including one that reports its step in words. None for any other line."""
+    """Return the record of a line, even if in words; else None."""
     record = record_of(text)
     if record is None:
         step = step_lines.step_of(text)
@@ -103,7 +95,7 @@ def report_of(text: str) -> Report | None:
 
 
 def record_of(text: str) -> dict[str, Any] | None:
-    """Return what the line reports; None for every other line. It raises nothing, whatever the line holds."""
+    """Return the record of a structured line; else None. Never raises."""
     begins = text[:1]
     if begins == "{":
         return _braced(text)
@@ -115,7 +107,6 @@ def record_of(text: str) -> dict[str, Any] | None:
 
 
 def metrics_of(text: str) -> dict[str, Any]:
-    """Return the numbers in a line, by the names of records. Empty if there are none."""
     report = report_of(text)
     if report is None:
         return step_lines.metrics_of(text)
@@ -125,13 +116,12 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def words_of(record: Mapping[str, Any]) -> str:
-    """Return what a record of an event says in words; rules over text are tried on that before those over records.
-    Empty where it has none."""
+    """Return the text of an event record, which text rules see first; "" if it has none."""
     if record.get("event") in _NO_WORDS:
         return ""
     error = ": ".join(str(record[name]) for name in ("error", "reason", "message") if record.get(name))
     traceback = str(record.get("traceback") or (TRACEBACK if record.get("event") == "exception" else ""))
-    # Of the SDK's records the traceback ends with a call, of others' with the exception itself.
+    # The SDK's tracebacks end with a call, others with the exception.
     parts = (error, traceback) if blocks.has_ended(traceback.splitlines()) else (traceback, error)
     return "\n".join(each for each in parts if each)
 
@@ -146,9 +136,9 @@ def _braced(text: str) -> dict[str, Any] | None:
             value = json.loads(text)
             if isinstance(value, dict) and (HEADING in text or '"exc_type"' in text):
                 exception = _exception(value)
-                return _named(exception | value | exception)  # its members are first, however many there are
+                return _named(exception | value | exception)  # the exception's members come first, before the limit
         elif text.startswith("{'") and len(text) <= _LONGEST_DICTIONARY and _STEP_MEMBER.search(text):
-            # As Python prints a dictionary, in which nan and inf are no literals.
+            # Python's repr of a dictionary; nan and inf are not literals.
             value = _plain_dictionary(text) or ast.literal_eval(_PYTHON_WORD.sub(r"'\g<1>\g<2>'", text))
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
@@ -159,8 +149,7 @@ def _braced(text: str) -> dict[str, Any] | None:
 
 
 def _metrics_in(value: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first nested object with a loss or a gradient norm, up to a fixed depth. None if the logged object
-    itself has one, or no object has."""
+    """Return the first nested object with a loss or gradient norm, within limits; None if the outer one has one."""
     level, count = [value], 0
     for _ in range(_DEEPEST):
         inner: list[Mapping[str, Any]] = []
@@ -180,16 +169,15 @@ def _is_number(value: Any) -> bool:
 
 
 def _exception(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return the members of a record of an exception; of a line that has another event, the traceback alone."""
+    """Return event and traceback of an exception record; empty without a traceback."""
     traceback = _traceback(value)
     return {"event": str(value.get("event") or "exception"), "traceback": traceback} if traceback else {}
 
 
 def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
-    """Return the traceback in the members of a logged object, under whatever name; empty where there is none. One that
-    structlog has taken apart is told without its calls."""
+    """Return the traceback under any member name, or "". structlog's parsed tracebacks lose their calls."""
     kind = value.get("exc_type")
-    if isinstance(kind, str) and kind:  # some loggers write it into every line, as null where there is none
+    if isinstance(kind, str) and kind:  # some loggers write null into every line
         return f"{TRACEBACK}\n{kind}: {value.get('exc_value', '')}"
     for each in list(value.values())[:MOST_MEMBERS]:
         inner = each[0] if isinstance(each, list) and each else each
@@ -202,8 +190,6 @@ def _traceback(value: Mapping[str, Any], depth: int = 3) -> str:
 
 
 def _plain_dictionary(text: str) -> Any:
-    """Return a dictionary that has nothing but short words and decimal numbers, which is a tenth of the work; None for
-    every other."""
     return json.loads(text.replace("'", '"')) if _PLAIN_DICTIONARY.fullmatch(text) else None
 
 
@@ -220,7 +206,7 @@ def _named(value: Mapping[Any, Any]) -> dict[str, Any] | None:
         if not _STEP_MEMBERS & record.keys():
             return None
         is_step = {"loss", "grad_norm"} & record.keys()
-        # Hugging Face's Trainer sums its steps up when they are done.
+        # Hugging Face's final summary.
         record["event"] = "end" if "train_runtime" in record else "step" if is_step else "evaluation"
     return record
 

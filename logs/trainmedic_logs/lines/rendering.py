@@ -1,6 +1,5 @@
-"""The texts that a rule makes of what it has found: labels, the GPU, and the alert's severity and summary.
-
-Templates, as in playbooks. One that cannot be evaluated makes nothing: a finding is never lost for a label.
+"""Rendering of a rule's templates: labels, GPU, severity, summary. A failing template yields nothing, so that the
+finding stays.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LONGEST_SUMMARY = 1000
 
 
 def text_of(template: str, scope: Mapping[str, Any]) -> str | None:
-    """Return what the template makes; None where it cannot be evaluated."""
+    """Return the rendered text; None on errors."""
     if not evaluation.is_template(template):
         return template
     try:
@@ -40,8 +39,7 @@ def _compiled(template: str) -> Expression | TextTemplate:
 
 
 def labels_of(rule: LogRule, fields: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels that the rule adds: text, at most ten of 256 characters, masked. One that is empty, or that
-    cannot be made of these fields, is left out."""
+    """Return the rule's labels, masked and limited. Empty and failing ones are omitted."""
     made: dict[str, str] = {}
     for name, template in list(rule.alert.labels.items())[:MOST_LABELS] if rule.alert else ():
         text = text_of(template, {"fields": fields})
@@ -54,11 +52,9 @@ MEMBERS = {
     "target": ("kind", "key", "node", "gpu", "job"),
     "finding": ("count", "line", "rule", "ranks", "source"),
 }
-"""What the alert's texts may speak of beside fields and labels, whose names are a rule's own."""
 
 
 def scope_of(finding: Finding) -> dict[str, Any]:
-    """Return what the alert's texts may speak of."""
     target = finding.target
     return {
         "fields": dict(finding.fields),
@@ -72,12 +68,10 @@ def scope_of(finding: Finding) -> dict[str, Any]:
 
 
 def severity_of(rule: LogRule, finding: Finding) -> str:
-    """Return the severity of the finding's alert; ``warning`` where the rule's template makes none."""
     made = text_of(rule.alert.severity, scope_of(finding)) if rule.alert else None
     return made if made in SEVERITIES else "warning"
 
 
 def summary_of(rule: LogRule, finding: Finding) -> str:
-    """Return the alert's summary, else that of the rule."""
     made = text_of(rule.alert.summary, scope_of(finding)) if rule.alert else None
     return masked(made or rule.summary or rule.name)[:_LONGEST_SUMMARY]

@@ -1,8 +1,4 @@
-"""A log rule as it runs: which lines it takes, and what they mean. `RuleSet` is all of them, and travels to agents.
-
-Values only, of plain types. Not here: reading rules from YAML and finding their mistakes (``catalog.log_rules``), and
-trying them on lines (``matcher``).
-"""
+"""Log rules in compiled form, and their wire format for agents."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from trainmedic_logs.domain.finding import CauseClass, Role
 
 
 class LinePattern(Struct, frozen=True):
-    """One pattern of a rule, and what its lines are where that differs from the rest of the rule's."""
+    """Pattern, with its role and cause if they differ from the rule's."""
 
     pattern: str
     role: Role | None = None
@@ -29,12 +25,12 @@ class LinePattern(Struct, frozen=True):
 
 
 class RequiredCount(Struct, frozen=True):
-    """How many lines it takes: so many within `per`, or in a row. Counted within one stream."""
+    """Lines required within `per`, or in a row, per stream."""
 
     at_least: int
     per: timedelta | None = None
     in_a_row: bool = False
-    """Of records: each that could have been taken and was not begins the count anew."""
+    """A record that the rule refuses resets the count."""
 
 
 UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS = "boot", "attempt", "ends"
@@ -42,18 +38,17 @@ _SILENCE = timedelta(minutes=15)
 
 
 class Confirmation(Struct, frozen=True):
-    """What must be seen as well before anybody is told: one of these rules or alerts, within `within`."""
+    """Rules or alerts of which one must also occur, within `within`, before the alert is sent."""
 
     within: timedelta
     by: tuple[str, ...]
 
 
 class RuleAlert(Struct, frozen=True):
-    """The alert of a rule's findings. Its texts may be templates over ``fields``, ``target`` and ``finding``."""
+    """Alert of a rule's findings. Texts may be templates over ``fields``, ``labels``, ``target`` and ``finding``."""
 
     name: str
     severity: str = "warning"
-    """``critical``, ``warning`` or ``info``, or a template that makes one of them."""
     component: str = "training"
     labels: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
@@ -62,44 +57,41 @@ class RuleAlert(Struct, frozen=True):
 
 
 class LogRule(Struct, frozen=True):
-    """Takes the lines of its sources that hold one of its literals and one of its patterns, or its kind of record."""
+    """Rule for lines of its sources with one of its literals and patterns, or of its record event."""
 
     name: str
     sources: tuple[str, ...]
     role: Role
     cause: CauseClass
     target: TargetKind = TargetKind.JOB
-    """Of lines of the kernel; of those of other sources it is the job."""
+    """For kernel lines; other lines concern the job."""
     summary: str = ""
     contains: tuple[str, ...] = ()
     match: tuple[LinePattern, ...] = ()
     unless: tuple[str, ...] = ()
     when: str = ""
-    """An expression over ``fields`` and ``source``; empty where every line that matches counts. Of a rule with
-    `record` it is asked of records alone."""
+    """Expression over ``fields`` and ``source``; "" always holds. With `record` it applies to records only."""
     record: str = ""
-    """The event of the records that it takes, such as ``step``; empty for a rule over text alone."""
+    """Event of the records, such as ``step``; "" for text rules."""
     is_general: bool = False
-    """It takes a line only where no other rule does."""
+    """Takes only lines that no other rule takes."""
     gpu: str = ""
-    """A template that makes the PCI address or UUID of the target."""
+    """Template of the GPU's PCI address or UUID."""
     ends: tuple[str, ...] = ()
     lasting: timedelta = timedelta(0)
-    """How long it must last, that is, how long no line ends it."""
+    """Time for which no line may end it before it is reported."""
     count: RequiredCount | None = None
     silence: timedelta = _SILENCE
-    """After so long without a line the finding is over, where `until` says nothing else."""
+    """The finding is over after this time without a line, unless `until` is set."""
     until: str = ""
-    """``boot``, ``attempt``, ``ends``, or empty for `silence`."""
+    """``boot``, ``attempt``, ``ends``, or "" for `silence`."""
     alert: RuleAlert | None = None
 
 
 class RuleSet(Struct, frozen=True, dict=True):
-    """The rules that apply together, in the order of their names."""
-
     rules: tuple[LogRule, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Names of rules that a newer server sent and this program does not understand."""
+    """Rules of a newer server that this version does not understand."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "rules", tuple(sorted(self.rules, key=lambda rule: rule.name)))
@@ -110,18 +102,16 @@ class RuleSet(Struct, frozen=True, dict=True):
 
     @cached_property
     def version(self) -> str:
-        """Names exactly these rules."""
         return hashlib.sha256(self.encode()).hexdigest()[:16]
 
     def encode(self) -> bytes:
-        """Return the set as it travels to agents: versioned JSON."""
+        """Return versioned JSON for agents."""
         rules = [_plain(rule) for rule in self.rules]
         return json.dumps({"version": _FORM, "rules": rules}, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> RuleSet:
-        """Return the set that was encoded so. A rule with a member that is not known here is left out: what it means
-        is not known either. Raises ValueError for what no server makes."""
+        """Decode a set, omitting rules with unknown members. Raises ValueError for invalid data."""
         try:
             document = json.loads(data)
             if document["version"] != _FORM:
@@ -129,7 +119,7 @@ class RuleSet(Struct, frozen=True, dict=True):
             rules, left_out = [], []
             for plain in document["rules"]:
                 if _is_known(plain):
-                    rules.append(convert(plain, LogRule, strict=False))  # a time is a number of seconds
+                    rules.append(convert(plain, LogRule, strict=False))  # times are seconds
                 else:
                     left_out.append(str(plain["name"]))
         except (KeyError, TypeError, AttributeError, RecursionError, ValidationError) as error:
@@ -142,7 +132,6 @@ _PARTS: Mapping[str, type[Struct]] = {"alert": RuleAlert, "count": RequiredCount
 
 
 def _plain(value: Any) -> Any:
-    """Return a part of a rule as JSON has it; times are seconds, and what has its default is left out."""
     if isinstance(value, Struct):
         pairs = ((name, getattr(value, name), default) for name, default in _members(type(value)))
         return {name: _plain(each) for name, each, default in pairs if each != default}
@@ -155,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _members(kind: type[Struct]) -> Sequence[tuple[str, Any]]:
-    """The name and default of each; to ask for them takes reading all annotations."""
+    """Return names and defaults; cached because reading annotations is slow."""
     return [(member.name, member.default) for member in fields(kind)]
 
 

@@ -1,11 +1,7 @@
-"""Metrics in a line of text: a name and a number next to each other, in any trainer's format.
+"""Metrics in text lines: adjacent names and numbers, in any trainer's format.
 
-`metrics_of` reads `Epoch: 1, Loss: 2.345, Accuracy: 0.78`, `Step 100: loss=1.234, lr=1e-4, time=0.5s` and `GPU 0:
-22.1GB / 24.0GB`, after any prefix. The members have the names of ``records``. A loss with another word in its name,
-such as `policy loss`, is not the training's loss and is excluded.
-
-Not here: JSON, dictionaries and formats with their own reader (``records``), and statistics over many steps
-(``step_trends``).
+Examples: `Epoch: 1, Loss: 2.345`, `Step 100: loss=1.234, lr=1e-4, time=0.5s`, `GPU 0: 22.1GB / 24.0GB`. Members are
+named as in ``records``. Other losses, such as `policy loss`, are excluded.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 _LONGEST = 1024
-"""Characters of a line that are read."""
 _NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,18}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,4})?|\.\d{1,20}|nan|inf(?:inity)?)"
 )
@@ -30,10 +25,9 @@ HINTS = (
     rb"(?i:loss)['\"]?[ \t:=\[(]{1,12}(?:tensor\()?[-+.\dnNiI]",
     rb"(?i:data|reader)(?i:[ _](?:time|cost|load(?:ing)?[ _]time))?(?: ?\(\w{1,5}\))?['\"]?[ \t:=]{1,10}\d",
 )
-"""Patterns over bytes. Each line that `step_of` reads contains one of them; most lines contain neither."""
+"""Byte patterns; every line that `step_of` reads contains one, most other lines none."""
 _HINT = re.compile(b"|".join(HINTS).decode())
 _PLACE = re.compile(r"[\w.<>/-]{1,80}:[\w<>]{1,60}:\d{1,6}(?= [-|] )")
-"""Place of a log call, as loguru writes it: module, function, line."""
 _SPLIT = re.compile(r"[\s_/.-]+")
 _MEMORY = re.compile(
     r"\bGPU[ #:]{0,2}(?P<gpu>\d{1,3})\b[ :]{1,3}(?:mem(?:ory)?[ :=]{1,3})?(?P<used>\d{1,7}(?:\.\d{1,6})?) ?"
@@ -85,13 +79,13 @@ _TRAINING = frozenset(
     {"train", "training", "lm", "total", "avg", "average", "mean", "batch", "step", "running", "reduced", "smoothed"}
     | {"info", "debug", "warning", "error", "log", "cur", "current", "rank0", "the"}
 )
-"""Words before `loss` with which it is still the training's loss."""
+"""Words before `loss` that still mean the training loss."""
 _EVALUATION = frozenset(["val", "valid", "validation", "eval", "evaluation", "test", "dev"])
 _OTHER_TIME = frozenset(
     {"total", "elapsed", "eta", "remaining", "wall", "start", "end", "last", "max", "min", "data", "load", "queue"}
     | {"compute", "gen"}
 )
-"""Words before `time` with which it is not the time of a step."""
+"""Words before `time` that mean another time than the step's."""
 _COUNTERS = frozenset({"step", "epoch"})
 _SECONDS = frozenset({"step_s", "data_s"})
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9}
@@ -104,13 +98,12 @@ _SETTING = re.compile(
     r"|target|best|lowest|help|example|expected|patience|early ?stopping)\b",
     re.IGNORECASE,
 )
-"""Words of lines that mention a loss without reporting one: settings, help, the best value so far."""
+"""Words of lines that mention a loss without reporting one."""
 
 
 def metrics_of(text: str) -> dict[str, Any]:
-    """Return the metrics in a line, by name. Empty if there are none.
-
-    `step_s` and `data_s` are seconds, `gpu_memory_bytes` is bytes, and `gpu_memory_ratio` is from 0 to 1.
+    """Return the metrics in a line: `step_s` and `data_s` in seconds, `gpu_memory_bytes`, `gpu_memory_ratio` from 0 to
+    1.
     """
     text = _PLACE.sub("", text[:_LONGEST])
     metrics: dict[str, Any] = {}
@@ -124,9 +117,9 @@ def metrics_of(text: str) -> dict[str, Any]:
 
 
 def step_of(text: str) -> dict[str, Any] | None:
-    """Return the record of a line that reports a training step in words. None for any other line.
+    """Return the record of a line that reports a step; else None.
 
-    Such a line has a loss and the number of the step or epoch, or how long its step waited for data.
+    It needs a loss and a step or epoch number, or the step's data waiting time.
     """
     text = text[:_LONGEST]
     lower = text.lower()
@@ -145,7 +138,6 @@ def step_of(text: str) -> dict[str, Any] | None:
 
 
 def _name_of(written: str) -> str:
-    """Return the record's name for a word. Empty if the word is no metric."""
     words = [word for word in _SPLIT.split(written.lower()) if word]
     for count in (3, 2, 1):
         name = _NAMES.get(" ".join(words[-count:])) if len(words) >= count else None
@@ -168,7 +160,7 @@ def _value(name: str, pair: re.Match[str]) -> float | int | None:
         return int(number)
     value = float(number) * _SCALES.get(pair["scale"] or "", 1)
     if name in _SECONDS:
-        # A time has a fraction or a unit. `batch 12` is the number of a batch.
+        # A time has a fraction or unit; `batch 12` is a number.
         unit = (pair["unit"] or pair["of"] or "").strip().lower()
         if not math.isfinite(value) or not (unit or "." in number):
             return None

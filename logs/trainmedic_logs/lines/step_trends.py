@@ -1,12 +1,9 @@
-"""Statistics over the last steps of one stream: the share of a step that waits for data, and a rising loss.
+"""Statistics over a stream's last steps, added to step records: `data_share`, `loss_before`, `loss_now`, `loss_rise`.
 
-They are added to each step's record for the log rules: `data_share`, `loss_before`, `loss_now` and `loss_rise`. A
-window belongs to one rank and one format of lines, and is bounded. It is emptied when the agent restarts, and when the
-step number goes back.
-
-A loss has risen if nearly all of the last losses are far above the lowest level before, and do not fall. "Far" depends
-on the noise of that level and on the progress made until then. A raised learning rate, as after a warm restart, starts
-a new baseline. Precision comes before recall: lines of adversarial or reinforcement learning are not judged.
+A window covers one rank and line format. It restarts with the agent, and when the step number decreases. A loss has
+risen if nearly all recent losses are far above the lowest level and do not fall; "far" depends on that level's noise
+and the progress so far. A raised learning rate starts a new baseline. Adversarial and reinforcement learning are not
+judged.
 """
 
 from __future__ import annotations
@@ -21,21 +18,19 @@ from typing import Any
 from msgspec import Struct, field
 
 _MOST_WINDOWS = 64
-"""Windows of one stream. Lines of further ranks and formats are not judged."""
+"""Per stream; further ranks and formats are not judged."""
 _STEPS = 10
-"""Steps over which medians are taken."""
 _RECENT = 2 * _STEPS
 _FEWEST = 2 * _RECENT
-"""Losses before the first judgement."""
 _FEW = _RECENT // 5
-"""Number of the last losses that may be below the limit."""
 _MARGIN, _SPREADS, _TIMES, _OF_PROGRESS = 1.0, 6.0, 1.5, 0.25
-"""A risen loss exceeds the lowest level by the margin, by this number of spreads, by this factor, and by this share of
-the progress since the first level."""
+"""A risen loss exceeds the lowest level by the margin, by so many spreads, by this factor, and by this share of the
+progress since the first level.
+"""
 _RECOVERED, _SWINGS = 0.3, 1.2
 """A rise ends when only this share of it remains. The next one must be larger by this factor."""
 _STILL = 0.95
-"""A loss that falls further than this within the window is recovering."""
+"""A loss that falls below this share within the window is recovering."""
 _RATE_RAISED = 2.0
 _SETTLING = 5
 _OTHER_LOSSES = re.compile(
@@ -44,19 +39,16 @@ _OTHER_LOSSES = re.compile(
 )
 """Words of lines in which a rising loss is normal."""
 _OF_SDK = "attempt"
-"""Member of the SDK's records. Its jobs report loss and waiting time as metrics, which have their own alerts."""
+"""Member of SDK records, whose metrics have their own alerts."""
 
 
 _LEVEL: Mapping[str, float] = {"loss_rise": 0.0}
-"""Members for a loss that has not risen."""
 
 
 class _Level(Struct, frozen=True):
-    """The losses of some consecutive steps."""
-
     loss: float
     spread: float
-    """Standard deviation, estimated from the median absolute deviation."""
+    """Standard deviation, from the median absolute deviation."""
     rate: float | None
 
 
@@ -66,14 +58,13 @@ class _Losses(Struct):
     block: list[float] = field(default_factory=list)
     count: int = 0
     settling: int = 0
-    """Number of coming levels that are no baseline, because the learning rate was raised."""
+    """Upcoming levels that are no baseline, after a raised learning rate."""
     first: _Level | None = None
     best: _Level | None = None
     peak: float = 0.0
     swing: float = 0.0
-    """Largest rise from which the loss recovered by itself."""
+    """Largest rise that recovered by itself."""
     limit: float = inf
-    """A higher loss is far from the lowest level."""
 
     def add(self, loss: float, rate: float | None) -> None:
         self.count += 1
@@ -103,7 +94,6 @@ class _Losses(Struct):
         self.limit = max(_limit(self.first, self.best), self.best.loss + _SWINGS * self.swing)
 
     def risen(self) -> Mapping[str, float]:
-        """Return the members for a record. Empty until there are enough losses."""
         best, limit = self.best, self.limit
         if best is None or self.count < _FEWEST or best.loss <= 0:
             return {}
@@ -130,17 +120,15 @@ class _Window(Struct):
     step: float = -1
     epoch: float = -1
     is_judged: bool = True
-    """False if the loss does not have to fall in a healthy training."""
+    """False if a healthy training's loss need not fall."""
 
 
 class StepTrends:
-    """The windows of a stream's ranks."""
-
     def __init__(self) -> None:
         self._windows: dict[tuple[Any, ...], _Window] = {}
 
     def add(self, rank: int | None, record: Mapping[str, Any], text: str) -> dict[str, float]:
-        """Take the record of the next step. Return the members to add to it."""
+        """Take a step record. Return the members to add to it."""
         if _OF_SDK in record:
             return {}
         loss, data, whole = (_number(record.get(name)) for name in ("loss", "data_s", "step_s"))
@@ -168,7 +156,7 @@ class StepTrends:
 
 
 def _begins_anew(window: _Window, record: Mapping[str, Any]) -> bool:
-    """Return whether the training restarted or went back: its step is smaller, and its epoch not greater."""
+    """Return whether the training restarted: a smaller step without a greater epoch."""
     step, epoch = _number(record.get("step")), _number(record.get("epoch"))
     if step is None:
         return epoch is not None and epoch < window.epoch

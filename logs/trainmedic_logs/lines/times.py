@@ -1,4 +1,4 @@
-"""The times that lines say. A time without a year or a zone is none: whoever reads it would have to guess."""
+"""Times with date and zone in lines; others would need guessing (``line_times``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def with_zone(text: str) -> datetime | None:
-    """Return the time at the beginning of `text`, in UTC; None where there is none that says date and zone."""
+    """Return the time at the beginning of `text` in UTC; None without date and zone."""
     match = _ISO.match(text)
     if match is None:
         return None
@@ -26,7 +26,7 @@ def with_zone(text: str) -> datetime | None:
 
 
 def said_by(text: str, record: Mapping[str, Any] | None) -> datetime | None:
-    """Return the time that a line without its prefixes says, or that its record has."""
+    """Return the time of a line without prefixes, or of its record."""
     if record is not None:
         written = record.get("ts")
         return with_zone(written) if isinstance(written, str) else None

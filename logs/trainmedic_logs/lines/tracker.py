@@ -1,7 +1,7 @@
-"""Findings over the lines of some streams: which line begins one, which repeats it, and which ends it.
+"""Findings over the lines of a node's streams: begin, repeat, end.
 
-It reads no clock: what lasts (`for`, silence) is counted by the times that it is given, those of the lines and of
-`tick`. What it holds in memory is bounded, and can be kept over a restart together with the place in each stream.
+Durations count by the times of lines and `tick`, not by a clock. Memory is bounded. The state can be stored together
+with the position in each stream.
 """
 
 from __future__ import annotations
@@ -29,48 +29,42 @@ from trainmedic_logs.lines.observation import FindingIdentity, GpuLookup
 from trainmedic_logs.lines.rule import UNTIL_ATTEMPT, LogRule, RuleSet
 
 MOST_OPEN = 2_000
-"""Findings that are followed at once. Of more, the user with the most loses those that were quiet longest."""
+"""Findings followed at once. Above it, the user with the most loses the longest quiet ones."""
 _AT_ONCE = MOST_OPEN // 16
 MOST_RANKS = 4_096
-"""Of one finding, in one stream."""
+"""Per finding and stream."""
 _EVERY = timedelta(seconds=1)
-"""The shortest time between two updates of one finding."""
+"""Minimum time between updates of one finding."""
 
 _Key = tuple[Any, ...]
 _Kept = tuple[Finding, tuple[Finding, ...], bool, bool, datetime | None]
 
 
 class TrackerChanges(Struct, frozen=True):
-    """What differs from what was stored last, so that little is stored where little has changed."""
-
     written: Mapping[int, str]
-    """JSON of findings that are followed, by their numbers."""
+    """JSON of changed findings by number."""
     gone: Collection[int] = ()
-    """Numbers of those that are followed no more."""
+    """Numbers no longer followed."""
     kept: Mapping[int, _Kept] = {}
-    """What will be stored of all, for `FindingTracker.stored`."""
+    """Complete state, for `FindingTracker.stored`."""
 
 
 class _Followed(Struct):
-    """A finding that may be repeated or end."""
-
     rule: LogRule
     finding: Finding
     waiting: list[Finding] = field(default_factory=list)
-    """The first lines, while there are fewer than the rule asks for."""
     is_told: bool = False
     has_changed: bool = False
     told_at: datetime | None = None
     refused: int = 0
-    """Consecutive records that the rule could have matched and did not, since the last match."""
+    """Consecutive records that the rule refused since the last match."""
     number: int = 0
-    """Names it among all that this tracker has followed, and where it is stored."""
+    """Unique in this tracker; key in the store."""
     user: int | None = None
-    """Who writes the stream. None for the node's own logs, and where it is not known."""
+    """User ID of the stream's writer; None for the node's own logs or if unknown."""
 
     @property
     def kept(self) -> _Kept:
-        """What is stored of it."""
         return self.finding, tuple(self.waiting), self.is_told, self.has_changed, self.told_at
 
     @property
@@ -79,7 +73,6 @@ class _Followed(Struct):
 
     @property
     def is_row(self) -> bool:
-        """Whether its first lines are counted, in a row."""
         return bool(self.waiting) and self.counts_in_a_row
 
     @property
@@ -92,45 +85,40 @@ def _no_gpu(_: str) -> str | None:
 
 
 class FindingTracker:
-    """Feeds lines to a set of rules, and keeps the findings. Made for the streams of one node; not for threads."""
+    """Tracker for the streams of one node. Not thread-safe."""
 
     def __init__(self, rule_set: RuleSet, gpu_of: GpuLookup = _no_gpu) -> None:
-        """Raises ValueError or Malformed for a rule that cannot be compiled."""
+        """Raises ValueError or Malformed for an invalid rule."""
         self._gpu_of = gpu_of
         self._followed: dict[_Key, _Followed] = {}
         self._last_number = 0
         self._stored: Mapping[int, _Kept | None] = {}
-        """What was stored of each finding. None where that is to be stored again."""
+        """Last stored state of each finding; None if it must be stored again."""
         self._rows: set[_Key] = set()
-        """Those whose first lines are counted in a row."""
         self._stretches: set[_Key] = set()
-        """Findings that were counted in a row. Each ends after as many consecutive records without a match."""
+        """Findings that were counted in a row. Each ends after as many consecutive refused records."""
         self.lines_taken: Counter[str] = Counter()
-        """Lines by the rule that took them."""
         self.lines_near: Counter[str] = Counter()
-        """Lines that hold a literal of a rule and none of its patterns, by rule: a wording may have drifted."""
+        """Lines with a rule's literal but none of its patterns, by rule: the wording may have changed."""
         self.begun: list[Finding] = []
-        """Findings that began with the last line, and are told once they have lasted."""
+        """Findings that began with the last line and are reported after `lasting`."""
         self._use(rule_set)
 
     @property
     def matcher(self) -> LineMatcher:
-        """The matcher of the rules in force."""
         return self._matcher
 
     @property
     def counts_rows(self) -> bool:
-        """Whether lines are counted in a row now. A record that the rule refuses breaks or ends such a count."""
+        """Return whether refused records currently affect a count in a row."""
         return bool(self._rows or self._stretches)
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules that are in force."""
         return self._rule_set
 
     def use(self, rule_set: RuleSet) -> None:
-        """Put other rules in force. Findings of rules that are still there go on. Raises as the constructor does, and
-        then changes nothing."""
+        """Replace the active rules; findings of remaining rules continue. Raises like the constructor."""
         if rule_set != self._rule_set:
             self._use(rule_set)
 
@@ -145,12 +133,11 @@ class FindingTracker:
         self._stretches = {key for key, each in counted if each.counts_in_a_row}
 
     def feed(self, line: Line, user: int | None = None) -> list[Finding]:
-        """Take the next line, of a user's stream; return findings that begin with it, and those that it ends. Repeats
-        are told by `tick`."""
+        """Take a line of a user's stream. Return findings that it begins or ends; `tick` reports repeats."""
         return self.take(line, self._matcher.match(line), user)
 
     def take(self, line: Line, match: LineMatch, user: int | None = None) -> list[Finding]:
-        """Do what `feed` does, with a match that is known already."""
+        """Like `feed`, with a known match."""
         self.begun.clear()
         if match.near:
             self.lines_near.update(match.near)
@@ -166,8 +153,10 @@ class FindingTracker:
         return done
 
     def tick(self, now: datetime) -> list[Finding]:
-        """Return what is due by `now`: findings that have lasted as long as their rule asks, and those that have
-        changed since they were told last, each at most once a second. Those whose silence is over are forgotten."""
+        """Return findings due at `now`: those that lasted long enough, and changed ones, each at most once per second.
+
+        Findings whose silence has passed are forgotten.
+        """
         due: list[Finding] = []
         for key, followed in list(self._followed.items()):
             finding, rule = followed.finding, followed.rule
@@ -182,8 +171,7 @@ class FindingTracker:
         return due
 
     def changed(self) -> list[Finding]:
-        """Return those that have changed since they were told last, however short that is ago: at the end of a
-        file."""
+        """Return all changed findings regardless of the interval, at the end of a file."""
         due = [followed for followed in self._followed.values() if followed.is_told and followed.has_changed]
         for followed in due:
             followed.has_changed = False
@@ -199,7 +187,7 @@ class FindingTracker:
             self._forget(key)
             followed = None
         if followed is not None and followed.is_counted:
-            # A flood of one line costs little: of a repeat nothing is kept but that it came.
+            # Repeats only update counters, to make floods cheap.
             followed.finding = _repeated(followed.finding, line)
             followed.has_changed = True
             followed.refused = 0
@@ -231,7 +219,7 @@ class FindingTracker:
             users = Counter(followed.user for followed in self._followed.values())
             largest = max(users, key=users.__getitem__)
             keys = [key for key, followed in self._followed.items() if followed.user == largest]
-            # Some at once, so that looking for them costs little where each line is a finding of its own.
+            # Evict several at once, to amortise the search.
             for key in heapq.nsmallest(_AT_ONCE, keys, lambda key: self._followed[key].finding.last_at):
                 self._forget(key)
 
@@ -250,8 +238,7 @@ class FindingTracker:
     # --- ending ---------------------------------------------------------------------------------
 
     def _end_stretches(self, line: Line, names: tuple[str, ...]) -> list[Finding]:
-        """End each finding after as many consecutive non-matching records as began it. Records of other ranks in the
-        same stream do not count."""
+        """End findings after as many consecutive refused records as began them. Other ranks' records do not count."""
         if not self._stretches:
             return []
         stream, ranks, done = observation.stream_key(line.origin), observation.ranks_of(line), []
@@ -268,7 +255,7 @@ class FindingTracker:
         return done
 
     def _end(self, line: Line, rule: LogRule, fields: Mapping[str, str]) -> list[Finding]:
-        """End the findings of the rule in this stream of whose fields the end says nothing else."""
+        """End the rule's findings in this stream whose fields do not contradict the line's."""
         stream, done = observation.stream_key(line.origin), []
         for key in [key for key in self._followed if key[0] == stream and key[1] == rule.name]:
             followed = self._followed[key]
@@ -281,10 +268,9 @@ class FindingTracker:
                 done.append(replace(followed.finding, is_over=True, last_at=last_at))
         return done
 
-    # --- over a restart -------------------------------------------------------------------------
+    # --- storing --------------------------------------------------------------------------------
 
     def changes(self) -> TrackerChanges:
-        """Return what has changed since `stored`. It goes with the places up to which the streams were fed."""
         states = {followed.number: followed.kept for followed in self._followed.values()}
         texts = {
             followed.number: json.dumps(_written(followed))
@@ -294,18 +280,17 @@ class FindingTracker:
         return TrackerChanges(texts, self._stored.keys() - states.keys(), states)
 
     def stored(self, changes: TrackerChanges) -> None:
-        """Take note that the latest changes were stored."""
         self._stored = changes.kept
 
     def restore(self, entries: Mapping[int, Any]) -> None:
-        """Follow again what another tracker has followed, by its numbers. What cannot be read is left out."""
+        """Restore another tracker's stored findings. Unreadable ones are skipped."""
         self._stored = dict.fromkeys(entries)
         for number, entry in entries.items():
             self._last_number = max(self._last_number, number)
             try:
                 followed = _restored(entry, self._rule_set)
             except (TrainmedicError, ValueError, KeyError, TypeError, AttributeError):
-                continue  # of another version, or damaged; the finding begins anew with its next line
+                continue  # damaged or of another version; the next line begins a new finding
             if followed is not None:
                 followed.number = number
                 finding = followed.finding
@@ -327,8 +312,8 @@ def _key(
     fields: Mapping[str, Any],
 ) -> _Key:
     attempt = origin.attempt if rule.until == UNTIL_ATTEMPT else None
-    # Report each OOM kill of the kernel: a diagnosis checks whether it was the job's. The server merges them into one
-    # finding and one alert.
+    # Report each OOM kill: a diagnosis checks whether it hit the job. The server merges them into one finding and
+    # alert.
     is_kill = cause is CauseClass.HOST_MEMORY and origin.source in KERNEL_SOURCES and rule.count is None
     killed = str(fields.get("pid")) if is_kill else None
     return (observation.stream_key(origin), rule.name, role, cause, attempt, killed, *whose.key)
@@ -344,7 +329,6 @@ def _silence(rule: LogRule) -> timedelta:
 
 
 def _count(followed: _Followed, rule: LogRule) -> bool:
-    """Return whether the lines that wait are as many as the rule asks for; then they become one finding."""
     wanted, waiting = rule.count, followed.waiting
     assert wanted is not None
     if wanted.per is not None:

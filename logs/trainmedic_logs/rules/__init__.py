@@ -1,1 +1,1 @@
-"""Log rules: their language, how they are checked and compiled, and the directories that hold them."""
+"""Log rules: format, compiler and library."""

@@ -1,4 +1,4 @@
-"""From one YAML document to a log rule, or to everything that is wrong with it, each with its place."""
+"""Compilation of a YAML document to a log rule, or to its problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trainmedic_logs.lines.rule import (
 from trainmedic_logs.rules.log_rule_form import AlertForm, LogRuleForm, PatternForm
 
 _QUIET = timedelta(hours=1)
-"""How long a finding without an alert goes on after its last line, where the rule is about a node."""
+"""Silence after which a node finding without an alert ends."""
 _SHORTEST_LITERAL = 3
 _ALERTS = (Role.ROOT, Role.CONFIRMATION)
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
@@ -45,7 +45,6 @@ _ALERT_TEXTS = ("fields", "labels", "target", "finding")
 
 
 def compile_document(document: YamlDocument, allowance: Allowance | None = None) -> LogRule | list[FileProblem]:
-    """Return the rule of one document, or everything that is wrong with it, in the order of the file."""
     compilation = _Compilation(document, allowance or Allowance())
     try:
         return compilation.run()
@@ -59,9 +58,8 @@ class _Compilation:
     allowance: Allowance
     problems: list[FileProblem] = field(default_factory=list)
     groups: set[str] = field(default_factory=set)
-    """Named groups of all patterns: the fields that a line can have."""
     has_sure_groups: bool = False
-    """Whether every pattern was read, so that a group which is not there is a mistake."""
+    """All patterns were read, so a missing group is an error."""
 
     def run(self) -> LogRule | list[FileProblem]:
         raw = self.document.value
@@ -134,7 +132,6 @@ class _Compilation:
             self._problem(path, f"{path[-1]}: {each}")
 
     def _unknown_fields(self, tree: SyntaxTree) -> list[str]:
-        """A field that no pattern has a group for is not there in any line."""
         if not self.has_sure_groups:
             return []
         used = {parts[1] for parts in names.chains(tree) if parts[0] == "fields" and len(parts) > 1}
@@ -144,7 +141,7 @@ class _Compilation:
             for name in sorted(used - self.groups - {"get", "items", "keys", "values"})
         ]
 
-    # --- what contradicts what ------------------------------------------------------------------
+    # --- contradictions --------------------------------------------------------------------------
 
     def _contradictions(self, form: LogRuleForm) -> None:
         self._sources(form)
@@ -153,7 +150,7 @@ class _Compilation:
         if form.count is not None:
             self._counting(form)
         if form.lasting and not form.ends:
-            self._problem(("for",), "for: it needs `ends`, the lines that say that it did not last")
+            self._problem(("for",), "for: requires `ends`, the lines that end it")
         if form.alert is not None:
             self._alert(form, form.alert)
 
@@ -168,22 +165,24 @@ class _Compilation:
         if form.record is not None and not (form.contains or form.match):
             for name in ("unless", "ends"):
                 if getattr(form, name):
-                    self._problem((name,), f"{name}: a rule over records has none; write `when` over their members")
+                    self._problem((name,), f"{name}: not allowed in a rule over records; use `when` over their members")
             return
         if not form.contains:
-            message = "contains: a rule needs a literal: a text that is in each of its lines, so that quiet lines cost"
+            message = (
+                "contains: a rule needs a literal, a text that each of its lines contains, so that other lines cost"
+            )
             self._problem(("contains",), f"{message} nothing")
         for path, literal in _listed(self.document.value.get("contains"), ("contains",)):
             if len(literal) < _SHORTEST_LITERAL:
                 self._problem(
-                    path, f"contains: {literal!r} is in nearly every line; take {_SHORTEST_LITERAL} characters"
+                    path, f"contains: {literal!r} is in nearly every line; use at least {_SHORTEST_LITERAL} characters"
                 )
         if not form.match:
             self._problem(("match",), "match: a rule needs a pattern, or `record`")
 
     def _whom(self, form: LogRuleForm) -> None:
         if form.target is TargetKind.CLUSTER:
-            self._problem(("target",), "target: it is job, node or gpu")
+            self._problem(("target",), "target: must be job, node or gpu")
         trusted = [name for name in form.source if name in KERNEL_SOURCES]
         if form.target is TargetKind.NODE and not trusted:
             self._problem(("target",), "target: only lines of the kernel or the fabric manager are about a node")
@@ -191,13 +190,13 @@ class _Compilation:
             self._problem(("target",), "target: only lines of the kernel or the fabric manager are about a gpu")
         if (form.target is TargetKind.GPU) != (form.gpu is not None):
             self._problem(
-                ("gpu",) if form.gpu else ("target",), "gpu: it is given where the target is a gpu, and only there"
+                ("gpu",) if form.gpu else ("target",), "gpu: required if the target is a gpu, and not allowed otherwise"
             )
 
     def _counting(self, form: LogRuleForm) -> None:
         assert form.count is not None
         if form.count.in_a_row == (form.count.per is not None):
-            self._problem(("count",), "count: it has either `per` or `in_a_row: true`")
+            self._problem(("count",), "count: requires either `per` or `in_a_row: true`")
         if form.count.in_a_row and form.record is None:
             self._problem(("count", "in_a_row"), "count: only records can be counted in a row")
         if form.count.per is not None and not form.count.per:
@@ -207,7 +206,7 @@ class _Compilation:
         roles = {form.role, *(each.role for each in form.match if isinstance(each, PatternForm))}
         if not roles & set(_ALERTS):
             self._problem(
-                ("alert",), f"alert: a rule of role {form.role} alerts nobody; it is evidence for a diagnosis"
+                ("alert",), f"alert: a rule of role {form.role} raises no alert; it is evidence for a diagnosis"
             )
         if not evaluation.is_template(alert.severity) and alert.severity not in SEVERITIES:
             hint = did_you_mean(alert.severity, SEVERITIES) or f"; there are {', '.join(SEVERITIES)}"
@@ -215,11 +214,11 @@ class _Compilation:
         for name in alert.labels:
             path = ("alert", "labels", name)
             if not _LABEL.match(name):
-                self._problem(path, f"alert.labels: {name!r} is no name of a label", at_key=True)
+                self._problem(path, f"alert.labels: {name!r} is not a valid label name", at_key=True)
             elif name.lower() in _TAKEN_LABELS:
-                self._problem(path, f"alert.labels: {name!r} is given by Trainmedic itself", at_key=True)
+                self._problem(path, f"alert.labels: {name!r} is set by Trainmedic itself", at_key=True)
         if alert.until == UNTIL_ENDS and not form.ends:
-            self._problem(("alert", "until"), "alert.until: `ends` needs lines that end it")
+            self._problem(("alert", "until"), "alert.until: `ends` requires the key `ends`")
         words = (UNTIL_BOOT, UNTIL_ATTEMPT, UNTIL_ENDS)
         if alert.until not in words:
             try:
@@ -234,7 +233,6 @@ class _Compilation:
 
 
 def _unknown_members(tree: SyntaxTree) -> list[str]:
-    """What `target` and `finding` do not have."""
     used = {parts[:2] for parts in names.chains(tree) if parts[0] in MEMBERS and parts[1] != "get"}
     return [
         f"{owner} has no {name!r}{did_you_mean(name, MEMBERS[owner]) or '; there are ' + ', '.join(MEMBERS[owner])}"
@@ -244,7 +242,7 @@ def _unknown_members(tree: SyntaxTree) -> list[str]:
 
 
 def _listed(value: Any, path: DocumentPath) -> list[tuple[DocumentPath, Any]]:
-    """Return the entries of a list with their places; one that stands without its list counts as its only entry."""
+    """Return the entries of a list with their paths; a single value counts as a list."""
     if isinstance(value, list):
         return [((*path, index), each) for index, each in enumerate(value)]
     return [] if value is None else [(path, value)]

@@ -1,7 +1,4 @@
-"""The language of log rules: the models that validate a document, and that its JSON Schema is made from.
-
-Not here: patterns, expressions and what contradicts what (``log_rule_compiler``).
-"""
+"""Log rule format: pydantic models and JSON Schema."""
 
 from __future__ import annotations
 
@@ -17,8 +14,10 @@ from trainmedic_logs.lines.rendering import MOST_LABELS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MOST_PATTERNS = 50
-Pattern = Annotated[str, Field(min_length=1, max_length=1000, description="RE2, looked for anywhere in the line.")]
-Literal = Annotated[str, Field(max_length=200, description="A text of at least 3 characters that the line must hold.")]
+Pattern = Annotated[
+    str, Field(min_length=1, max_length=1000, description="RE2 pattern, searched anywhere in the line.")
+]
+Literal = Annotated[str, Field(max_length=200, description="Text of at least 3 characters that the line must contain.")]
 
 
 class _Model(BaseModel):
@@ -30,7 +29,7 @@ def _as_list(value: Any) -> Any:
 
 
 class PatternForm(_Model):
-    """A pattern whose lines have another role, or another cause, than the rule."""
+    """Pattern with a role or cause other than the rule's."""
 
     pattern: Pattern
     role: Role | None = None
@@ -38,7 +37,7 @@ class PatternForm(_Model):
 
 
 class CountForm(_Model):
-    """How many lines it takes before there is a finding: within ``per``, or records in a row."""
+    """Lines required for a finding: within ``per``, or records in a row."""
 
     at_least: int = Field(ge=2, le=100)
     per: Duration | None = None
@@ -46,19 +45,19 @@ class CountForm(_Model):
 
 
 class ConfirmForm(_Model):
-    """Nobody is told before one of these rules or alerts was seen as well."""
+    """Rules or alerts of which one must also occur before the alert is sent."""
 
     within: Duration
     by: Annotated[tuple[Identifier, ...], Field(min_length=1, max_length=20), BeforeValidator(_as_list)]
 
 
 class AlertForm(_Model):
-    """The alert of the rule's findings. Texts may be templates over ``fields``, ``labels``, ``target``, ``finding``."""
+    """Alert of the rule's findings. Texts may be templates over ``fields``, ``labels``, ``target``, ``finding``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,127}$")]
-    severity: str = Field("warning", description="critical, warning or info, or a template that makes one of them.")
+    severity: str = Field("warning", description="critical, warning, info, or a template of one of them.")
     component: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "training"
-    labels: dict[str, str] = Field({}, max_length=MOST_LABELS, description="More labels, by templates over fields.")
+    labels: dict[str, str] = Field({}, max_length=MOST_LABELS, description="Additional labels: templates over fields.")
     summary: str = Field("", max_length=1000)
     description: str = Field("", max_length=4000)
     until: str = Field(
@@ -68,47 +67,48 @@ class AlertForm(_Model):
 
 
 class LogRuleForm(_Model):
-    """One log rule as it is written."""
+    """Log rule."""
 
-    log_rule: Identifier = Field(description="Its name.")
-    summary: str = Field("", max_length=500, description="What its lines mean, for people.")
+    log_rule: Identifier = Field(description="Name of the rule.")
+    summary: str = Field("", max_length=500, description="Meaning of the lines, for people.")
     source: Annotated[tuple[str, ...], Field(min_length=1, max_length=20), BeforeValidator(_as_list)] = Field(
         description="training, launcher, slurm, kernel, fabric-manager, or a name of the agent's policy; or a list."
     )
     contains: Annotated[tuple[Literal, ...], Field(max_length=MOST_PATTERNS), BeforeValidator(_as_list)] = Field(
-        (), description="One of these must be in the line; only there are the patterns tried."
+        (), description="The line must contain one of these before patterns are tried."
     )
     match: Annotated[tuple[Pattern | PatternForm, ...], Field(max_length=MOST_PATTERNS), BeforeValidator(_as_list)] = (
-        Field((), description="One of these takes the line. Named groups become fields.")
+        Field((), description="One of these must match. Named groups become fields.")
     )
     unless: Annotated[tuple[Pattern, ...], Field(max_length=MOST_PATTERNS), BeforeValidator(_as_list)] = ()
     record: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")] | None = Field(
         None,
-        description="The event of the records that it takes, such as step; in the place of patterns or beside them.",
+        description="Event of the records to match, such as step; instead of patterns or in addition.",
     )
     when: Expression | None = Field(
-        None, description="A further condition, over fields; of a rule with `record`, those of the record."
+        None, description="Further condition over fields; with `record`, over the members of records."
     )
-    general: bool = Field(False, description="It takes a line only where no other rule does.")
+    general: bool = Field(False, description="Matches only lines that no other rule matches.")
     role: Role
     cause: CauseClass = CauseClass.UNKNOWN
-    target: TargetKind = Field(TargetKind.JOB, description="Whom its lines are about: job, node or gpu.")
-    gpu: str | None = Field(None, description="Which GPU: a template over fields.")
+    target: TargetKind = Field(TargetKind.JOB, description="Object of the lines: job, node or gpu.")
+    gpu: str | None = Field(None, description="GPU of the line: a template over fields.")
     ends: Annotated[tuple[Pattern, ...], Field(max_length=MOST_PATTERNS), BeforeValidator(_as_list)] = Field(
-        (), description="Lines that end the finding whose fields are the same."
+        (), description="Patterns of lines that end the finding with the same fields."
     )
-    lasting: Duration = Field(timedelta(0), alias="for", description="How long no line may end it.")
+    lasting: Duration = Field(
+        timedelta(0), alias="for", description="Time for which no line may end it before it is reported."
+    )
     count: CountForm | None = None
     alert: AlertForm | None = None
 
 
 def log_rule_schema() -> dict[str, Any]:
-    """Return the schema of one log rule."""
     made = LogRuleForm.model_json_schema(by_alias=True)
     properties = made["properties"]
     for name in ("source", "contains", "match", "unless", "ends"):
         several = properties[name]
-        # One of them may stand without its list.
+        # A single value may stand without its list.
         properties[name] = {
             **{key: several.pop(key) for key in ("title", "description", "default") if key in several},
             "anyOf": [several["items"], several],

@@ -1,7 +1,6 @@
-"""The log rules of some directories, kept up to date.
+"""Log rules of some directories, reloaded on change.
 
-Documents with the key ``log_rule`` are rules, wherever they lie; in a folder of playbooks the others are left to the
-catalog of playbooks. A file that cannot be used keeps the rules that it last gave; one that is gone takes them with it.
+Only documents with the key ``log_rule`` count. An invalid file keeps its last rules; a deleted file loses them.
 """
 
 from __future__ import annotations
@@ -23,24 +22,18 @@ from trainmedic_logs.lines.rule import LogRule, RuleSet
 from trainmedic_logs.rules import log_rule_compiler
 
 RESCAN = 5.0
-"""Seconds between looks at the directories."""
 MOST_RULES = 1_000
-"""In all files together; each line is held against the literals of all."""
 
 log = logging.getLogger(__name__)
 
 
 class PlacedRule(Struct, frozen=True):
-    """A rule, and where it is written."""
-
     rule: LogRule
     source: str
     line: int
 
 
 class LoadedRules(Struct, frozen=True):
-    """What a file held."""
-
     path: Path
     digest: str
     rules: tuple[PlacedRule, ...] = ()
@@ -48,8 +41,7 @@ class LoadedRules(Struct, frozen=True):
 
 
 def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
-    """Return the log rules that `text` holds, and what is wrong with its YAML or with them. Other documents are left
-    out. Raises nothing."""
+    """Return rules and problems; other documents are ignored. Never raises."""
     documents, problems = yaml_text.read(text, source)
     rules: list[PlacedRule] = []
     in_doubt, allowance = bool(problems), Allowance()
@@ -65,7 +57,7 @@ def load(text: str, source: str) -> tuple[list[PlacedRule], list[FileProblem]]:
 
 
 def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
-    """Return what the file holds; `before` itself where that has not changed."""
+    """Load a file; return `before` if unchanged."""
     text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
         return LoadedRules(path, "", (), (text,))
@@ -79,10 +71,10 @@ def load_file(path: Path, before: LoadedRules | None = None) -> LoadedRules:
 
 
 class LogRuleLibrary:
-    """The rules of `roots` (directories, or single files). Empty until the first `reload`.
+    """Rules of `roots` (files or directories), empty until `reload`.
 
-    ``beside`` are roots of playbooks, which may hold rules too: that one is not there, or cannot be listed, is told by
-    the library of playbooks, and not a second time here.
+    ``beside`` are playbook roots that may also hold rules; their missing paths are reported by the playbook library
+    only.
     """
 
     def __init__(self, roots: Sequence[Path], beside: Sequence[Path] = ()) -> None:
@@ -95,21 +87,18 @@ class LogRuleLibrary:
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules that are in force."""
         return self._rule_set
 
     @property
     def placed(self) -> tuple[PlacedRule, ...]:
-        """The same rules, each with where it is written."""
         return self._placed
 
     @property
     def problems(self) -> Sequence[FileProblem]:
-        """What is wrong with the files as they are now, in the order of files and lines."""
         return self._problems
 
     def reload(self) -> bool:
-        """Take in what has changed on disk; whether the rules have."""
+        """Reload changes; return whether the rules changed."""
         files: dict[Path, LoadedRules] = {}
         problems: list[FileProblem] = []
         for root in self._roots:
@@ -117,7 +106,7 @@ class LogRuleLibrary:
                 if isinstance(path, FileProblem):
                     if root not in self._beside:
                         problems.append(path)
-                    if os.path.lexists(path.file):  # nobody can say that what was in it is gone
+                    if os.path.lexists(path.file):  # unreadable, so keep its rules
                         files.update((old, file) for old, file in self._files.items() if Path(path.file) in old.parents)
                 elif path not in files and len(files) < yaml_files.MOST_FILES:
                     files[path] = self._load(path)
@@ -131,13 +120,12 @@ class LogRuleLibrary:
         return self._rule_set != before[0]
 
     async def watch(self) -> None:
-        """Look for changes every few seconds, until cancelled."""
         while True:
             await asyncio.sleep(RESCAN)
             try:
                 await asyncio.to_thread(self.reload)
-            except Exception:  # whatever the file system does, the rules that are loaded go on
-                log.exception("loading the log rules failed; those that are loaded go on")
+            except Exception:  # keep the loaded rules
+                log.exception("cannot reload log rules; keeping the loaded ones")
 
     def _load(self, path: Path) -> LoadedRules:
         before = self._files.get(path)
@@ -152,13 +140,13 @@ class LogRuleLibrary:
         log.info("log rules loaded", extra={"rules": len(self._rule_set.rules), "problems": len(self._problems)})
         for problem in self._problems:
             if problem not in before:
-                log.warning("a log rule cannot be loaded", extra={"problem": str(problem)})
+                log.warning("cannot load log rule", extra={"problem": str(problem)})
 
 
 def _chosen(
     files: Iterable[LoadedRules], before: Sequence[PlacedRule], problems: list[FileProblem]
 ) -> list[PlacedRule]:
-    """Return the rules of all files. Of two with one name the one that is loaded already stays, else the first."""
+    """Return the rules; of duplicates, the already loaded one, else the first."""
     files = list(files)
     problems.extend(problem for file in files for problem in file.problems)
     was = {(placed.rule.name, placed.source, placed.line) for placed in before}

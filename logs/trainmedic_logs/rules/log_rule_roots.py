@@ -1,4 +1,4 @@
-"""Where log rules lie: in the folders that are named, else in those of the setting, else where the shipped ones are."""
+"""Paths of log rules: given ones, else those of the setting, else the shipped ones."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from pathlib import Path
 SETTING = "TRAINMEDIC_LOG_RULES"
 _FOLDER = "logrules"
 _INSTALLED = Path("/etc/trainmedic") / _FOLDER
-"""Where the image has them."""
 _CHECKOUT = Path(__file__).parents[1] / _FOLDER
-"""In the package."""
 
 
 def shipped() -> Path | None:
-    """Return the folder of the rules that come with Trainmedic; None where it is not there."""
     return next((path for path in (_CHECKOUT, _INSTALLED, Path(_FOLDER)) if path.is_dir()), None)
 
 
 def roots(named: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
-    """Return the folders and files to load: those that are named, or those of the setting, or the shipped ones."""
     if named:
         return list(named)
     setting = environment.get(SETTING)

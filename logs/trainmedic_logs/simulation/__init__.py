@@ -1,1 +1,1 @@
-"""What log rules make of a file or of a test, without a server."""
+"""Offline use of log rules: explanation of files, and tests."""

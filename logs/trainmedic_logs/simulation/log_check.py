@@ -1,5 +1,4 @@
-"""Checks log rules, and the part of their tests that is about logs, without a server. Who calls it:
-``trainmedic_logs.cli.log_rules``; ``check`` adds the rest of the tests."""
+"""Check of log rules and the log part of their tests."""
 
 from __future__ import annotations
 
@@ -16,16 +15,13 @@ from trainmedic_logs.simulation import log_fixtures, log_test_format
 
 
 class CheckedRules(Struct, frozen=True):
-    """The rules that can be loaded, and every problem in the order of files and lines."""
-
     rules: RuleSet
     problems: tuple[FileProblem, ...]
     beyond_logs: tuple[FileProblem, ...]
-    """One for each test file that holds more than logs alone can check: the first such place. It is no mistake."""
+    """First part of each test file that only the server can check; not an error."""
 
 
 def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
-    """Return the log rules in directories or files, and what is wrong with them and with their tests about logs."""
     rules, of_rules = rules_in(roots)
     problems, beyond = list(of_rules), []
     for path in test_files(roots):
@@ -38,7 +34,6 @@ def check_log_rules(roots: Sequence[Path]) -> CheckedRules:
 
 
 def rules_in(roots: Sequence[Path]) -> tuple[RuleSet, Sequence[FileProblem]]:
-    """Return the log rules in directories or files, and what is wrong with them."""
     tests = test_files(roots)
     library = LogRuleLibrary([root for root in roots if root not in tests])
     library.reload()
@@ -46,7 +41,7 @@ def rules_in(roots: Sequence[Path]) -> tuple[RuleSet, Sequence[FileProblem]]:
 
 
 def test_files(roots: Iterable[Path]) -> list[Path]:
-    """The files with tests among `roots` and in the directories among them, each once."""
+    """Return the test files in `roots`, without duplicates."""
     files = (path for root in roots for path in yaml_files.test_files(root))
     return list(dict.fromkeys(path for path in files if yaml_files.is_test(path)))
 

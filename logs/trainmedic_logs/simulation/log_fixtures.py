@@ -1,7 +1,4 @@
-"""What tests of log rules name outside themselves: lines by their ids, from the file beside them, and rules.
-
-Who calls it: ``suite``.
-"""
+"""Fixture lines and rules that tests refer to."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from trainmedic_logs.simulation.log_test_format import LogSuite
 
 
 def of_suite(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
-    """The lines of the suite's file of fixtures by their ids, and what is wrong with it or with their use."""
     known: dict[str, str] = {}
     if suite.spec.fixtures is not None:
         path = suite.path.parent / suite.spec.fixtures
@@ -36,7 +32,7 @@ def of_suite(suite: LogSuite) -> tuple[dict[str, str], list[FileProblem]]:
 
 
 def unknown_rules(suite: LogSuite, rules: RuleSet) -> Iterator[FileProblem]:
-    """A problem for each log rule that a test expects a finding of and that does not exist."""
+    """Yield a problem for each expected rule that does not exist."""
     names = rules.by_name
     for index, test in enumerate(suite.spec.tests):
         for number, check in enumerate(test.expect):

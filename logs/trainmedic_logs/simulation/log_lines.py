@@ -1,4 +1,4 @@
-"""What log rules make of each line of a file, without a server. Who calls it: ``cli.logs``."""
+"""Explanation of what log rules match in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from trainmedic.wire.envelope import write_time
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import LogLevel
-from trainmedic_logs.lines import kernel_text, levels, raw_text, records, told_line
+from trainmedic_logs.lines import kernel_text, parsed_line, raw_text, records
 from trainmedic_logs.lines.assembly import LineAssembler
 from trainmedic_logs.lines.line import LONGEST, Line
 from trainmedic_logs.lines.matcher import LineMatch, LineMatcher
@@ -22,21 +22,18 @@ from trainmedic_logs.lines.rule import RuleSet
 
 
 class LineExplanation(Struct, frozen=True):
-    """Which rule takes a physical line; of a block of several, its first line has the rule."""
+    """Explanation of a physical line; a block's rule is at its first line."""
 
     number: int
-    """Counted from 1."""
     text: str
-    """The line; of a block, all of it, at its first."""
+    """Whole block at its first line."""
     match: LineMatch
     level: LogLevel = LogLevel.INFO
     at: str | None = None
-    """Time of the line in ISO 8601: in UTC, or without a zone if the line names none. None without a date."""
+    """ISO 8601 in UTC, or without a zone if not stated; None without a date."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers in the line, by the names of records."""
 
     def as_data(self) -> dict[str, Any]:
-        """Return it for JSON."""
         rule = self.match.rule
         return {
             "line": self.number,
@@ -56,12 +53,11 @@ _PIECE = 256 * 1024
 _LOCAL = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _BEGINNING = 120
 _UNKNOWN = datetime(2000, 1, 1, tzinfo=UTC)
-"""Replaces the time of the boot, which only lines of the kernel need."""
+"""Dummy boot time, needed for kernel lines only."""
 
 
 def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
-    """Yield the physical lines of a file; of one that is longer than rules see, the beginning. A file of one enormous
-    line takes no more memory than others."""
+    """Yield physical lines, cut to what rules see, in bounded memory."""
     begun, is_skipping = b"", False
     while piece := file.read1(_PIECE):
         *whole, rest = piece.split(b"\n")
@@ -79,7 +75,7 @@ def lines_of(file: BufferedIOBase) -> Iterator[bytes]:
 
 
 def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) -> Iterator[LineExplanation]:
-    """Yield an explanation of each physical line, in their order. Raises ValueError for a rule that is none."""
+    """Yield explanations in line order. Raises ValueError for an invalid rule."""
     matcher, assembler = LineMatcher(rules), LineAssembler(Origin(source))
     waiting: dict[int, Line] = {}
     statements: dict[int, _Said] = {}
@@ -97,8 +93,6 @@ def explain(file: BufferedIOBase, source: str, rules: RuleSet, now: datetime) ->
 
 
 class _Said(NamedTuple):
-    """Statements of one physical line."""
-
     level: LogLevel
     at: str | None
     metrics: Mapping[str, Any]
@@ -107,15 +101,15 @@ class _Said(NamedTuple):
 def _said(physical: bytes, source: str) -> _Said:
     if source == "kernel":
         text, _ = raw_text.text_of(physical)
-        return _Said(levels.level_of_kernel(text), _written(kernel_text.split(text, None).at, text), {})
-    line = told_line.told(physical, source, _UNKNOWN)
+        return _Said(parsed_line.level_of_kernel(text), _written(kernel_text.split(text, None).at, text), {})
+    line = parsed_line.parse(physical, source, _UNKNOWN)
     if line is None:
         return _NOTHING_SAID
     return _Said(line.level, _written(line.at, line.text), records.metrics_of(line.text))
 
 
 def _written(at: datetime | None, text: str) -> str | None:
-    """Return a time with a zone, or else the local time at the beginning of the line, whose zone is unknown."""
+    """Return a time with zone, else the local time stated at the beginning."""
     if at is not None:
         return write_time(at)
     match = _LOCAL.search(text[:_BEGINNING])
@@ -138,7 +132,6 @@ def _told(
 
 
 def _plain(value: Any) -> Any:
-    """Return a field as JSON has it: a number that is not finite as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

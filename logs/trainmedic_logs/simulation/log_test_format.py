@@ -1,8 +1,4 @@
-"""The part of a test that is about logs: a job, the lines that its ranks and nodes print, and what is found in them.
-
-Not here: the rest of a test (``suite_format``), and playing it (``log_scenario``). Who reads it alone: `trainmedic logs
-check` without a server's packages.
-"""
+"""Log part of the test format: job, printed lines, and expected findings."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from trainmedic_logs.domain.finding import CauseClass, Role
 from trainmedic_logs.domain.log_sources import fault_of_source
 
 LONGEST = timedelta(days=7)
-"""The virtual time that a test may last; the engine's own periodic tasks make longer tests slow."""
+"""Virtual duration of a test; periodic tasks make longer ones slow."""
 MOST_RANKS = 1024
 _SPAN = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?\Z")
 
@@ -34,12 +30,12 @@ class _Model(BaseModel):
 
 
 def _read_ranks(value: Any) -> Any:
-    """The ranks of ``3``, ``"0-7"`` and ``[0-3, 8]``."""
+    """Parse ``3``, ``"0-7"`` and ``[0-3, 8]``."""
     ranks: list[int] = []
     for each in value if isinstance(value, list) else [value]:
         span = _SPAN.match(str(each)) if isinstance(each, (int, str)) and not isinstance(each, bool) else None
         if span is None:
-            raise ValueError(f"{each!r} is no rank; write one as 3, and several as 0-7")
+            raise ValueError(f"{each!r} is not a rank; write one as 3, several as 0-7")
         ranks.extend(range(int(span[1]), int(span[2] or span[1]) + 1))
         if len(ranks) > MOST_RANKS:
             raise ValueError(f"a test has at most {MOST_RANKS} ranks")
@@ -56,7 +52,7 @@ Ranks = Annotated[tuple[int, ...], BeforeValidator(_read_ranks)]
 
 
 class VerdictGiven(_Model):
-    """The verdict that the server has on the job, for playbooks that ask for `job.verdict`."""
+    """Existing verdict on the job, for playbooks that use `job.verdict`."""
 
     cause: CauseClass
     confidence: Confidence = Confidence.HIGH
@@ -66,24 +62,22 @@ class VerdictGiven(_Model):
 
 
 class JobEntry(_Model):
-    """The job of a test: which ranks are on which node, and the UUIDs of nodes' GPUs by their PCI address."""
+    """Job of a test: ranks by node, and GPU UUIDs by PCI address and node."""
 
     name: str = "job-1"
     attempt: int = 1
-    ranks: int | None = Field(None, description="How many there are; for the reader.")
+    ranks: int | None = Field(None, description="Number of ranks, for readers.")
     nodes: dict[str, Ranks] = {"node-1": (0,)}
     gpus: dict[str, dict[str, str]] = {}
-    fails: Duration | None = Field(None, description="When it fails: ten seconds later its verdict is an alert.")
-    verdict: VerdictGiven | None = Field(None, description="The newest verdict on it, of within the last hour.")
+    fails: Duration | None = Field(None, description="Time of its failure; 10 s later its verdict becomes an alert.")
+    verdict: VerdictGiven | None = Field(None, description="Newest verdict of the last hour.")
 
     def node_of(self, rank: int) -> str:
-        """The rank's node; the first where none is given it."""
         return next((node for node, ranks in self.nodes.items() if rank in ranks), next(iter(self.nodes), "node-1"))
 
 
 class LineEntry(_Model):
-    """A line, or several, that a source prints. `fixture` is one of the file of fixtures, in which `replaced` is put in
-    the place of what stands there."""
+    """Printed lines. `fixture` names a line of the fixtures file, with replacements in `with`."""
 
     at: Duration = timedelta(0)
     source: Annotated[str, AfterValidator(_known_source)]
@@ -102,7 +96,6 @@ class LineEntry(_Model):
         return self
 
     def written(self, fixtures: Mapping[str, str]) -> str:
-        """The text that is printed; of a fixture that there is."""
         text = self.text if self.fixture is None else fixtures[self.fixture]
         assert text is not None
         for old, new in self.replaced.items():
@@ -111,12 +104,11 @@ class LineEntry(_Model):
 
     @property
     def until(self) -> timedelta:
-        """When the last of its repeats is printed."""
         return self.at + self.every * (self.times - 1)
 
 
 class VerdictExpected(_Model):
-    """What is expected of the verdict on all lines so far. `node: null` says that none may be named."""
+    """Expected verdict on all lines so far. `node: null` expects no node."""
 
     cause: CauseClass | None = None
     node: str | None = None
@@ -127,7 +119,7 @@ class VerdictExpected(_Model):
 
 
 class FindingExpected(_Model):
-    """What is expected of a finding, all streams taken together."""
+    """Expected finding, merged over streams."""
 
     rule: str
     target: str | None = None
@@ -140,21 +132,20 @@ class FindingExpected(_Model):
 
 
 class LogAlertExpected(_Model):
-    """What is expected of the alert of a finding. `labels` may be some of its labels only."""
+    """Expected alert; `labels` may be a subset."""
 
     name: str
     labels: dict[str, str] = {}
-    summary: str | None = Field(None, description="A part of it.")
+    summary: str | None = Field(None, description="Substring of it.")
     over: bool | None = None
 
 
 def as_list(value: Any) -> Any:
-    """Return a value that may stand without its list as a list."""
     return value if isinstance(value, (list, tuple)) else [value]
 
 
 class LogCheck(_Model):
-    """What is expected of logs at one time, or at the end where `at` is not set. Lists are complete and in order."""
+    """Log expectations at one time, or at the end without `at`. Lists are complete and ordered."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -165,8 +156,6 @@ class LogCheck(_Model):
 
 
 class LogTest(_Model):
-    """The part of one test that is about logs."""
-
     model_config = ConfigDict(extra="ignore")
 
     name: str
@@ -179,25 +168,24 @@ class LogTest(_Model):
     def _in_order(self) -> Self:
         latest = self.last_moment
         if self.end is not None and self.end < latest:
-            raise ValueError(f"something happens at {duration.write(latest)}, after the test's end")
+            raise ValueError(f"an entry at {duration.write(latest)} is after the test's end")
         if max(latest, self.end or latest) > LONGEST:
             raise ValueError(f"a test lasts at most {duration.write(LONGEST)}")
         return self
 
     @property
     def last_line(self) -> timedelta:
-        """The time of the last line, or of the job's failure."""
         return max((*(line.until for line in self.lines), self.job.fails or timedelta(0)))
 
     @property
     def last_moment(self) -> timedelta:
-        """The time of the last entry."""
         return max((self.last_line, *(check.at for check in self.expect if check.at is not None)))
 
 
 class LogSuiteEntry(_Model):
-    """The part of one document of a test file that is about logs. `rules` are files beside it, by default the one of
-    the same name; `fixtures` is a file with lines that tests name."""
+    """Log part of a test document. `rules` are files next to it, by default of the same name; `fixtures` is a file of
+    lines.
+    """
 
     playbooks: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     rules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
@@ -206,15 +194,12 @@ class LogSuiteEntry(_Model):
 
 
 class LogSuite(Struct, frozen=True):
-    """The tests of one document, and the document, which knows the line of each value."""
-
     path: Path
     document: YamlDocument
     spec: LogSuiteEntry
 
     @property
     def rules(self) -> tuple[Path, ...]:
-        """The files of the log rules that are tested."""
         return self._beside(self.spec.rules) if self.spec.rules or not self.spec.playbooks else ()
 
     def _beside(self, names: tuple[str, ...] | None) -> tuple[Path, ...]:
@@ -225,7 +210,7 @@ class LogSuite(Struct, frozen=True):
         return (next((path for path in beside if path.exists()), beside[0]),)
 
     def problem(self, path: DocumentPath, message: str, *, at_key: bool = False) -> FileProblem:
-        """A problem at `path` in the file, where a list with one entry may be written without the list."""
+        """Return a problem at `path`, in which single values may stand without their list."""
         value = self.document.value
         written: list[str | int] = []
         for part in path:
@@ -237,8 +222,7 @@ class LogSuite(Struct, frozen=True):
         return self.document.problem(tuple(written), message, at_key=at_key)
 
     def beyond_logs(self) -> Iterator[tuple[DocumentPath, str]]:
-        """Yield the keys of tests and checks that are not about logs, each with its place. Only a server's engine can
-        play them."""
+        """Yield positions and keys that only the server's engine can test."""
         tests = self.document.value["tests"]
         for index, test in enumerate(tests):
             for key in test:
@@ -255,7 +239,6 @@ def _keys(model: type[BaseModel]) -> set[str]:
 
 
 def documents(path: Path) -> tuple[list[YamlDocument], list[FileProblem]]:
-    """Return the documents of a test file, and what is wrong with its YAML."""
     text = yaml_files.read_text(path)
     if isinstance(text, FileProblem):
         return [], [text]
@@ -263,7 +246,6 @@ def documents(path: Path) -> tuple[list[YamlDocument], list[FileProblem]]:
 
 
 def read(path: Path) -> tuple[list[LogSuite], list[FileProblem]]:
-    """Return the suites of a test file as far as they are about logs, and every problem of that part."""
     read_documents, problems = documents(path)
     suites: list[LogSuite] = []
     for document in read_documents:

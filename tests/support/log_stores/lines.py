@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from trainmedic_logs.lines.levels import level_of
+from trainmedic_logs.lines.parsed_line import level_of
 from trainmedic_server.adapters.log_stores.paging import nanoseconds
 
 INDEX_TEMPLATE: dict[str, Any] = {

@@ -52,14 +52,14 @@ def test_a_rule_is_read() -> None:
         (("role: root", "role: roots"), "5:7: role: 'roots' is not one of root, cascade, confirmation, teardown, noise; did you mean 'root'?"),
         (("cause:", "couse:"), "6:1: unknown key 'couse'; did you mean 'cause'?"),
         (("source: training", "source: trainng"), "2:9: source: there is no 'trainng'; did you mean 'training'?"),
-        (("source: training", "source: My Log"), "2:9: source: 'My Log' is no source; a name has small letters, digits"),
+        (("source: training", "source: My Log"), "2:9: source: 'My Log' is not a valid source; use at most 63 lower-case letters, digits"),
         (("source: training", "source: Training"), "2:9: source: there is no 'Training'; did you mean 'training'?"),
         (("source: training", "source: kernal"), "2:9: source: there is no 'kernal'; did you mean 'kernel'?"),
         (("contains: [\"out of memory\"]\n", "record: stpe\n"), "3:9: record: there is no event 'stpe'; did you mean 'step'?"),
         (("until: attempt", "until: atempt"), "7:75: alert.until: 'atempt' is not a duration; write it as Prometheus does: 90s, 10m, 1h30m; did you mean 'attempt'?"),
         (("source: training\n", ""), "1:1: 'source' is missing"),
         (('contains: ["out of memory"]\n', ""), "1:1: contains: a rule needs a literal"),
-        (('"out of memory"', '"ou"'), "3:12: contains: 'ou' is in nearly every line; take 3 characters"),
+        (('"out of memory"', '"ou"'), "3:12: contains: 'ou' is in nearly every line; use at least 3 characters"),
         (("(?P<gpu>", "(?P<gpu"), "4:9: match: not a regular expression"),
         (("out of memory on (?P<gpu>\\w+)", "(?=a)b"), "4:9: match: not a regular expression: invalid perl operator: (?=; RE2 has neither look-around nor"),
         (("out of memory on (?P<gpu>\\w+)", "(?:[^x]{0,900}){0,1}y"), "4:9: match: the regular expression is too large"),
@@ -70,18 +70,18 @@ def test_a_rule_is_read() -> None:
         (("until: attempt", 'summary: "{{ target.jobb }}"'), "7:77: summary: target has no 'jobb'; did you mean 'job'?"),
         (("until: attempt", 'summary: "{{ finding.hosts }}"'), "7:77: summary: finding has no 'hosts'; there are count, line, rule"),
         (("cause: gpu", "when: xyd(1)\ncause: gpu"), "6:7: when: there is no name 'xyd' here; did you mean 'xid'?"),
-        (("gpu_name:", "job_name:"), "7:37: alert.labels: 'job_name' is given by Trainmedic itself"),
-        (("gpu_name:", "gpu-name:"), "7:37: alert.labels: 'gpu-name' is no name of a label"),
-        (("until: attempt", "until: ends"), "7:75: alert.until: `ends` needs lines that end it"),
+        (("gpu_name:", "job_name:"), "7:37: alert.labels: 'job_name' is set by Trainmedic itself"),
+        (("gpu_name:", "gpu-name:"), "7:37: alert.labels: 'gpu-name' is not a valid label name"),
+        (("until: attempt", "until: ends"), "7:75: alert.until: `ends` requires the key `ends`"),
         (("until: attempt", "until: soon"), "7:75: alert.until: 'soon' is not a duration"),
         (("until: attempt", "severity: bad"), "7:78: alert.severity: there is no 'bad'; there are critical, warning, info"),
-        (("role: root", "role: cascade"), "7:8: alert: a rule of role cascade alerts nobody"),
+        (("role: root", "role: cascade"), "7:8: alert: a rule of role cascade raises no alert"),
         (("cause: gpu", "target: node\ncause: gpu"), "6:9: target: only lines of the kernel or the fabric manager are about a node"),
         (("cause: gpu", "target: gpu\ngpu: x\ncause: gpu"), "6:9: target: only lines of the kernel or the fabric manager are about a gpu"),
-        (("cause: gpu", "gpu: x\ncause: gpu"), "6:6: gpu: it is given where the target is a gpu, and only there"),
-        (("cause: gpu", "target: cluster\ncause: gpu"), "6:9: target: it is job, node or gpu"),
-        (("cause: gpu", "for: 1m\ncause: gpu"), "6:6: for: it needs `ends`"),
-        (("cause: gpu", "count: {at_least: 3}\ncause: gpu"), "6:8: count: it has either `per` or `in_a_row: true`"),
+        (("cause: gpu", "gpu: x\ncause: gpu"), "6:6: gpu: required if the target is a gpu, and not allowed otherwise"),
+        (("cause: gpu", "target: cluster\ncause: gpu"), "6:9: target: must be job, node or gpu"),
+        (("cause: gpu", "for: 1m\ncause: gpu"), "6:6: for: requires `ends`"),
+        (("cause: gpu", "count: {at_least: 3}\ncause: gpu"), "6:8: count: requires either `per` or `in_a_row: true`"),
         (("cause: gpu", "count: {at_least: 3, in_a_row: true}\ncause: gpu"), "6:32: count: only records can be counted in a row"),
         (("cause: gpu", "count: {at_least: 1, per: 1m}\ncause: gpu"), "6:19: count.at_least:"),
     ],
@@ -142,7 +142,7 @@ def test_playbooks_that_are_not_there_are_not_told_as_a_log_rule(
     named.reload()
     assert [str(problem) for problem in named.problems] == [f"{absent}: there is no such file or directory"]
     assert [(each.getMessage(), vars(each)["problem"]) for each in caplog.records] == [
-        ("a log rule cannot be loaded", str(named.problems[0]))
+        ("cannot load log rule", str(named.problems[0]))
     ]
 
 

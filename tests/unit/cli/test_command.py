@@ -57,9 +57,9 @@ def test_an_install_that_registers_nothing_is_named(installed: set[str]) -> None
     installed.clear()
     ran = CliRunner().invoke(command.main, ["serve"])
     assert ran.exit_code == 2
-    assert "no distribution has registered its commands. Install again" in " ".join(ran.output.split())
+    assert "no distribution has registered its commands. Reinstall" in " ".join(ran.output.split())
     assert "not installed here" not in ran.output
-    assert "Install again" in CliRunner().invoke(command.main, ["--help"]).output
+    assert "Reinstall" in CliRunner().invoke(command.main, ["--help"]).output
 
 
 def test_console_scripts_of_earlier_versions_find_the_command() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.diagnosis.test_job_diagnoses import World
-from trainmedic_logs.diagnosis.flight_recorder import absentees, digest
+from trainmedic_logs.diagnosis.flight_recorder import digest, missing_ranks
 from trainmedic_logs.diagnosis.flight_recorder.dump import Dump, Entry, ProcessGroup
 from trainmedic_logs.domain.finding import CauseClass, Excerpt, Origin, Role
 from trainmedic_logs.domain.known_finding import EpisodeKey, KnownExcerpt
@@ -34,7 +34,7 @@ def test_digests_say_together_what_the_dumps_say(name: str) -> None:
     dumps, _ = dump_reader.read_files(sorted((SETS / name).glob("_dump_*")))
     lines = [digest.write(each, 2) for each in dumps]
     read, refused = digest.read(lines, 2)
-    whole, reading = absentees.read_together(dumps), absentees.read_together(read)
+    whole, reading = missing_ranks.read_together(dumps), missing_ranks.read_together(read)
     assert (reading.culprits, reading.absent, reading.silent, refused) == (
         whole.culprits,
         whole.absent,
@@ -75,7 +75,7 @@ def test_a_dump_with_much_under_way_is_cut_or_refused() -> None:
     numbers = [entry.number for entry in whole.entries]
     assert numbers == [*range(392, 416), 1399]
     groups = [ProcessGroup(str(number), "x" * 200, (0, 1)) for number in range(1000)]
-    with pytest.raises(DumpError, match="too much"):
+    with pytest.raises(DumpError, match="too many open"):
         digest.write(Dump(0, tuple(groups), (), None), None)
     named = digest.write(dump_of(0, 1, group=ProcessGroup("0", "token=hf_abcdefghijklmnopqrstuvwxyz")), None)
     assert "hf_abc" not in named

@@ -120,7 +120,7 @@ def test_what_is_no_text_is_left_out_and_named(tmp_path: Path) -> None:
     assert kinds == {"nccl_trace_rank_3": Kind.DUMP, "whatever_4": Kind.DUMP, "rank0.log": Kind.LINES}
     assert set(folder.left_out) == {"model.bin", "pipe.log"}
     missing = diagnosed(tmp_path).attempts[-1].verdict.missing
-    assert any(line.startswith("the dump nccl_trace_rank_3 was not read: it is no pickle") for line in missing)
+    assert any(line.startswith("the dump nccl_trace_rank_3 was not read: it is not a pickle") for line in missing)
 
 
 def test_each_attempt_has_its_verdict_and_the_same_again_is_counted(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_a_job_that_is_only_slow_is_told_by_the_parts_of_its_steps(tmp_path: Pat
 def test_several_jobs_need_a_name(tmp_path: Path) -> None:
     """Of one that is there; and nothing to read is told, as is a directory that is not there."""
     write(tmp_path, **{"a__attempt-1__rank-0.jsonl": RAISED, "b__attempt-1__rank-0.jsonl": STEP % (1, 0, "")})
-    with pytest.raises(ConfigurationError, match="there are logs of a, b; say of which job"):
+    with pytest.raises(ConfigurationError, match="there are logs of a, b; pass the name of the job"):
         diagnosed(tmp_path)
-    with pytest.raises(ConfigurationError, match="there are logs of a, b; there are none of c"):
+    with pytest.raises(ConfigurationError, match="there are logs of a, b; none of c"):
         diagnosed(tmp_path, "c")
     assert diagnosed(tmp_path, "a").attempts[-1].verdict.cause is CauseClass.CODE
     (tmp_path / "empty").mkdir()
@@ -201,7 +201,7 @@ def test_where_nothing_failed_nothing_is_advised(tmp_path: Path) -> None:
     """And one file was read, one earlier failure was the same: no plural where there is one."""
     done = CliRunner().invoke(main, ["diagnose", "--dir", str(write(tmp_path / "well", a__train_log="hello\n"))])
     assert done.exit_code == 0, done.output
-    assert "Nothing that was read says that it failed" in done.output
+    assert "The logs show neither that it failed" in done.output
     assert "do next" not in done.output
     assert done.output.rstrip().endswith("1 file was read")
     folder = str(write(tmp_path / "well", **{"b.log": "hello\n", "model.bin": "PK\3\4\0\0\0"}))
@@ -209,7 +209,7 @@ def test_where_nothing_failed_nothing_is_advised(tmp_path: Path) -> None:
     assert (found["advice"], found["cause"], found["files_read"]) == ("none", "unknown", 2)
     *_, count, unread = CliRunner().invoke(main, ["diagnose", "--dir", folder]).output.splitlines()
     assert count == "2 files were read, 1 was not:"
-    assert unread == "  model.bin: it is no text in UTF-8, nor in UTF-16 with its mark"
+    assert unread == "  model.bin: it is not text in UTF-8, or in UTF-16 with a byte order mark"
 
 
 def test_one_of_a_kind_is_told_as_one() -> None:

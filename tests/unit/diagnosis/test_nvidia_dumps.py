@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmedic_logs.diagnosis.flight_recorder import absentees
+from trainmedic_logs.diagnosis.flight_recorder import missing_ranks
 from trainmedic_logs.files import dump_reader
 
 SETS = Path(__file__).with_name("nvidia_dumps")
@@ -20,7 +20,7 @@ SETS = Path(__file__).with_name("nvidia_dumps")
 def test_the_absent_ranks_are_those_of_nvidias_own_analyser(name: str, ranks: tuple[int, ...]) -> None:
     """Of 16 ranks each. In the first set two faults were injected, and NVIDIA's analyser finds one of them, too."""
     dumps, refused = dump_reader.read_files(sorted((SETS / name).glob("_dump_*")))
-    reading = absentees.read_together(dumps)
+    reading = missing_ranks.read_together(dumps)
     assert (len(dumps), refused) == (16, {})
     assert (reading.absent, reading.culprits) == (ranks, ranks)
     assert (reading.silent, reading.differing) == ((), ())
@@ -31,7 +31,7 @@ def test_a_dump_that_is_missing_makes_nobody_a_culprit_who_is_none(lost: int) ->
     """Without one of the sixteen, fewer may be found, and the one without a dump is told; no other is blamed."""
     paths = [path for path in sorted((SETS / "lock_gil_1st").glob("_dump_*")) if dump_reader.rank_of(path.name) != lost]
     dumps, _ = dump_reader.read_files(paths)
-    reading = absentees.read_together(dumps)
+    reading = missing_ranks.read_together(dumps)
     assert set(reading.absent) == {9, 14} - {lost}
     assert reading.silent == (lost,)
 

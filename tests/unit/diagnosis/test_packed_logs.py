@@ -68,7 +68,7 @@ def test_a_file_in_utf_16_is_read_by_its_mark(tmp_path: Path, codec: str) -> Non
     (tmp_path / "rank3.log").write_bytes(text.encode(codec))
     found = diagnose_folder(tmp_path, shipped_rules())
     assert (str(found.attempts[-1].verdict.cause), found.attempts[-1].verdict.ranks) == ("gpu_memory", (2,))
-    assert found.left_out == {"rank3.log": "it is no text in UTF-8, nor in UTF-16 with its mark"}
+    assert found.left_out == {"rank3.log": "it is not text in UTF-8, or in UTF-16 with a byte order mark"}
     (tmp_path / "rank2.log").unlink()
-    with pytest.raises(ConfigurationError, match=r"no dumps; not read: rank3\.log: it is no text"):
+    with pytest.raises(ConfigurationError, match=r"no logs or dumps found; not read: rank3\.log: it is not text"):
         diagnose_folder(tmp_path, shipped_rules())

@@ -98,7 +98,7 @@ def test_what_never_ends_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "rank4.log").symlink_to("/dev/zero")
     (tmp_path / "zeros").symlink_to("/dev")
     found = diagnose_folder(tmp_path, shipped_rules())
-    assert (found.files_read, found.left_out) == (1, {"rank3.log": "it is no file"})
+    assert (found.files_read, found.left_out) == (1, {"rank3.log": "it is not a regular file"})
 
 
 def test_a_dump_whose_groups_share_one_list_is_refused_by_its_total(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_the_reader_answers_is_bounded_where_it_is_taken() -> None:
     """A dump within the totals, whose answer is longer than the agent takes, is refused, and the next one is read."""
     large, small = expanding_dump(900), expanding_dump(1)
     answers = dump_reader.read_raw([(0, large), (1, small)], longest_answer=MIB)
-    assert answers[0] == "it has too much under way"
+    assert answers[0] == "it has too many open collectives"
     assert not isinstance(answers[1], str)
     assert answers[1].rank == 1
 

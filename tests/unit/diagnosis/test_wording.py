@@ -48,10 +48,10 @@ def test_what_was_read_is_not_missing(tmp_path: Path) -> None:
     """A rank that printed nothing into a file of its own, and ranks that print into one log without saying who they
     are."""
     verdict = verdict_on(tmp_path, **{"rank0.log": STEP % (1, 0, ""), "rank1.log": "", "launcher.log": FAILED})
-    assert not any("printed" in line for line in verdict.missing), verdict.missing
+    assert not any("output" in line or "printed" in line for line in verdict.missing), verdict.missing
     other = tmp_path / "other"
     verdict = verdict_on(other, **{"train.log": "epoch 1\n", "rank3.log": STEP % (1, 3, ""), "launcher.log": FAILED})
-    assert "which lines of train.log are of ranks 0, 1 and 2: they do not say so" in verdict.missing
+    assert "which lines of train.log are of ranks 0, 1 and 2: they state no rank" in verdict.missing
 
 
 async def test_a_server_does_not_say_that_it_lacks_what_agents_read() -> None:
@@ -60,7 +60,7 @@ async def test_a_server_does_not_say_that_it_lacks_what_agents_read() -> None:
     await world.find("f1")
     await world.look(11)
     (verdict,) = await world.store.verdicts_of("llm-1", 5)
-    assert not any("printed" in line for line in verdict.plain["missing"])
+    assert not any("output" in line for line in verdict.plain["missing"])
 
 
 def test_a_verdict_that_is_sure_lacks_nothing(tmp_path: Path) -> None:

@@ -34,4 +34,4 @@ def test_what_was_meant_is_said(name: str, meant: str) -> None:
 @pytest.mark.parametrize("name", ["", "My Log", "-x", "x" * 64])
 def test_no_other_characters(name: str) -> None:
     """It is a label in stores of logs, and a part of keys."""
-    assert "is no source" in str(fault_of_source(name))
+    assert "is not a valid source" in str(fault_of_source(name))

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from trainmedic_logs.lines.line_times import moment, stated
-from trainmedic_logs.lines.told_line import told
+from trainmedic_logs.lines.parsed_line import parse
 
 AT = datetime(2026, 3, 9, 7, 8, 9, tzinfo=UTC)
 LATEST = AT + timedelta(minutes=3)
@@ -58,7 +58,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_the_time_of_a_line_is_read_in_each_form(form: str) -> None:
     """In the zone that it states, else in that of its node; the year is that in which the line was written."""
-    line = told(FORMS[form].encode(), "training", BOOTED)
+    line = parse(FORMS[form].encode(), "training", BOOTED)
     assert line is not None
     at = line.at
     if at is None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from trainmedic_logs.lines.masks import masked
-from trainmedic_logs.lines.shapes import hash_of, shape_of
+from trainmedic_logs.lines.observation import shape_hash, shape_of
 
 A = "a1B2c3D4e5" * 4
 
@@ -64,6 +64,6 @@ def test_lines_of_one_reason_have_one_shape() -> None:
     """Numbers, addresses and paths differ from rank to rank and from attempt to attempt."""
     one = "rank 3: failed at 0x7f3a in /data/run-1/a.py line 12, id 4f1c9f64-9a52-4c7b-b1de-30b1a7f0a1aa"
     two = "rank 12: failed at 0xffff12 in /data/run-2/b/a.py line 7, id 00000000-9a52-4c7b-b1de-30b1a7f0a1ab"
-    assert hash_of(one) == hash_of(two)
-    assert hash_of(one) != hash_of("rank 3: ended at 0x7f3a in /data/run-1/a.py line 12")
+    assert shape_hash(one) == shape_hash(two)
+    assert shape_hash(one) != shape_hash("rank 3: ended at 0x7f3a in /data/run-1/a.py line 12")
     assert "failed" in shape_of(one)

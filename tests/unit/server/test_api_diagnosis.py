@@ -96,6 +96,6 @@ async def test_the_page_of_a_job_that_is_gone_says_what_is_known_of_its_failure(
     async with world.client() as client:
         page = await client.get("/jobs/llm-1", headers={"Accept": "text/html"})
     assert page.status_code == 200, page.text
-    for part in ("gpu", "high", "node-1", "GPU-5f3a", "isolate node: no new work for the node", "NVRM: ", "no flight"):
+    for part in ("gpu", "high", "node-1", "GPU-5f3a", "isolate node: cordon the node", "NVRM: ", "no flight"):
         assert part in page.text, part
     assert "\x1b" not in page.text

@@ -90,7 +90,7 @@ expect:
         ("runs: [{steps: {harder: {params: {amount: 50}}}}]", "params.amount: expected 50, got 60.0"),
         (
             "runs: [{steps: {harder: {params: {percent: 50}}}}]",
-            "params.percent: expected 50, got nothing; there are am",
+            "params.percent: expected 50, got nothing; available: am",
         ),
         ("runs: [{steps: {cooled: {error: nobody}}}]", "expected a text with nobody, got the alert had not resolved"),
         ("runs: [{steps: {cap: {attempts: 2}}}]", "attempts: expected 2, got 1"),
@@ -220,7 +220,7 @@ def test_an_old_alert_is_stale_and_mode_observe_acts_on_nothing(run: Run) -> Non
         ("expect: {runs: [{playbook: cup}]}", "there is no playbook 'cup' in the playbooks under test; did you mean"),
         ("replies: {tst.cap: applied}\nexpect: {runs: []}", "there is no step or action 'tst.cap'"),
         ("replies: {cap: aplied}\nexpect: {runs: []}", "'aplied' is not one of applied, failed"),
-        ("end: 1s\norders: [{at: 2s, do: pause}]\nexpect: {runs: []}", "something happens at 2s, after the test's end"),
+        ("end: 1s\norders: [{at: 2s, do: pause}]\nexpect: {runs: []}", "an entry at 2s is after the test's end"),
         ("end: 30d\nexpect: {runs: []}", "a test lasts at most 7d"),
         ("expect: []", "must not be empty"),
     ],

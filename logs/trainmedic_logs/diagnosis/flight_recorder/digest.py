@@ -1,11 +1,7 @@
-"""What a diagnosis needs of a dump as one line of text: the form in which it travels from a node to the server.
+"""One-line digest of a dump, for transfer from a node to the server.
 
-The lines of a node's ranks are the excerpt of a finding of its own, so they are signed, kept, sent again and deleted as
-those of every other. Of each group there are the collectives that are under way and the last that are done; texts that
-a job has chosen are masked and bounded. Whoever reads a line believes nothing of its shape.
-
-Who calls it: the agent writes, the server reads. Not here: dumps (``dump``), and what they say together
-(``absentees``).
+The lines of a node's ranks form the excerpt of one finding, so they are signed, stored and deleted like others. Each
+group has its open and last completed collectives. Texts are masked and bounded, and readers validate everything.
 """
 
 from __future__ import annotations
@@ -20,31 +16,29 @@ from trainmedic_logs.errors import DumpError
 from trainmedic_logs.lines.masks import masked
 
 RULE = SOURCE = "flight-recorder"
-"""Of the finding; no log rule and no file of a policy has this source."""
+"""Rule and source of the finding; no log rule or policy uses this name."""
 LONGEST = 24 * 1024
-"""Characters of a line: those of ten ranks are an excerpt."""
+"""Characters of a line; ten ranks fit into an excerpt."""
 _KEPT = ((16, 8), (4, 0))
-"""Of each group, collectives that are under way and that are done; the second where the first are too many."""
+"""Open and completed collectives per group; the second choice if the first is too long."""
 _LARGEST = 2**63 - 1
 
 
 def write(dump: Dump, attempt: int | None) -> str:
-    """The line of a dump. Raises DumpError where it would be too long."""
+    """Return the line of a dump. Raises DumpError if it is too long."""
     for under_way, done in _KEPT:
         line = _written(dump, attempt, under_way, done)
         if len(line) <= LONGEST:
             return line
-    raise DumpError("it has too much under way to be sent")
+    raise DumpError("it has too many open collectives to be sent")
 
 
 def write_refused(rank: int, attempt: int | None, why: str) -> str:
-    """The line of a dump that could not be read."""
     return _line(rank=rank, attempt=attempt, refused=masked(why)[:300])
 
 
 def read(lines: Iterable[str], attempt: int | None) -> tuple[list[Dump], dict[int, str]]:
-    """The dumps that `lines` are of, and why others were not read, by rank. With `attempt` those of others are left
-    out; so is whatever is no such line."""
+    """Return the dumps, and reasons for unreadable ones by rank. Skips other attempts and invalid lines."""
     dumps: list[Dump] = []
     refused: dict[int, str] = {}
     for line in lines:
@@ -83,7 +77,6 @@ def _written(dump: Dump, attempt: int | None, under_way: int, done: int) -> str:
 
 
 def _kept(of_group: Sequence[Entry], under_way: int, done: int) -> list[Entry]:
-    """The first collectives that are under way, the last ones that are done, and the last of all."""
     in_order = sorted(of_group, key=lambda entry: entry.number)
     finished, open_ones = [e for e in in_order if e.is_done], [e for e in in_order if not e.is_done]
     kept = [*finished[len(finished) - min(done, len(finished)) :], *open_ones[:under_way], *in_order[-1:]]

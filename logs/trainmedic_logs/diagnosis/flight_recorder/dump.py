@@ -1,8 +1,4 @@
-"""One rank's dump as values, taken over from what was in the file.
-
-Nothing about its shape is believed: each part is taken by its name, its type and its size, so that what else the file
-holds costs nothing, however large or nested it is.
-"""
+"""Dump of one rank, validated from untrusted data: parts are taken by name, type and size, and the rest is ignored."""
 
 from __future__ import annotations
 
@@ -17,14 +13,12 @@ from trainmedic_logs.diagnosis.flight_recorder import plain_pickle
 from trainmedic_logs.errors import DumpError
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Of a file. A recorder of 2,000 entries with call stacks writes about 5 MiB."""
+"""File size. 2,000 entries with call stacks take about 5 MiB."""
 MOST_ENTRIES = 200_000
-"""The usual buffer has 2,000."""
 MOST_GROUPS = 20_000
 _MOST_RANKS = 200_000
-"""Of a group. The largest jobs known have fewer ranks by far."""
 MOST_MEMBERS = 1_000_000
-"""Ranks of all groups together. A pickle of 90 KB can repeat one list of ranks 20,000 times."""
+"""Ranks of all groups together; a small pickle can repeat one list 20,000 times."""
 _DONE_KEPT = 32
 _LONGEST_TEXT = 200
 _LARGEST = 2**63 - 1
@@ -32,52 +26,45 @@ _RANKS = re.compile(r"\d{1,7}")
 
 
 class ProcessGroup(Struct, frozen=True):
-    """A process group, as every member that wrote a dump knows it."""
-
     name: str
     description: str
-    """Such as ``TENSOR_MODEL_PARALLEL_GROUP``; ``default_pg`` is that of all ranks."""
+    """Such as ``TENSOR_MODEL_PARALLEL_GROUP``; ``default_pg`` has all ranks."""
     ranks: tuple[int, ...] = ()
-    """Its members, ascending; empty where the dump does not say."""
+    """Ascending; empty if not stated."""
 
 
 class Entry(Struct, frozen=True):
-    """One collective of one group, as one rank has called it. What one rank sends to another is left out."""
+    """Collective called by one rank. Point-to-point operations are excluded."""
 
     group: ProcessGroup
     number: int
-    """Of the collective in its group, counted alike by all members."""
+    """Sequence number in the group, the same for all members."""
     operation: str
-    """Such as ``nccl:all_reduce``."""
     sizes: str
-    """The input's, as text: ``[[4096, 5120]]``."""
+    """Input sizes: ``[[4096, 5120]]``."""
     is_done: bool
     is_started: bool
-    """It was seen to run: its kernel waits for the other ranks, or for the wire."""
+    """Its kernel runs and waits for other ranks or the network."""
     created_ns: int
-    """When it was called, by the node's clock: nanoseconds since 1970."""
+    """Time of the call by the node's clock, in ns since 1970."""
 
 
 class Dump(Struct, frozen=True):
-    """What one rank's flight recorder held."""
-
     rank: int
     groups: tuple[ProcessGroup, ...]
     entries: tuple[Entry, ...]
     last_called: frozenset[int] | None
-    """For each group the number of the last collective it called; None where the dump says nothing of it."""
+    """Last collective called per group; None if not stated."""
 
 
 class TakenGroup(TypedDict):
-    """A process group as `to_plain` writes it."""
-
     name: str
     description: str
     ranks: list[int]
 
 
 class Taken(TypedDict):
-    """A dump as `to_plain` writes it. Decoding by this type makes nothing larger than the text itself holds."""
+    """JSON form of a dump. Decoding allocates no more than the text's size."""
 
     rank: int
     configured: int
@@ -87,10 +74,10 @@ class Taken(TypedDict):
 
 
 def read(raw: bytes, rank: int) -> Dump:
-    """A dump from the bytes of its file, a pickle or JSON.
+    """Parse a pickle or JSON file.
 
     Raises:
-        DumpError: It is too large, no dump, or holds more than plain values.
+        DumpError: Too large, not a dump, or not plain values.
     """
     if len(raw) > MOST_BYTES:
         raise DumpError(f"it has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
@@ -99,29 +86,28 @@ def read(raw: bytes, rank: int) -> Dump:
     try:
         return from_plain(json.loads(raw, parse_int=_bounded_int), rank)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise DumpError(f"it is no JSON: {str(error)[:200] or type(error).__name__}") from error
+        raise DumpError(f"it is not JSON: {str(error)[:200] or type(error).__name__}") from error
 
 
 def from_plain(value: Any, rank: int) -> Dump:
-    """A dump from the plain values of its file.
+    """Build a dump from plain values.
 
     Raises:
-        DumpError: It has not the shape of a dump, or too many entries.
+        DumpError: Not a dump, or too large.
     """
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
-        raise DumpError("it is no dump of a flight recorder: there is no list of entries")
+        raise DumpError("it is not a flight recorder dump: it has no list of entries")
     listed, configured = value["entries"], value.get("pg_config")
     if len(listed) > MOST_ENTRIES:
         raise DumpError(f"it has {len(listed):,} entries; at most {MOST_ENTRIES:,} are read")
     groups = dict(_groups(configured)) if isinstance(configured, dict) else {}
     entries = tuple(entry for item in listed if (entry := _entry(item, groups)))
     if listed and not entries and not any(_is_between_two(item) for item in listed):
-        raise DumpError("none of its entries is one of a flight recorder")
+        raise DumpError("none of its entries is a flight recorder entry")
     return Dump(rank, tuple(groups.values()), tuple(_kept(entries)), _last_called(value.get("pg_status")))
 
 
 def to_plain(dump: Dump) -> Taken:
-    """What `from_taken` makes the same dump of; it can be written as JSON."""
     groups = list(dict.fromkeys([*dump.groups, *(entry.group for entry in dump.entries)]))
     places = {group: place for place, group in enumerate(groups)}
     return {
@@ -139,7 +125,6 @@ def to_plain(dump: Dump) -> Taken:
 
 
 def from_taken(value: Taken) -> Dump:
-    """The dump of which `to_plain` made `value`."""
     groups = [ProcessGroup(g["name"], g["description"], tuple(g["ranks"])) for g in value["groups"]]
     entries = tuple(
         Entry(groups[place], number, operation, sizes, is_done, is_started, created)
@@ -165,7 +150,7 @@ def _groups(configured: Mapping[Any, Any]) -> Iterable[tuple[str, ProcessGroup]]
 
 
 def _members(ranks: Any) -> tuple[int, ...]:
-    """``[0, 1, 2]`` as text, as all versions write it, or as a list."""
+    """Parse ``[0, 1, 2]`` from text (all versions) or a list."""
     if isinstance(ranks, str) and len(ranks) <= 8 * _MOST_RANKS:
         return tuple(sorted({int(found) for found in _RANKS.findall(ranks)}))
     if isinstance(ranks, list | tuple) and len(ranks) <= _MOST_RANKS:
@@ -182,7 +167,7 @@ def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
     name = _text(named[0])
     description = _text(named[1]) if len(named) > 1 else ""
     group = groups.get(name) or ProcessGroup(name, description)
-    # Gloo leaves the state as it is and says by "retired" that the collective is over.
+    # Gloo keeps the state and marks completion with "retired".
     is_done = item.get("state") == "completed" or item.get("retired") is True
     operation, sizes = _text(item.get("profiling_name")), _sizes(item.get("input_sizes"))
     created = _number(item.get("time_created_ns")) or 0
@@ -190,7 +175,7 @@ def _entry(item: Any, groups: Mapping[str, ProcessGroup]) -> Entry | None:
 
 
 def _kept(entries: Iterable[Entry]) -> Iterable[Entry]:
-    """What is under way, and of each group the last ones that are done: 512 ranks have a million entries together."""
+    """Keep open collectives, and the last completed ones per group: 512 ranks have a million entries together."""
     by_group: dict[ProcessGroup, list[Entry]] = {}
     for entry in entries:
         by_group.setdefault(entry.group, []).append(entry)
@@ -222,7 +207,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    """JSON writes some of them as text."""
+    """Return an integer, also from text, as in JSON dumps."""
     if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isascii() and value.lstrip("-").isdigit():
         value = int(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)

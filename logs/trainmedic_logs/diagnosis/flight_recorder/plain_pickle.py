@@ -1,4 +1,4 @@
-"""Pickles of plain values: numbers, texts, lists, tuples, dictionaries, and nothing that could be called."""
+"""Unpickler for plain values only: numbers, text, lists, tuples, dictionaries."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from trainmedic_logs.errors import DumpError
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Finds no class, and so no function: neither can be called, nor an instance be made."""
+    """Unpickler that finds no classes or functions, so nothing can be called."""
 
     def find_class(self, module: str, name: str) -> Never:
         raise pickle.UnpicklingError(f"it names {module[:60]}.{name[:60]}; a flight recorder's dump has plain values")
 
     def persistent_load(self, _pid: Any) -> Never:
-        raise pickle.UnpicklingError("it refers to something outside itself")
+        raise pickle.UnpicklingError("it refers to an external object")
 
 
 def load(raw: bytes) -> Any:
-    """What `raw` holds.
-
-    It can still take all memory that the process has, or never end: who calls this limits both from outside.
+    """Unpickle plain values. It may use all memory or never end; the caller must limit both.
 
     Raises:
-        DumpError: It is no pickle, is cut off, or holds more than plain values.
+        DumpError: Not a pickle, truncated, or not plain values.
     """
     try:
         return _PlainUnpickler(io.BytesIO(raw)).load()
@@ -33,5 +31,5 @@ def load(raw: bytes) -> Any:
         raise DumpError("it takes more memory than a dump may") from error
     except RecursionError as error:
         raise DumpError("it is nested too deeply") from error
-    except Exception as error:  # A hostile pickle makes the unpickler raise nearly anything, such as an IndexError.
-        raise DumpError(f"it is no pickle of plain values: {str(error)[:200] or type(error).__name__}") from error
+    except Exception as error:  # hostile pickles raise nearly any exception
+        raise DumpError(f"it is not a pickle of plain values: {str(error)[:200] or type(error).__name__}") from error

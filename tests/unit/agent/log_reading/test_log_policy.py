@@ -92,7 +92,7 @@ def test_the_kernels_log_is_read_in_one_of_several_ways(value: str, kernel: Kern
             "files: [{path: /a/b, source: fabric_manager}]",
             "did you mean 'fabric-manager'?",
         ),
-        ("files: [{path: /a/b, source: Own}]", "'Own' is no source"),
+        ("files: [{path: /a/b, source: Own}]", "'Own' is not a valid source"),
         ("pods: ['../x']", "is no namespace"),
         ("kernel: maybe", "must be true, any, kmsg, journal, file, or the path of a file, not 'maybe'"),
         ("max_files: 0", "must be a whole number from 1 to 20000"),

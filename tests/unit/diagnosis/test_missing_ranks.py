@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainmedic_logs.diagnosis.flight_recorder import absentees, dump
+from trainmedic_logs.diagnosis.flight_recorder import dump, missing_ranks
 from trainmedic_logs.diagnosis.flight_recorder.dump import Dump
 
 _STARTED = 1_758_610_505_000_000_000
@@ -44,7 +44,7 @@ def one(
 def test_who_has_not_called_what_the_others_wait_in_is_absent() -> None:
     """The plain case: three wait in number 8, one has completed 7 and called nothing since."""
     waiting = [one(rank, entry(7, "completed"), entry(8)) for rank in (0, 1, 3)]
-    reading = absentees.read_together([*waiting, one(2, entry(7, "completed"))])
+    reading = missing_ranks.read_together([*waiting, one(2, entry(7, "completed"))])
     assert reading.absent == (2,)
     (wait,) = reading.waits
     assert (wait.number, wait.waiting, wait.operation) == (8, (0, 1, 3), "nccl:all_reduce")
@@ -54,20 +54,20 @@ def test_who_called_fewer_ahead_is_not_absent() -> None:
     """Of those that wait, one has called more collectives in advance than the other; only who lacks the first is
     absent."""
     ahead, behind = one(0, *(entry(n) for n in range(8, 14))), one(1, entry(8), entry(9))
-    reading = absentees.read_together([ahead, behind, one(3, entry(8)), one(2, entry(7, "completed"))])
+    reading = missing_ranks.read_together([ahead, behind, one(3, entry(8)), one(2, entry(7, "completed"))])
     assert reading.absent == (2,)
 
 
 def test_where_all_have_called_it_nobody_is_absent() -> None:
     """Then it is the collective itself that does not end, and no rank can be blamed for it."""
-    reading = absentees.read_together([one(rank, entry(8, "started")) for rank in range(4)])
+    reading = missing_ranks.read_together([one(rank, entry(8, "started")) for rank in range(4)])
     assert reading.absent == ()
     assert reading.waits[0].waiting == (0, 1, 2, 3)
 
 
 def test_a_rank_without_a_dump_is_told_and_not_blamed() -> None:
     """It may have been killed as a victim."""
-    reading = absentees.read_together([one(rank, entry(8)) for rank in (0, 1, 2)])
+    reading = missing_ranks.read_together([one(rank, entry(8)) for rank in (0, 1, 2)])
     assert (reading.absent, reading.silent) == ((), (3,))
 
 
@@ -75,7 +75,7 @@ def test_a_dump_of_what_is_under_way_needs_its_counters() -> None:
     """With nothing under way a rank came to the collective before (absent), or is past it (not absent)."""
     waiting = [one(rank, entry(8)) for rank in (0, 1)]
     stopped, past = one(2, called={"0": 7}), one(3, called={"0": 8})
-    assert absentees.read_together([*waiting, stopped, past]).absent == (2,)
+    assert missing_ranks.read_together([*waiting, stopped, past]).absent == (2,)
 
 
 def test_absent_in_one_group_and_waiting_in_another_is_told_by_time() -> None:
@@ -84,7 +84,7 @@ def test_absent_in_one_group_and_waiting_in_another_is_told_by_time() -> None:
     first = one(0, entry(4, "completed", "g1"), groups=groups)
     second = one(1, entry(5, group="g1"), entry(9, "completed", "g2"), groups=groups)
     third = one(2, entry(10, group="g2"), groups=groups)
-    reading = absentees.read_together([third, second, first])
+    reading = missing_ranks.read_together([third, second, first])
     assert [(wait.group.name, wait.absent) for wait in reading.waits] == [("g1", (0,)), ("g2", (1,))]
     assert reading.culprits == (0,)
 
@@ -92,10 +92,10 @@ def test_absent_in_one_group_and_waiting_in_another_is_told_by_time() -> None:
 def test_another_operation_under_the_same_number_is_the_programs_fault() -> None:
     """Three call an all-reduce, one a broadcast: their ways parted, and the one that differs is named."""
     others = [one(rank, entry(8)) for rank in (0, 1, 2)]
-    reading = absentees.read_together([*others, one(3, entry(8, profiling_name="nccl:broadcast"))])
+    reading = missing_ranks.read_together([*others, one(3, entry(8, profiling_name="nccl:broadcast"))])
     assert reading.differing == (3,)
     halves = [one(rank, entry(8, profiling_name=f"nccl:{rank % 2}")) for rank in range(4)]
-    assert absentees.read_together(halves).differing == ()
+    assert missing_ranks.read_together(halves).differing == ()
 
 
 def test_gloo_says_by_retired_that_a_collective_is_over() -> None:
@@ -107,4 +107,4 @@ def test_gloo_says_by_retired_that_a_collective_is_over() -> None:
         return dump.from_plain({"pg_config": config, "entries": list(entries)}, rank)
 
     waiting = [gloo(rank, entry(1) | done, entry(2) | open_) for rank in (0, 1)]
-    assert absentees.read_together([*waiting, gloo(2, entry(1) | done)]).absent == (2,)
+    assert missing_ranks.read_together([*waiting, gloo(2, entry(1) | done)]).absent == (2,)

@@ -1,8 +1,4 @@
-"""What a stream tells after a line that can be where a failure began: whether the training went on.
-
-Many a loop catches an exception, prints it and goes on. Steps that follow in the same stream prove it, and so does a
-rank that goes on with its ordinary lines for minutes.
-"""
+"""Evidence that the training continued after a possible failure: later steps, or minutes of ordinary lines."""
 
 from __future__ import annotations
 
@@ -20,9 +16,9 @@ from trainmedic_logs.lines.line import Line
 from trainmedic_logs.lines.progress import ProgressReader
 
 _STEPS = 3
-"""Of a stream that holds several ranks: the others finish the step that they are in, and no more."""
+"""In a stream of several ranks, the others complete at most their current step."""
 _WHILE = timedelta(seconds=120)
-"""A process that ends prints for some seconds, and does not go on for so long."""
+"""An ending process prints for seconds, not this long."""
 _ENDING = re.compile(
     r"(?i)^\s|^$|^\W+$|\.(?:cpp|cc|cu|hpp):\d+|^\W*frame #|traceback|exception|error|warn|nccl|site-packages|torch[./]"
     r"|^\W*\[\d+\]:|exitcode|failed|failures|root cause|^wandb:|srun:|slurm|terminat|abort|kill|signal"
@@ -30,67 +26,62 @@ _ENDING = re.compile(
     # Continuation lines of PyTorch's messages.
     r"|^cuda kernel errors might|^for debugging consider|^compile with .torch_use_cuda|^search for .cuda"
     r"|^of the allocated memory|^including non-pytorch|^if reserved|^see documentation|^process \d+ has"
-    # Continuation lines of Ray's messages about memory.
+    # Continuation lines of Ray's memory messages.
     r"|^consider provisioning|^refer to the documentation|^to (?:adjust|disable|see) |^top \d+ memory|^pid\s+mem\b"
     r"|^\d+\s+[\d.]+ ?gb\s"
     r"|^making sure all .forward|^if you already have done|^parameter indices which|^in addition, you can set"
 )
-"""What is printed while a process ends, and so says nothing."""
+"""Lines printed while a process ends, which prove nothing."""
 
 _WELL_AGAIN = 10
-"""Steps with finite numbers after which an earlier one without is over, in logs without times. A model whose weights
-are no numbers has none again."""
+"""Finite steps that end a non-finite one, in logs without times."""
 _EXCUSED = re.compile(
     r"(?i)\b(?:skip(?:s|ped|ping)?|ignor(?:es|ed|ing)|dropp(?:ed|ing))\b.{0,60}"
     r"\b(?:bad|broken|corrupt\w*|sample|batch|file|shard|record|row|item|example|image|video|entry|document|error|it)\b"
     r"|\b(?:sample|batch|file|shard|record|row|item|example|image|video|entry|document)\b.{0,60}\b(?:skipp|ignor|dropp)"
     r"|\b(?:skipping|ignoring(?: it)?|falling back)\W*$"
 )
-"""Words before a traceback that a program prints and goes on after."""
+"""Words before a traceback that a program survives."""
 _LEFT_OUT = re.compile(
     r"(?i)\b(?:overflow\w*|skip(?:s|ped|ping)?)\b.{0,80}\b(?:steps?|loss scale|scaler|updates?)\b"
     r"|\b(?:steps?|updates?)\b.{0,40}\bskipp"
 )
-"""Words of a loss scaler that left out a step with numbers that were not finite."""
+"""Words of a loss scaler that skipped a non-finite step."""
 _RAISED = re.compile(r"[\w.]{0,80}(?:Error|Exception): ")
-"""Beginning of a line that is the last one of a traceback."""
 _RECENT = 16
-"""Lines of a stream that are remembered: a block, such as a traceback, is only known some lines after it began."""
+"""Remembered lines per stream: a block is recognised some lines after its start."""
 
 _Voice = tuple[str, int | None]
 
 
-class Aftermath(Struct):
-    """Takes the lines and the findings of all streams, each stream's in its order."""
-
+class RecoveryEvidence(Struct):
     outlived: set[str] = field(default_factory=set)
-    """The ids of findings after which the training certainly went on."""
+    """IDs of findings that the training survived."""
     followed: Counter[str] = field(default_factory=Counter)
-    """How many ordinary lines the same rank, or the same stream without ranks, printed after a finding, by its id."""
+    """Ordinary lines of the same rank or stream after a finding, by its ID."""
     _open: dict[_Voice, dict[str, datetime]] = field(default_factory=lambda: defaultdict(dict))
     _waits: dict[_Voice, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Findings that only steps disprove: a rank that timed out, or lost its peer, may print ordinary lines for long."""
+    """Findings that only steps disprove: a rank that timed out may print ordinary lines for long."""
     _steps: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _unwell: dict[str, dict[str, datetime]] = field(default_factory=dict)
     excused: set[str] = field(default_factory=set)
-    """The ids of exceptions before which the program stated that it goes on."""
+    """IDs of exceptions that the program announced to ignore."""
     _well: Counter[str] = field(default_factory=Counter)
-    """Steps with finite numbers since a finding, by its id."""
+    """Finite steps since a finding, by its ID."""
     _loose: Counter[str] = field(default_factory=Counter)
     _chapters: Counter[_Voice] = field(default_factory=Counter)
     _recent: dict[str, deque[tuple[Line, bool, bool]]] = field(default_factory=dict)
 
     def chapter(self, line: Line) -> int:
-        """Which one of its rank in its stream a line is in: with the proof that it went on a new one begins, so that
-        the same line of later is a finding of its own."""
+        """Return the chapter of the line's rank. Proof of recovery begins a new one, so later equal lines are new
+        findings.
+        """
         return self._chapters[line.origin.stream, line.origin.rank]
 
     def is_waiting(self, stream: str) -> bool:
-        """Return whether the stream has a finding that steps may disprove."""
         return bool(self._steps.get(stream) or self._unwell.get(stream))
 
     def forgotten(self) -> set[str]:
-        """Return the ids of findings after which the training went on, and forget them."""
         gone, self.outlived = self.outlived, set()
         for each in gone:
             self.followed.pop(each, None)
@@ -98,7 +89,6 @@ class Aftermath(Struct):
         return gone
 
     def found(self, line: Line, findings: list[Finding]) -> None:
-        """Take what rules found in a line."""
         for finding in findings:
             if finding.role is Role.ROOT and finding.cause is CauseClass.NUMERICS:
                 self._unwell.setdefault(line.origin.stream, {})[finding.id] = line.at
@@ -118,21 +108,20 @@ class Aftermath(Struct):
                 self._take(later, is_timed, is_step or has_grown, ids)
 
     def finished(self, stream: str) -> None:
-        """Record that a training has done all its steps. Earlier findings of its stream ended nothing."""
+        """Take the completion of a training: earlier findings of its stream ended nothing."""
         self._went_on(stream, set(self._steps.get(stream, ())))
 
     def plain(self, line: Line, *, is_timed: bool, is_step: bool = False) -> None:
-        """Record a line without a finding. `is_step` if it reports a step in the trainer's own form."""
+        """Take a line without a finding. `is_step`: it reports a step in the trainer's format."""
         self._recent.setdefault(line.origin.stream, deque(maxlen=_RECENT)).append((line, is_timed, is_step))
         if (unwell := self._unwell.get(line.origin.stream)) and _LEFT_OUT.search(line.text[:400]):
             self.excused.update(unwell)
         self._take(line, is_timed, is_step)
 
     def _take(self, line: Line, is_timed: bool, is_step: bool, only: Set[str] | None = None) -> None:
-        """Count the line for all waiting findings of its stream, or for `only` these, because others may have been
-        added after it."""
+        """Count the line for all waiting findings of its stream, or `only` these."""
         stream = line.origin.stream
-        # A step in words counts only once its format has repeated: an error message may contain one.
+        # A step in words counts only once its format has repeated: error messages may contain one.
         if is_step or (line.record and not line.has_words and line.record.get("event") == "step"):
             if waiting := self._steps.get(stream):
                 waiting.update(waiting.keys() if only is None else waiting.keys() & only)
@@ -141,7 +130,7 @@ class Aftermath(Struct):
             return
         is_nobodys = line.origin.rank is None
         open_ = self._open.get((stream, line.origin.rank))
-        # Most lines come while nothing is open, and need no second look.
+        # Fast path: mostly nothing is open.
         if not (open_ or (is_nobodys and self._steps.get(stream))) or _ENDING.search(line.text[:400]):
             return
         if is_nobodys:
@@ -153,13 +142,12 @@ class Aftermath(Struct):
             self._went_on(stream, {each for each, at in open_.items() if line.at - at >= _WHILE})
 
     def _take_loss(self, line: Line) -> None:
-        """A loss that is a number again, minutes after one that was none, is well again, if its gradients are too."""
         loss, norm = (line.record.get(name) if line.record else None for name in ("loss", "grad_norm"))
         if isinstance(norm, float) and not isfinite(norm):
             return
         unwell = self._unwell.get(line.origin.stream)
         if unwell and isinstance(loss, float) and isfinite(loss):
-            self.followed.update(unwell.keys())  # a step with a number says at least that the training went on
+            self.followed.update(unwell.keys())  # a finite step shows that the training continued
             self._well.update(unwell.keys())
             over = {each for each, at in unwell.items() if line.at - at >= _WHILE or self._well[each] >= _WELL_AGAIN}
             self.outlived |= over
@@ -168,7 +156,7 @@ class Aftermath(Struct):
                 del unwell[each]
 
     def _took_nobodys(self, stream: str) -> None:
-        """In a stream of several ranks a line may be of whichever rank; of some, one is of the rank that counts."""
+        """Count a line of unknown rank: of several, one belongs to the rank in question."""
         for (name, rank), open_ in self._open.items():
             for each in open_ if name == stream and rank is not None else ():
                 self._loose[each] += 1
@@ -193,15 +181,13 @@ class Aftermath(Struct):
 
 
 def _is_excused(finding: Finding, announced: str) -> bool:
-    """Return whether a program states that it goes on: without a step, or after an exception that it caught. A loss
-    scaler that has left out steps and then raises an exception does not go on."""
+    """Return whether the program announced to continue. A loss scaler that raises after skipped steps does not."""
     if finding.cause is CauseClass.NUMERICS:
         return not _RAISED.match(finding.line) and bool(_LEFT_OUT.search(announced))
     return bool(finding.fields.get("exception") and _EXCUSED.search(announced))
 
 
 def _announcement(line: Line, recent: Iterable[tuple[Line, bool, bool]]) -> str:
-    """Return the line right before another one, and what stands before a traceback in its own line."""
     before = [each for each, _, _ in recent if each.place < line.place and each.origin.rank == line.origin.rank]
     last = before[-1].text[:400] if before and line.number - before[-1].number <= 1 else ""
     first = line.text[:400].splitlines()[0] if line.text else ""

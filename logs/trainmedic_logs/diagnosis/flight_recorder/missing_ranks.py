@@ -1,11 +1,8 @@
-"""Which ranks did not come to a collective that others wait in.
+"""Ranks missing from a collective that others wait in.
 
-The rule, for each group: the first collective, by its number, that some member has called and not completed and that
-another member has not called. Who has not called it is absent. Of the absent ones of all groups together, who waits
-itself in another group, for one that is absent there, is a victim; the others are the culprits.
-
-"Has not called" is what a member's own dump says. A member without a dump is not absent by that alone: it may have
-been killed, or sit in its own clean-up; it is told beside.
+Per group: the first collective that one member called but did not complete and another, by its dump, did not call. The
+latter are missing, or victims if they wait for a rank missing elsewhere. Members without a dump are listed separately:
+they may have been killed, or be in their own cleanup.
 """
 
 from __future__ import annotations
@@ -22,49 +19,42 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Waiting(Struct, frozen=True):
-    """A collective that some members wait in."""
-
     group: ProcessGroup
     number: int
     operation: str
     since: datetime | None
-    """When the first of those that wait called it, aware, by that node's clock; None where no dump says it."""
+    """First call by a waiting rank, by its node's clock (UTC); None if unknown."""
     waiting: tuple[int, ...]
     absent: tuple[int, ...]
-    """Members whose own dump says that they have not called it. Empty: all have, and it does not end."""
+    """Members that did not call it, by their own dumps. Empty if all called it and it does not end."""
     silent: tuple[int, ...]
-    """Members of which there is no dump."""
     differing: tuple[int, ...] = ()
-    """Who called another operation under the same number than most: the program's ranks went different ways."""
+    """Ranks that called another operation than the majority: the program diverged."""
 
 
 class Reading(Struct, frozen=True):
-    """What all dumps of a job say together."""
-
     waits: tuple[Waiting, ...]
-    """By time, the earliest first."""
     silent: tuple[int, ...]
-    """Ranks that some group has as a member and of which there is no dump, ascending."""
+    """Group members without a dump, ascending."""
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """The absent ranks of all groups, ascending."""
         return tuple(sorted({rank for wait in self.waits for rank in wait.absent}))
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The absent ranks that wait for no other; where all wait for each other, all of them. Ascending."""
+        """Absent ranks that wait for no other; all absent ranks if they wait for each other. Ascending."""
         waiting = {rank for wait in self.waits if wait.absent for rank in wait.waiting}
         return tuple(rank for rank in self.absent if rank not in waiting) or self.absent
 
     @property
     def differing(self) -> tuple[int, ...]:
-        """The ranks that called another operation than most, ascending."""
+        """Ranks that called another operation than the majority, ascending."""
         return tuple(sorted({rank for wait in self.waits for rank in wait.differing}))
 
 
 def read_together(dumps: Sequence[Dump]) -> Reading:
-    """What `dumps` say; of a rank that is there twice, the one with more entries counts."""
+    """Combine dumps; of two of one rank, the larger counts."""
     by_rank = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: len(dump.entries))}
     entries: dict[ProcessGroup, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for dump in by_rank.values():
@@ -77,7 +67,7 @@ def read_together(dumps: Sequence[Dump]) -> Reading:
 
 
 def _whole(group: ProcessGroup, by_rank: Mapping[int, Dump]) -> ProcessGroup:
-    """`group` with its members. Gloo does not say them: those of the default group are all ranks."""
+    """Return the group with its members. Gloo omits them; the default group has all ranks."""
     if group.ranks or group.description != "default_pg":
         return group
     return ProcessGroup(group.name, group.description, tuple(sorted(by_rank)))
@@ -90,7 +80,7 @@ def _waiting(
     if not open_numbers:
         return None
     lasts = {rank: max(entry.number for entry in of) for rank, of in entries.items()}
-    # Where nobody lacks any of them, it is the first that does not end.
+    # If no member lacks any, it is the first unfinished one.
     number = next((n for n in _candidates(open_numbers, group, lasts, by_rank)), open_numbers[0])
     called = {rank: entry for rank, of in entries.items() for entry in of if entry.number == number}
     waiting = {rank: entry for rank, entry in called.items() if not entry.is_done}
@@ -110,7 +100,7 @@ def _waiting(
 def _candidates(
     open_numbers: Sequence[int], group: ProcessGroup, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]
 ) -> Iterator[int]:
-    """The open collectives that some member has not called. Which can be the first is known without trying them all."""
+    """Yield open collectives that some member did not call, checking only those that can be the first."""
     furthest_behind = min(lasts.values())
     without = [by_rank[rank].last_called or () for rank in group.ranks if rank in by_rank and rank not in lasts]
     next_of_those = {number + 1 for called in without for number in called}
@@ -123,10 +113,10 @@ def _candidates(
 
 
 def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank: Mapping[int, Dump]) -> tuple[int, ...]:
-    """The members that have a dump and have not called collective `number`.
+    """Return the members whose dump shows that they did not call collective `number`.
 
-    A recorder that writes only what is under way has nothing of a rank that waits nowhere. Then its counters have to
-    say that it came as far as the collective before; without counters, that it waits nowhere has to do.
+    Recorders may list only open collectives. Then a rank that waits nowhere is absent if its counters show the previous
+    collective, or if it has no counters.
     """
 
     def is_absent(rank: int) -> bool:
@@ -141,7 +131,6 @@ def _absent(group: ProcessGroup, number: int, lasts: Mapping[int, int], by_rank:
 
 
 def _differing(called: Mapping[int, Entry]) -> tuple[int, ...]:
-    """Who called another operation than most. Where there is no majority, nobody is named."""
     operations = Counter(entry.operation for entry in called.values())
     (most, count), *_ = operations.most_common(1)
     if len(operations) == 1 or 2 * count <= len(called):

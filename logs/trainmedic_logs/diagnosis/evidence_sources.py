@@ -1,4 +1,4 @@
-"""What each witness says of a failure, before anybody compares them."""
+"""Attributions of each evidence source, before they are weighed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 from trainmedic_logs.diagnosis import exits, wording
-from trainmedic_logs.diagnosis.accusation import Accusation, Moment, Witness, evidence_of, moment_of, rank_of
+from trainmedic_logs.diagnosis.attribution import Attribution, EvidenceSource, Moment, evidence_of, moment_of, rank_of
 from trainmedic_logs.diagnosis.clock_guess import UNKNOWN
 from trainmedic_logs.diagnosis.exits import Exit
 from trainmedic_logs.diagnosis.facts import Facts
@@ -16,45 +16,40 @@ from trainmedic_logs.diagnosis.window import TRUSTED_SOURCES, Relevant
 from trainmedic_logs.domain.finding import CauseClass, Finding, Role
 
 _OWN_FAULTS = frozenset({CauseClass.GPU, CauseClass.NODE, CauseClass.NETWORK, CauseClass.STORAGE})
-"""Causes for which a node is at fault. Out of memory is the fault of the job, or of another process on the node."""
+"""Causes for which the node is at fault. OOM is the fault of the job or a neighbour."""
 _SURE_ALONE = frozenset({CauseClass.GPU, CauseClass.NODE})
-"""A lost card or a panic ends a job; a link or a file system may have been one that the job does not use."""
+"""Lost GPUs and panics end a job; links and file systems may be unused by it."""
 _OF_TRAININGS = re.compile(r"(?i)(?:i?python|pt_|ray|torch|deepspeed|accelerate|train)|^$")
-"""Names of processes, as the kernel writes them, that can be a training's. In a container its process ids are others
-than the kernel's, so the name is all that tells."""
+"""Process names in the kernel log that can be a training's. Process IDs differ in containers, so only the name helps.
+"""
 _SAME_FAULT = 120.0
-"""Seconds within which a program sees what the kernel said of its card."""
 _SEEN_WITHIN = 120.0
-"""Seconds within which a launcher tells of a process of its own that was killed."""
 _LOOKED_AFTER = 6.0
-"""Seconds after which a launcher has seen that: torchrun looks every five, and writes whole ones."""
+"""Seconds; torchrun polls every 5 s and writes whole seconds."""
 _MOST_TO_ACCUSE = 0.25
 MEMORY_FULL = "host-memory-full"
-"""The shipped rule for a training's own messages about the machine's memory."""
 _WHY_MEMORY = {MEMORY_FULL: "the machine's memory was nearly full before, as the training printed it"}
-"""Of all ranks. Who did not time out is only told apart where nearly everybody did."""
 
 
-def kernel(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """What the kernels and fabric managers of the job's nodes wrote."""
+def kernel(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     ours = [finding for finding in relevant.trusted if _killed_ours(finding, facts)]
     for finding in relevant.trusted:
         if finding.cause is CauseClass.HOST_MEMORY:
-            # Where the kernel names a process of the job, what else it killed was a neighbour.
+            # If the kernel names a process of the job, its other kills were neighbours.
             if finding in ours or not (ours or _is_anothers(finding, facts, relevant)):
                 yield _out_of_memory(finding, facts, relevant)
         elif finding.role is Role.ROOT:
             gpu = finding.target.gpu or finding.fields.get("pci") or None
             ranks = _ranks_of(finding.origin.node, gpu, facts)
             if ranks is None:
-                continue  # a card that none of the job's ranks uses
+                continue  # none of the job's ranks uses this GPU
             if not ranks and finding.origin.node not in facts.nodes:
                 errors = _same_fault(finding, relevant)
                 ranks = frozenset(
                     rank for own in errors if (rank := rank_of(own)) is not None and not facts.node_of(rank)
                 )
-            yield Accusation(
-                Witness.KERNEL,
+            yield Attribution(
+                EvidenceSource.KERNEL,
                 finding.cause,
                 _worth_of_kernel(finding, gpu, facts, relevant),
                 (evidence_of(finding, _reported(finding)),),
@@ -77,20 +72,18 @@ def _worth_of_kernel(finding: Finding, gpu: str | None, facts: Facts, relevant: 
         return Confidence.LOW
     on_node = [facts.ranks[rank].gpu for rank in facts.ranks_on(finding.origin.node)]
     if gpu and any(on_node) and not any(_same_gpu(used, gpu) for used in on_node):
-        return Confidence.LOW  # of some ranks it is not known which card they use
+        return Confidence.LOW  # some ranks' GPUs are unknown
     is_sure = finding.cause in _SURE_ALONE and _placed(finding, facts, relevant).is_known
     return Confidence.HIGH if is_sure and _is_the_jobs(finding, facts, relevant) else Confidence.MEDIUM
 
 
 def _placed(finding: Finding, facts: Facts, relevant: Relevant) -> Moment:
-    """When the kernel wrote it. Without any time of the job it may be of another job, and its time says nothing."""
+    """Return the time of the kernel's line; unknown if nothing of the job has a time."""
     has_times = facts.progressed_at is not None or (relevant.ended is not None and relevant.ended.is_known)
     return moment_of(finding) if has_times else Moment(finding.first_at, UNKNOWN)
 
 
 def _is_the_jobs(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Whether the node whose kernel wrote it is known to be one of the job's: as a rank's log or a launcher was there,
-    or as the program had an error of its card at that time."""
     node, pid = finding.origin.node, finding.fields.get("detail", "") + finding.line
     if facts.is_sure_of(node):
         return True
@@ -100,7 +93,6 @@ def _is_the_jobs(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
 
 
 def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
-    """The errors of a card that the job printed as the kernel wrote its line."""
     for own in relevant.roots if finding.cause is CauseClass.GPU else ():
         apart = abs((own.first_at - finding.first_at).total_seconds())
         if own.cause is CauseClass.GPU and moment_of(own).is_known and apart <= _SAME_FAULT:
@@ -108,13 +100,13 @@ def _same_fault(finding: Finding, relevant: Relevant) -> Iterator[Finding]:
 
 
 def _is_elsewhere(node: str, facts: Facts) -> bool:
-    """Whether a node is none of the job's: of all ranks that there are, it is known that they were on others."""
     return bool(facts.nodes) and node not in facts.nodes and all(known.node for known in facts.ranks.values())
 
 
 def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
-    """Whether the node that a line of its kernel is about would be at fault. Storage that several nodes lose at once
-    is somewhere else; and where the others' kernel logs were not read, nobody knows."""
+    """Return whether the node would be at fault. Storage lost by several nodes is elsewhere; unread kernel logs leave
+    it open.
+    """
     if not finding.origin.node or finding.cause not in _OWN_FAULTS or not _is_the_jobs(finding, facts, relevant):
         return False
     if finding.cause is not CauseClass.STORAGE:
@@ -125,7 +117,6 @@ def _is_nodes_fault(finding: Finding, relevant: Relevant, facts: Facts) -> bool:
 
 
 def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None:
-    """The ranks on a GPU; those of its node where the ranks' GPUs are not known; None where it is none of theirs."""
     on_node = facts.ranks_on(node)
     if gpu is None or not all(facts.ranks[rank].gpu for rank in on_node) or not on_node:
         return frozenset()
@@ -134,9 +125,9 @@ def _ranks_of(node: str, gpu: str | None, facts: Facts) -> frozenset[int] | None
 
 
 def _same_gpu(one: str | None, other: str) -> bool:
-    """Drivers write a PCI address with or without its function, and its domain with four or eight digits."""
+    """Compare GPU names; PCI addresses vary in function and domain digits."""
     if one is None or one.startswith("GPU-") != other.startswith("GPU-"):
-        return one is not None  # a UUID and an address cannot be compared here: the node alone counts
+        return one is not None  # a UUID cannot be compared with an address: the node decides
     if one.startswith("GPU-"):
         return one == other
 
@@ -146,8 +137,7 @@ def _same_gpu(one: str | None, other: str) -> bool:
     return plain(one) == plain(other)
 
 
-def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Accusation:
-    """The kernel killed a process: whose it was, its number says, or who was killed on that node."""
+def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Attribution:
     node, pid = finding.origin.node, finding.fields.get("pid", "")
     killed = [ended for ended in facts.exits if ended.signal == signal.SIGKILL and _is_on(ended, node, facts)]
     named = [ended for ended in killed if pid and str(ended.pid) == pid] or killed
@@ -170,8 +160,8 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Accusa
     worth = Confidence.MEDIUM if is_ours or is_likely else Confidence.LOW
     if worth is Confidence.MEDIUM and (len(ranks) == 1 or (killed and len(named) == 1)):
         worth = Confidence.HIGH
-    return Accusation(
-        Witness.KERNEL,
+    return Attribution(
+        EvidenceSource.KERNEL,
         CauseClass.HOST_MEMORY,
         worth,
         tuple(evidence),
@@ -185,26 +175,22 @@ def _out_of_memory(finding: Finding, facts: Facts, relevant: Relevant) -> Accusa
 
 
 def _was_just_then(finding: Finding, relevant: Relevant) -> bool:
-    """Whether the kernel killed a process as the job's was seen to end. In a container processes have other numbers
-    than the kernel's, so that the time is all that tells a neighbour's from the job's."""
+    """Return whether the kill coincides with the job's end, because process IDs differ in containers."""
     killed, ended = moment_of(finding), relevant.ended
     return ended is None or not (killed.is_before(ended, _LOOKED_AFTER) or ended.is_before(killed, _LOOKED_AFTER))
 
 
 def _is_nobodys_kill(finding: Finding, relevant: Relevant) -> bool:
-    """Return whether the kernel reports out of memory just as the job ends, without naming the killed process."""
     return "pid" not in finding.fields and finding in relevant.trusted and _was_just_then(finding, relevant)
 
 
 def _is_anothers(finding: Finding, facts: Facts, relevant: Relevant) -> bool:
-    """Whether the kernel killed a process so long before the launcher there saw one fail that it was none of its."""
     has_launcher = any(ended.is_failure and _is_on(ended, finding.origin.node, facts) for ended in facts.exits)
     ended = relevant.ended
     return has_launcher and ended is not None and moment_of(finding).is_before(ended, by=_SEEN_WITHIN)
 
 
 def _killed_ours(finding: Finding, facts: Facts) -> bool:
-    """Return whether the kernel reports an OOM kill of a process that ended by SIGKILL in the job."""
     pid = finding.fields.get("pid")
     return finding.cause is CauseClass.HOST_MEMORY and any(
         ended.signal == signal.SIGKILL and str(ended.pid) == pid and _is_on(ended, finding.origin.node, facts)
@@ -223,7 +209,7 @@ def _rank_of_exit(ended: Exit, facts: Facts) -> int | None:
     on_node = facts.ranks_on(ended.node)
     if ended.local_rank is not None and ended.local_rank < len(on_node):
         return on_node[ended.local_rank]
-    # One node whose ranks are not known otherwise: then the local rank is the rank.
+    # A single node with unknown ranks: the local rank is the rank.
     return ended.local_rank if len(facts.nodes) <= 1 else None
 
 
@@ -231,8 +217,7 @@ def _evidence_of_exit(ended: Exit, why: str) -> Evidence:
     return Evidence(why, ended.line, "exit", ended.node, ended.rank, ended.at)
 
 
-def recorder(facts: Facts) -> Iterator[Accusation]:
-    """What the flight recorder's dumps say."""
+def recorder(facts: Facts) -> Iterator[Attribution]:
     reading = facts.recorder
     if reading is None:
         return
@@ -243,8 +228,8 @@ def recorder(facts: Facts) -> Iterator[Accusation]:
             f"{wait.group.description or wait.group.name}"
         )
         evidence = (Evidence(why, source="flight recorder", at=wait.since),)
-        yield Accusation(
-            Witness.RECORDER, CauseClass.CODE, Confidence.HIGH, evidence, frozenset(reading.differing),
+        yield Attribution(
+            EvidenceSource.RECORDER, CauseClass.CODE, Confidence.HIGH, evidence, frozenset(reading.differing),
             moment=Moment(wait.since) if wait.since else None, fingerprint="code:flight-recorder",
         )  # fmt: skip
         return
@@ -257,8 +242,8 @@ def recorder(facts: Facts) -> Iterator[Accusation]:
         f"wait in {first.operation} number {first.number}, which {wording.ranks(first.absent)} did not call"
     )
     nodes = {facts.node_of(rank) for rank in culprits}
-    yield Accusation(
-        Witness.RECORDER,
+    yield Attribution(
+        EvidenceSource.RECORDER,
         CauseClass.HANG,
         Confidence.MEDIUM if reading.silent else Confidence.HIGH,
         (Evidence(why, source="flight recorder", at=first.since),),
@@ -269,14 +254,13 @@ def recorder(facts: Facts) -> Iterator[Accusation]:
     )
 
 
-def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """Nodes that are not there any more, as the server sees it."""
+def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
     for node, since in facts.gone_nodes.items():
         moment = Moment(since, 60.0)
         if node not in facts.nodes or (relevant.ended and relevant.ended.plus(60.0).is_before(moment)):
             continue
-        yield Accusation(
-            Witness.NODE,
+        yield Attribution(
+            EvidenceSource.NODE,
             CauseClass.NODE,
             Confidence.HIGH,
             (Evidence("the node fell silent before the others failed", source="presence", node=node, at=since),),
@@ -289,9 +273,8 @@ def gone_nodes(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         )
 
 
-def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
-    """How processes ended, where that was not as victims do: by a watchdog's signal, or with what they print who lost
-    another rank."""
+def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Attribution]:
+    """Yield the first ends that are not those of victims."""
     victims = relevant.victims
     failed = [
         ended
@@ -301,7 +284,7 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         and (ended.signal is not None or _rank_of_exit(ended, facts) not in victims)
         and not (ended.rank is None and relevant.is_said_by_victims(ended.said))
     ]
-    # A launcher kills those who do not end at once; only the first that it saw fail means something.
+    # A launcher kills slow processes; only the first failure that it saw counts.
     firsts = [ended for ended in failed if ended.is_first] or failed
     hard = [ended for ended in firsts if ended.signal is not None]
     chosen = hard or firsts
@@ -316,8 +299,8 @@ def first_exits(facts: Facts, relevant: Relevant) -> Iterator[Accusation]:
         confirming = _told_out_of_memory(ended, facts, relevant) if ended.signal == signal.SIGKILL else []
         if confirming:
             cause, why = CauseClass.HOST_MEMORY, confirming[0].why
-        yield Accusation(
-            Witness.EXIT,
+        yield Attribution(
+            EvidenceSource.EXIT,
             cause,
             _worth_of_exit(bool(hard) and len(by_rank) == 1, any(each.rule != MEMORY_FULL for each in confirming)),
             (_evidence_of_exit(ended, f"it ended first, {ended.manner}: {why}"), *confirming),
@@ -334,7 +317,6 @@ def _worth_of_exit(is_only_one: bool, is_confirmed: bool) -> Confidence:
 
 
 def _told_out_of_memory(ended: Exit, facts: Facts, relevant: Relevant) -> list[Evidence]:
-    """Return the statements of the scheduler or the container runtime about an OOM-killed process."""
     return [
         evidence_of(finding, _WHY_MEMORY.get(finding.rule, "a process was killed there, out of memory"))
         for finding in facts.findings
