@@ -1,10 +1,9 @@
-"""The node agent: carries out the commands that are for its node, and bounds what any command may do.
+"""The node agent: executes commands for its node, within the bounds of the node's policy.
 
-``command_runner`` lets commands in, ``journal`` writes them down, ``worker_queues`` bring each to its executor
-(``executors``), and ``replies`` answers. The executors are in ``power``, ``disk`` and ``facts``.
+A command passes ``command_runner``, ``journal``, ``worker_queues``, an executor (``executors``) and ``replies``.
 
-The agent is plain threads and the synchronous Redis client, so that it costs its node little; it imports none of the
-server's libraries, and a test in ``tests/architecture`` holds it to that.
+The agent uses threads and the synchronous Redis client to stay small. It imports none of the server's libraries
+(checked in ``tests/architecture``).
 """
 
 __version__ = "0.1.0"

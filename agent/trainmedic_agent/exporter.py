@@ -1,11 +1,8 @@
-"""The agent's metrics for Prometheus: the node's GPUs, and the agent itself. ``docs/reference/metrics.md`` lists them.
+"""Prometheus metrics of the node's GPUs and of the agent, listed in ``docs/reference/metrics.md``.
 
-The GPUs are read when Prometheus asks, in the thread that answers it, and once for all scrapes within a moment.
-Nothing here takes a lock that the worker queues hold for long, so a scrape never holds up a command. A card that hangs
-is shown as stuck, and the others are read. A driver that is slow altogether costs one thread: the scrapes that come
-after it get the agent's metrics without the GPUs'.
-
-Who calls it: ``trainmedic_agent.wiring.agent`` starts and closes an `Exporter`.
+A scrape reads the GPUs in its own thread; scrapes within a moment share one reading. No lock here delays a command. A
+GPU that hangs is shown as stuck, and the others are read. While a slow driver blocks one scrape, others return the
+agent's metrics without GPUs.
 """
 
 from __future__ import annotations
@@ -32,16 +29,18 @@ from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 from trainmedic_agent.power.caps import GpuPowerState
 
 _REUSED_SECONDS = 0.5
-"""Seconds for which a reading is reused by other scrapes."""
+"""Seconds for which other scrapes reuse a reading."""
 _WAIT_SECONDS = 3.0
-"""Seconds for which a scrape waits for a reading that another one has begun. Prometheus gives up after 10."""
+"""Seconds a scrape waits for another scrape's reading. Prometheus times out after 10 s."""
 _CONNECTED_SECONDS = 25.0
-"""Seconds after the last message to Redis from which the agent counts as cut off: two presences and a little."""
+"""Seconds after the last message to Redis until the agent counts as disconnected: two presence intervals and a margin.
+"""
 
 
 class AgentCollector(Collector):
-    """Everything that a scrape shows. `power` returns what the agent remembers of each GPU's power, by UUID;
-    `logs` the metrics of reading logs."""
+    """All metrics of a scrape. `power` returns each GPU's recorded power state by UUID, `logs` the log reader's
+    metrics.
+    """
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class AgentCollector(Collector):
         yield from self._caps()
 
     def _refresh(self) -> bool:
-        """Read the GPUs; return False where another scrape has been reading them for too long."""
+        """Read the GPUs. Return False if another scrape's reading takes too long."""
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
             self._late += 1
             return False
@@ -174,10 +173,10 @@ class AgentCollector(Collector):
 
 
 class Exporter:
-    """The endpoint. It answers any path, as Prometheus's own library does."""
+    """HTTP endpoint that serves the metrics on every path, as Prometheus's own library does."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        """Listen. Raises ConfigurationError where the address cannot be used."""
+        """Start listening. Raises ConfigurationError if the address cannot be used."""
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)
@@ -193,7 +192,7 @@ class Exporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving. A scrape that is under way is not waited for."""
+        """Stop serving, without waiting for scrapes in progress."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

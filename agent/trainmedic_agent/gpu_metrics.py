@@ -1,7 +1,6 @@
-"""Readings of GPUs, and what is on record of them, as Prometheus metrics. What a GPU does not report has no series.
+"""Prometheus metrics from GPU readings and records. A reading that the GPU does not support has no series.
 
-Every series has the labels ``gpu_id`` (index), ``gpu_name`` and ``uuid``. There is no label for the node: that
-is the scrape's to set, for all exporters of a node alike.
+The labels are ``gpu_id`` (index), ``gpu_name`` and ``uuid``. Prometheus adds the node when it scrapes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Reading = tuple[GpuInfo, GpuReading]
 
 
 class _Gauge(Struct, frozen=True):
-    """``field`` is that of a `GpuReading`; ``convert`` turns its value into the metric's unit."""
+    """``field`` is a `GpuReading` field; ``convert`` returns it in the metric's unit."""
 
     name: str
     help: str
@@ -78,7 +77,7 @@ _DRIVERS_WORD = {
     "reboot": "restart_node",
     "system_reboot": "restart_node",
 }
-"""NVML's recovery actions as those of the catalogue; what is not here is for somebody to look at."""
+"""Catalogue action for each recovery action of NVML. Others need an operator (``ask``)."""
 
 
 def labels(info: GpuInfo) -> list[str]:
@@ -87,7 +86,7 @@ def labels(info: GpuInfo) -> list[str]:
 
 
 def families(readings: Sequence[Reading]) -> Iterator[Metric]:
-    """Yield every metric of these GPUs."""
+    """Yield all metrics of these readings."""
     for gauge in _GAUGES:
         family = GaugeMetricFamily(gauge.name, gauge.help, labels=LABELS)
         for info, reading in readings:
@@ -102,7 +101,7 @@ def families(readings: Sequence[Reading]) -> Iterator[Metric]:
 
 
 def _throttling(readings: Sequence[Reading]) -> Metric:
-    """Every reason has a series, 0 or 1, so that one that ends is seen to end."""
+    """Every reason has a series, 0 or 1, so that its end is visible."""
     family = GaugeMetricFamily(
         "gpu_throttle_reason", "1 while clocks are held down for this reason.", labels=[*LABELS, "reason"]
     )
@@ -144,7 +143,7 @@ def _recovery(readings: Sequence[Reading]) -> Metric:
 
 
 def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
-    """Yield the metrics of every GPU that the node has or had, whether it answers or not."""
+    """Yield the metrics of all recorded GPUs, including those that do not respond."""
     present = GaugeMetricFamily("gpu_present", "0 for a GPU that the driver does not list any more.", labels=LABELS)
     xids = CounterMetricFamily(
         "gpu_xid_errors",
@@ -159,7 +158,8 @@ def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
 
 
 def _action(code: int, recovery_action: str | None) -> str:
-    """What an error asks for, of the actions in ``trainmedic_logs/domain/xids.toml``; where that is the driver's to
-    say, its word."""
+    """Return the action for an XID from ``trainmedic_logs/domain/xids.toml``, or the driver's if the catalogue defers
+    to it.
+    """
     action = xid(code).action
     return action if action != "driver_says" else _DRIVERS_WORD.get(recovery_action or "", "ask")

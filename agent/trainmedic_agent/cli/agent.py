@@ -19,7 +19,7 @@ from trainmedic_agent.errors import GpuError
 from trainmedic_agent.settings import agent as settings
 from trainmedic_agent.settings.agent import AgentSettings
 from trainmedic_agent.wiring import agent as wiring
-from trainmedic_agent.wiring import agent_check, agent_forget, agent_release, gpu_health
+from trainmedic_agent.wiring import agent_check, gpu_health, stopped_agent
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.setting_flags import setting_flag
 from trainmedic_core.plain_text import json_text
@@ -131,7 +131,7 @@ def forget(ctx: click.Context, /, uuid: str, **flags: Any) -> None:
     reset that the agent can see. The agent must be stopped first. Ends with 2 where no such GPU is on record.
     """
     try:
-        info = agent_forget.forget(_settings(ctx, flags), uuid)
+        info = stopped_agent.forget(_settings(ctx, flags), uuid)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
@@ -149,7 +149,7 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
     Ends with 1 where a GPU could not be given its power back.
     """
     try:
-        results = agent_release.release(_settings(ctx, flags))
+        results = stopped_agent.release(_settings(ctx, flags))
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:

@@ -7,15 +7,17 @@ together. Holes, as in the middle of a size-limited file, are skipped without re
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import struct
 import time
 import zlib
 from collections.abc import Mapping
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import cache
 
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.birth import born_at
 from trainmedic_agent.log_reading.line_cutter import LineCutter
 from trainmedic_agent.log_reading.log_files import OpenLog
 from trainmedic_agent.log_search.line_clock import BEGINNING, SLACK, LineClock
@@ -24,6 +26,40 @@ from trainmedic_agent.log_search.wanted_lines import FilePlace, ReadBudget, Want
 from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.lines.line_times import AHEAD, Stated
+
+_AT_EMPTY_PATH = 0x1000
+_STATX_BTIME = 0x800
+_BYTES = 256
+_BTIME_AT = 80
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def born_at(fd: int) -> datetime | None:
+    """Return when the open file was created. None if its file system does not record that, such as NFS before version
+    4."""
+    statx = _statx()
+    if statx is None:
+        return None
+    facts = ctypes.create_string_buffer(_BYTES)
+    if statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, facts) != 0:
+        return None
+    (mask,) = struct.unpack_from("=I", facts, 0)
+    seconds, nanoseconds = struct.unpack_from("=qI", facts, _BTIME_AT)
+    if not mask & _STATX_BTIME or seconds <= 0:
+        return None
+    return _EPOCH + timedelta(seconds=seconds, microseconds=nanoseconds // 1000)
+
+
+@cache
+def _statx() -> ctypes._NamedFuncPointer | None:
+    """Return the C library's function. None if there is none."""
+    try:
+        function = ctypes.CDLL(None, use_errno=True).statx
+    except (AttributeError, OSError):
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p]
+    return function
+
 
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
