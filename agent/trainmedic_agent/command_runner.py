@@ -69,7 +69,7 @@ class CommandRunner:
         self._lock = threading.Lock()
         self._deadlines: dict[str, datetime] = {}  # by unfinished command; a repeat can extend it
         self._withdrawn: set[str] = set()
-        """Unfinished commands for whose outcome no caller waits."""
+        """Unfinished commands that the server has withdrawn."""
         # Outcomes that could not be written: in the journal these commands are still open, and resumed at the next
         # start.
         self._unwritten: dict[str, CommandRecord] = {}

@@ -1,14 +1,8 @@
-"""GPUs of a driver whose calls may never return: no caller waits for long, and one card blocks no other.
+"""Time limits for driver calls, which may never return.
 
-A call to a failing card can block for ever, and so can the thread that made it. So every call is made in a thread of
-its own. The caller waits for some seconds; then the card counts as stuck: this caller, and every later caller for that
-card, gets `GpuStuck` until the call returns. Calls to the other cards go on meanwhile. Calls about no card in
-particular (which GPUs are there?) are limited in the same way, by a key of their own.
-
-Threads are created when needed and kept for the next call; usually there are one or two. A card takes
-`_MOST_CALLS` of them at most.
-
-Not here: what is asked (``nvml_gpus``). Who uses it: the agent's wiring.
+Each call runs in its own thread. After some seconds its card counts as stuck: the caller and all later callers for this
+card get `GpuStuck` until the call returns. Other cards are unaffected. Calls for no particular card share a key of
+their own. Threads are reused; a card takes at most `_MOST_CALLS`.
 """
 
 from __future__ import annotations
@@ -28,18 +22,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CARD_SECONDS = 4.0
-"""A call to a card takes milliseconds; under a load that starves the agent, tenths of a second."""
+"""A call to a card takes milliseconds, or tenths of a second on an overloaded node."""
 DRIVER_SECONDS = 20.0
-"""Opening the driver wakes every card, which takes a second or two each where persistence mode is off; a node has
-eight as a rule."""
+"""Opening the driver takes a second or two per card without persistence mode; nodes usually have eight."""
 _MOST_CALLS = 4
-"""Concurrent calls to one card: as many as there are callers (two worker queues, the presence and the exporter)."""
+"""Concurrent calls to one card, one per caller: two worker queues, presence and exporter."""
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 
 
 class _Call(Generic[T]):
-    """One call, and its result or error once it has come back."""
+    """One call and its result or error."""
 
     def __init__(self, key: str, function: Callable[[], T], began: float, timeout: float) -> None:
         self.key = key
@@ -54,7 +47,7 @@ class _Call(Generic[T]):
     def run(self) -> None:
         try:
             self._result = self._function()
-        except BaseException as error:  # the caller gets it from `result`; this thread goes on with the next call
+        except BaseException as error:  # `result` raises it in the caller; this thread continues
             self._error = error
 
     def end(self) -> None:
@@ -70,7 +63,7 @@ class _Call(Generic[T]):
 
 
 class TimeLimitedCalls:
-    """Makes calls in threads of their own."""
+    """Runner of calls in separate threads."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -79,10 +72,10 @@ class TimeLimitedCalls:
         self._idle: list[_CallQueue] = []
 
     def run(self, key: str, function: Callable[[], T], timeout: float = CARD_SECONDS) -> T:
-        """Return or raise what `function` does.
+        """Return or raise the result of `function`.
 
-        Raises GpuStuck where it has not come back after `timeout` seconds, and at once where an earlier call with this
-        key has not. It may then still take its effect.
+        Raises GpuStuck after `timeout` seconds, or at once if an earlier call with this key has not returned. The call
+        may still take effect.
         """
         with self._lock:
             self._refuse_if_stuck(key)
@@ -97,18 +90,18 @@ class TimeLimitedCalls:
             return call.result()
         with self._lock:
             call.is_given_up = any(other is call for other in self._under_way)
-        if not call.is_given_up:  # it came back at the last moment
+        if not call.is_given_up:  # it returned at the last moment
             return call.result()
         log.error("a call to the driver has not come back", extra={"stuck": key, "seconds": timeout})
         raise _stuck(key, timeout)
 
     def stuck(self) -> frozenset[str]:
-        """Return the keys of calls that their caller has given up, and that have not come back."""
+        """Return the keys of abandoned calls that have not returned."""
         with self._lock:
             return frozenset(call.key for call in self._under_way if call.is_given_up)
 
     def is_free(self) -> bool:
-        """Whether no call at all is under way."""
+        """Return whether no call is running."""
         with self._lock:
             return not self._under_way
 
@@ -119,14 +112,13 @@ class TimeLimitedCalls:
             raise _stuck(key, self._monotonic() - min(call.began for call in given_up or calls))
 
     def dismiss(self) -> None:
-        """End the threads that wait for work; new ones are made for the next calls."""
+        """End idle threads; later calls start new ones."""
         with self._lock:
             idle, self._idle = self._idle, []
         for calls in idle:
             calls.put(None)
 
     def _serve(self, calls: _CallQueue) -> None:
-        """A thread's life: run its calls, one after the other."""
         while (call := calls.get()) is not None:
             call.run()
             with self._lock:
@@ -140,11 +132,11 @@ class TimeLimitedCalls:
             call.end()
             if not stays:
                 return
-            del call  # and its result, which would otherwise stay until the next call comes
+            del call  # and its result, which would stay until the next call
 
 
 _CallQueue = queue.SimpleQueue[_Call[object] | None]
-"""The queue from which one thread takes its calls; None ends the thread."""
+"""Calls for one thread; None ends it."""
 
 
 def _stuck(key: str, seconds: float) -> GpuStuck:
@@ -155,7 +147,7 @@ def _stuck(key: str, seconds: float) -> GpuStuck:
 
 
 class TimeLimitedGpus:
-    """Wraps another `trainmedic_agent.ports.gpus.Gpus` and limits how long its callers wait."""
+    """Wrapper of `trainmedic_agent.ports.gpus.Gpus` with time limits."""
 
     def __init__(self, inner: gpus.Gpus, calls: TimeLimitedCalls) -> None:
         self._inner = inner
@@ -165,7 +157,7 @@ class TimeLimitedGpus:
         self._is_open = False
 
     def inventory(self) -> gpus.Inventory:
-        """See the port. While the driver does not answer, the GPUs are those that were there when it last did."""
+        """See the port. While the driver does not respond, this returns the last known GPUs."""
         try:
             self._last = self._calls.run(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
         except GpuStuck as error:
@@ -196,7 +188,7 @@ class TimeLimitedGpus:
         return self._xids
 
     def close(self) -> None:
-        """Close the driver, unless a call is under way: closing it then may crash."""
+        """Close the driver, unless a call is running: closing could then crash."""
         if not self._calls.is_free():
             stuck = sorted(self._calls.stuck())
             log.warning("NVML is left open, since a call has not come back", extra={"stuck": stuck})
@@ -208,7 +200,7 @@ class TimeLimitedGpus:
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
-        """Call a card. The very first call opens the driver, which may take longer, so that is done separately."""
+        """Call a card. The first call opens the driver, which may take longer, so it is made separately."""
         if not self._is_open:
             self.inventory()
         return self._calls.run(uuid, function)

@@ -1,7 +1,4 @@
-"""``trainmedic agent``: the node agent as a process, its checks, and giving everything back.
-
-Here are the flags, and how results are shown; what the commands do is in ``wiring``.
-"""
+"""``trainmedic agent`` and its subcommands: flags and output. ``wiring`` has the implementation."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
+    """Add a flag for each setting that has one. `settings.load` reads the environment."""
     for name, setting in reversed(list(settings.SETTINGS.items())):
         command = setting_flag(name, setting.source, setting.description, str(setting.source.shown_default))(command)
     return command
@@ -41,11 +38,11 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 @_flags
 @click.pass_context
 def agent(ctx: click.Context, /, **flags: Any) -> None:
-    """Run the agent of this node; or check what it would do, or give back what it holds.
+    """Run the agent of this node, check its setup, or revert its changes.
 
-    Every flag is an environment variable too, which the flag wins over. Log lines, JSON, go to standard error.
-    SIGTERM and SIGINT stop it cleanly: what runs has some seconds to end, and what does not is resumed at the
-    next start. A second signal ends it at once, which loses nothing either.
+    Each flag has an environment variable, which the flag overrides. JSON log lines go to standard error. SIGTERM and
+    SIGINT stop the agent cleanly: running commands have some seconds to end, and are otherwise resumed at the next
+    start. A second signal ends it at once, without loss.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = flags
@@ -65,7 +62,7 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _wait_for_a_signal() -> None:
-    """Return at SIGTERM or SIGINT; a second signal then does what it does by default, and ends the process."""
+    """Return at SIGTERM or SIGINT. A second signal then ends the process."""
     signal.sigwait(_SIGNALS)
     log.info("stopping")
     for number in _SIGNALS:
@@ -80,8 +77,8 @@ def _wait_for_a_signal() -> None:
 def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     """Check the policy, and show what this node offers.
 
-    Nothing is changed, and an agent that is running is not disturbed. Run it as the agent's user. Ends with 1
-    where something keeps the agent from what its policy allows, with 3 where that is Redis alone.
+    Changes nothing and does not disturb a running agent. Run it as the agent's user. Exits with 1 if something prevents
+    an allowed action, with 3 if only Redis is unreachable.
     """
     report = agent_check.check(_settings(ctx, flags))
     if as_json:
@@ -104,11 +101,10 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     "--gpus", type=click.IntRange(0), default=1, show_default=True, metavar="NUMBER", help="How many must answer."
 )
 def health(gpus: int) -> None:
-    """Say whether every GPU of this node can be worked on.
+    """Check that every GPU of this node is usable.
 
-    Asks the driver alone, needs no Redis and no policy, and changes nothing. Ends with 1 where a GPU does not
-    answer or has broken memory, and where fewer answer than --gpus. Playbooks run it before a node takes pods
-    again.
+    Queries only the driver: needs no Redis and no policy, and changes nothing. Exits with 1 if a GPU does not respond
+    or has broken memory, or if fewer than --gpus respond. Playbooks run it before a node accepts pods again.
     """
     own_log.configure("error")
     result = gpu_health.check(gpus)
@@ -125,10 +121,10 @@ def health(gpus: int) -> None:
 @_flags
 @click.pass_context
 def forget(ctx: click.Context, /, uuid: str, **flags: Any) -> None:
-    """Forget the GPU with this UUID: that the node had it, and its errors.
+    """Forget the GPU with this UUID and its errors.
 
-    For a GPU that was taken out for good, so that it is not missed any more, and for errors that are mended without a
-    reset that the agent can see. The agent must be stopped first. Ends with 2 where no such GPU is on record.
+    Use it for a GPU that was removed permanently, or for errors fixed without a reset that the agent can see. Stop the
+    agent first. Exits with 2 if no such GPU is on record.
     """
     try:
         info = stopped_agent.forget(_settings(ctx, flags), uuid)
@@ -143,10 +139,10 @@ def forget(ctx: click.Context, /, uuid: str, **flags: Any) -> None:
 @_flags
 @click.pass_context
 def release(ctx: click.Context, /, **flags: Any) -> None:
-    """End every power cap of this node now.
+    """End all power caps of this node now.
 
-    Run this before removing the agent: caps outlive it until an agent starts again. The agent must be stopped first.
-    Ends with 1 where a GPU could not be given its power back.
+    Run this before you remove the agent: caps outlive it until an agent starts again. Stop the agent first. Exits with
+    1 if a GPU's power could not be restored.
     """
     try:
         results = stopped_agent.release(_settings(ctx, flags))
@@ -164,7 +160,7 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
-    """Flags may stand on either side of the subcommand."""
+    """Load the settings. Flags may be on either side of the subcommand."""
     own_log.configure("error")
     outer: Mapping[str, Any] = ctx.obj or {}
     try:
@@ -176,7 +172,7 @@ def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
 
 
 def _shown(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that show the check's values to a person."""
+    """Yield the report's lines."""
     policy, power, redis = values["policy"], values["power"], values["redis"]
     yield f"Node          {values['node']}, trainmedic {values['version']}, user {values['user']}"
     yield f"Policy        {policy['file'] or 'none'}{' (' + policy['digest'] + ')' if policy['digest'] else ''}"
@@ -203,7 +199,6 @@ def _shown(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _logs(logs: Mapping[str, Any]) -> str:
-    """What is read, on one line."""
     usable = [path for path, refusal in logs["directories"].items() if refusal is None]
     parts = [f"{', '.join(usable) or 'no directory'}: {logs['files']} files now"]
     if logs["kernel"] is not None:

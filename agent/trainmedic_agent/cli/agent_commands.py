@@ -1,4 +1,4 @@
-"""The commands that trainmedic-agent brings: a table under the entry point group ``trainmedic.commands``."""
+"""Commands of trainmedic-agent, registered under the entry point group ``trainmedic.commands``."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from trainmedic_core.cli.setting_flags import setting_flag
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a flag for each setting. Reading the environment is left to `settings.load`."""
+    """Add a flag for each setting. `settings.load` reads the environment."""
     for name in reversed(settings.NAMES):
         setting = agent_settings.SETTINGS[name]
         command = setting_flag(name, setting.source, setting.description, str(setting.source.shown_default))(command)
@@ -32,8 +32,8 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 def agent_reader(*, once: bool, **flags: Any) -> None:
     """Read logs for the agent of this node.
 
-    The agent starts this process by itself, unless it has --reader external. It connects to the agent at reader.sock
-    in the state directory, and gets from there which logs are read. It has no key, no password and no capability.
+    The agent starts this process itself, unless it runs with --reader external. The process connects to reader.sock in
+    the agent's state directory, from which it gets the logs to read. It has no key, password or capability.
     """
     try:
         loaded = settings.load(flags, os.environ)

@@ -1,7 +1,7 @@
-"""The agent's executor for ``disk.prune_containers``.
+"""Executor of ``disk.prune_containers``.
 
-It refuses on a node where a kubelet runs, and where it cannot check that. If the agent ends during a command, the
-repeated command searches again, so its output counts only what the second part removed.
+It refuses if a kubelet runs on the node, or if that cannot be checked. A resumed command searches again, so its output
+counts only its second part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainmedic_agent.executors import AcceptedCommand
 _REPLY_MARGIN = timedelta(seconds=5)
 _PARAMETERS = ("dry_run", "filesystems")
 _LONGEST_ANSWER = 120.0
-"""Seconds that the engine has for one request. Removing one large image takes a while."""
+"""Seconds per request to the engine. Removing one large image takes a while."""
 
 
 class PruneContainersExecutor:
@@ -49,8 +49,7 @@ class PruneContainersExecutor:
         self._kubelet_sign = kubelet_sign
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Remove leftovers. Return how many of each kind were removed, what was left and why, and the free space before
-        and after.
+        """Remove leftovers. Return the number removed by kind, what was left and why, and free space before and after.
 
         Raises CommandRejected, CommandUnsupported, CommandFailed.
         """
@@ -116,7 +115,7 @@ class PruneContainersExecutor:
             )
 
     def _refuse_other_filesystem(self, storage: str, raw: object) -> None:
-        """Raise CommandRejected if the engine's storage is on none of the command's file systems."""
+        """Raise CommandRejected unless the engine's storage is on one of the command's file systems."""
         names = named_filesystems(raw)
         if not names:
             return
@@ -137,7 +136,7 @@ class PruneContainersExecutor:
 
 
 def _free_bytes(storage: str) -> int | None:
-    """Return the available bytes on the storage's file system. None if the agent cannot see it."""
+    """Return the bytes available on the storage's file system. None if it is not visible."""
     try:
         space = os.statvfs(storage)
     except OSError:

@@ -1,42 +1,31 @@
-"""What a cleaning rule says, and reading the ``cleaning`` part of a policy. A command can only name rules.
+"""Cleaning rules, and parsing of the policy's part ``cleaning``. Commands can only name rules.
 
-**Which entries.** Those below one of ``roots`` whose path from there is matched by one of ``globs`` and by
-none of ``exclude`` (`globs` has the syntax). Each root is walked on its own filesystem: mount points below
-it, symbolic links, devices, sockets and pipes are neither entered nor touched.
+**Entries** are those below one of ``roots`` whose relative path matches one of ``globs`` and none of ``exclude``
+(`globs`). Mount points below a root, symbolic links, devices, sockets and pipes are neither entered nor touched.
 
-- Kind ``files``: regular files. Directories stay, also when they have become empty. Never inside a
-  checkpoint directory, whatever the patterns say; see `checkpoints` for how one is known.
-- Kind ``checkpoints``: directories, each deleted with all that is in it or left whole. What is matched and
-  is not known to be a checkpoint is left.
+- Kind ``files``: regular files outside checkpoint directories. Directories stay, even if empty.
+- Kind ``checkpoints``: whole directories. A match that is no known checkpoint is left.
 
-**Conditions**, all of which must hold:
+**Conditions**, all required:
 
-- ``min_age``: nobody used it for this long. ``age_by: used`` (the default) takes the latest of the times of
-  its last write, last change (of mode, owner, name or links) and last read, which is told by the access
-  time as far as the mounts keep it (``access_times``); ``changed`` leaves out reading, ``modified`` takes writing
-  alone, as ``find -mtime`` does: then what was unpacked or copied with its old
-  times is old at once. For a checkpoint it is the latest of all that is in it. At least a minute, except
-  for ``do: truncate`` and ``do: shrink``: a log that is being written is always young, so there it may be 0.
-- ``keep_newest``: the N most recently modified of the matched entries in each directory stay, whatever
-  their age and size. Of checkpoints never fewer than two complete ones stay.
-- ``min_size``, ``max_size``: bytes that it takes on the disk, both included, so a sparse file is as small
-  as what is stored of it.
-- ``when_free_below``: the rule works on a root only if less than this percentage of its filesystem is
-  available when the rule's turn comes.
-- It is not open in any process (``do: truncate`` and ``do: shrink`` excepted), has no other name by a hard link, and
-  is not pinned.
+- ``min_age``: minimum time unused. ``age_by: used`` (the default) counts from the latest write, change (mode, owner,
+  name, links) or read, as far as access times are kept (``access_times``); ``changed`` ignores reads; ``modified``
+  counts only writes, as ``find -mtime``, so a file unpacked with old timestamps is old at once. For a checkpoint the
+  latest time in it counts. At least a minute, except for ``do: truncate`` and ``do: shrink``: a growing log is always
+  young.
+- ``keep_newest``: the N most recently modified matches per directory stay. At least two complete checkpoints stay.
+- ``min_size``, ``max_size``: bytes on disk, inclusive. A sparse file counts its stored blocks.
+- ``when_free_below``: the rule runs on a root only if less than this percentage of its file system is available.
+- Not open in any process (except for ``do: truncate`` and ``do: shrink``), no other hard link, not pinned.
 
-**Order and end.** The rules of a command work in its order; each takes the oldest first, over all its roots
-together, and stops at a filesystem as soon as the free space that the command asks for is reached there.
-It also stops at the command's deadline, and when the policy's or its own ``max_files`` or ``max_bytes``
-are used up; something that is too large for the bytes that are left is left, and the next one is tried.
+**Order.** A command's rules run in its order, each with the oldest entry first over all its roots. A rule stops on a
+file system when the requested free space is reached, at the deadline, and when ``max_files`` or ``max_bytes`` of policy
+or rule are used up; an entry too large for the remaining bytes is skipped.
 
-**What is done.** ``delete`` takes the name away. ``truncate`` empties the file and keeps its name, for logs whose
-writer holds them open. ``shrink`` frees the space of all but the last ``keep_tail`` bytes; see `removal`.
+**Operations.** ``delete`` unlinks. ``truncate`` empties a log that its writer holds open. ``shrink`` frees all but the
+last ``keep_tail`` bytes (`removal`).
 
-`read_cleaning` is called by the loader of the policy, which adds the lines to the faults. Nothing here looks at the
-disk: a root that is missing today may be mounted tomorrow, so roots are opened, and refused, when a command
-comes (``filesystems``).
+Parsing does not access the disk: roots are opened, and refused, per command (``filesystems``).
 """
 
 from __future__ import annotations
@@ -61,20 +50,20 @@ from trainmedic_agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_core import duration
 
 MIN_AGE_TO_DELETE = timedelta(minutes=1)
-"""The least ``min_age`` of a rule that deletes."""
+"""Minimum ``min_age`` of rules that delete."""
 MIN_KEPT_CHECKPOINTS = 2
-"""So many complete checkpoints of a directory stay, whatever a rule says."""
+"""Complete checkpoints per directory that always stay."""
 MAX_KEEP_NEWEST = 1000
 DEFAULT_MAX_FILES = 100_000
-"""Files per command where the policy says nothing: some minutes' work."""
+"""Default maximum of files per command: some minutes of work."""
 _MAX_MAX_FILES = 10_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
-"""Neither they nor anything in them can be a root, except for `_MEMORY_BACKED`, which are meant for data."""
+"""Directories that are, and contain, no roots, except `_MEMORY_BACKED`."""
 _MEMORY_BACKED = ("/dev/shm", "/run/user")  # noqa: S108
 _TOO_HIGH = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/spool")
-"""Cannot be roots themselves; what is in them can."""
+"""Directories that cannot be roots but can contain some."""
 _CLEANED_BY_OTHERS = {
     "/var/lib/containerd": "the container runtime",
     "/var/lib/containers": "the container runtime",
@@ -84,14 +73,14 @@ _CLEANED_BY_OTHERS = {
 
 
 class EntryKind(StrEnum):
-    """Which entries a rule deletes."""
+    """Kind of entries a rule deletes."""
 
     FILES = "files"
     CHECKPOINTS = "checkpoints"
 
 
 class CleaningOperation(StrEnum):
-    """What a rule does with an entry."""
+    """Operation on an entry."""
 
     DELETE = "delete"
     TRUNCATE = "truncate"
@@ -99,21 +88,20 @@ class CleaningOperation(StrEnum):
 
 
 _EARLIEST_NS = -(2**63)
-"""In the year 1677. The owner of a file can set an earlier time on tmpfs and btrfs; it counts as this one."""
+"""The year 1677. File owners can set earlier times on tmpfs and btrfs; these are clamped."""
 
 
 class AgeBy(StrEnum):
-    """From which of its times the age of an entry counts."""
+    """Timestamp from which an entry's age counts."""
 
     USED = "used"
     CHANGED = "changed"
     MODIFIED = "modified"
 
     def last_used_ns(self, facts: os.stat_result, access_times: AccessTimes) -> int:
-        """The time from which the age of an entry counts, in nanoseconds since the epoch.
+        """Return the time from which an entry's age counts, in nanoseconds since the epoch.
 
-        Of a directory it is its last write, whatever the rule says: looking for files reads it, and changing its
-        name changes it.
+        For a directory it is the last write: the search reads it, and a rename changes it.
         """
         if self is AgeBy.MODIFIED or stat.S_ISDIR(facts.st_mode):
             used = facts.st_mtime_ns
@@ -125,7 +113,7 @@ class AgeBy(StrEnum):
 
 
 class CleaningRule(Struct, frozen=True):
-    """One rule; this module's docstring says what each field means."""
+    """One rule, described in the module's docstring."""
 
     name: str
     roots: tuple[str, ...]
@@ -142,30 +130,30 @@ class CleaningRule(Struct, frozen=True):
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
-    """Bytes at the end of a file that ``do: shrink`` keeps. None for every other rule."""
+    """Bytes that ``do: shrink`` keeps at a file's end. None for other rules."""
 
     def allows_size(self, stored: int) -> bool:
-        """Whether an entry that takes so many bytes on the disk is neither too small nor too large."""
+        """Return whether the size on disk is within the rule's bounds."""
         is_too_small = self.min_size is not None and stored < self.min_size
         is_too_large = self.max_size is not None and stored > self.max_size
         return not is_too_small and not is_too_large
 
 
 class CleaningPolicy(Struct, frozen=True):
-    """The ``cleaning`` part of a policy."""
+    """The policy's part ``cleaning``."""
 
     rules: Mapping[str, CleaningRule] = field(default_factory=dict)
     """By name."""
     owners: frozenset[int] = frozenset()
-    """Numeric ids of the users to whom a root may belong, beside root and the agent's own user."""
+    """User IDs that may own a root, in addition to root and the agent's user."""
     max_files: int = DEFAULT_MAX_FILES
-    """For one command, all its rules together; a file in a checkpoint counts like any other."""
+    """Per command, over all its rules, including files in checkpoints."""
     max_bytes: int | None = None
-    """As ``max_files``; None for no limit."""
+    """As ``max_files``. None for no limit."""
 
 
 class CleaningInvalid(ConfigurationError):
-    """The ``cleaning`` part of a policy cannot be used; ``faults`` are all its mistakes."""
+    """The part ``cleaning`` is invalid; ``faults`` has all errors."""
 
     def __init__(self, faults: tuple[FieldFault, ...]) -> None:
         super().__init__("; ".join(map(str, faults)))
@@ -173,7 +161,7 @@ class CleaningInvalid(ConfigurationError):
 
 
 def read_cleaning(section: object) -> CleaningPolicy:
-    """The cleaning part of a policy, as YAML or JSON gave it; ``None`` is an empty one. Raises CleaningInvalid."""
+    """Parse the part ``cleaning``. None is an empty one. Raises CleaningInvalid."""
     reader = MappingReader(("cleaning",), section if section is not None else {})
     reader.refuse_unknown_keys(CleaningPolicy.__struct_fields__)
     sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
@@ -189,7 +177,7 @@ def read_cleaning(section: object) -> CleaningPolicy:
 
 
 def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
-    """The rule; its mistakes are added to the parent's faults, and then it is not used."""
+    """Parse a rule. Errors are added to the parent's faults; the rule is then not used."""
     faults_before = len(parent.faults)
     reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -220,7 +208,7 @@ def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
 
 
 def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
-    """Find the mistakes that no field shows alone."""
+    """Check combinations of fields."""
     if rule.do is CleaningOperation.DELETE and rule.min_age < MIN_AGE_TO_DELETE:
         reader.fault(
             ("min_age",),

@@ -1,7 +1,6 @@
-"""The executors of ``gpu.power_limit`` and ``gpu.renew_lease``: what a command asks for is checked here.
+"""Executors of ``gpu.power_limit`` and ``gpu.renew_lease``: validation of commands.
 
-What happens to the GPUs is in ``control``, what the replies say in ``outputs``. Both executors and ``lease_expiry`` run
-in the worker queue ``gpu``, one at a time.
+They and ``lease_expiry`` run in the worker queue ``gpu``.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from trainmedic_agent.power import outputs
 from trainmedic_agent.power.control import Outcomes, PowerControl
 
 DEFAULT_LEASE = 300.0
-"""Seconds for which a cap is active where its command does not say."""
+"""Lease in seconds if the command has none."""
 _PARAMETERS = ("watts", "percent", "restore", "lease_seconds")
 MOST_GPUS = 64
-"""In one command."""
+"""Per command."""
 
 
 class PowerLimitExecutor(Struct, frozen=True):
-    """``gpu.power_limit``: a cap in watts or percent of the card's default, on one GPU or on several alike."""
+    """``gpu.power_limit``: a cap in watts, or in percent of the card's default, on one or more GPUs."""
 
     control: PowerControl
     action: str = "gpu.power_limit"
@@ -55,15 +54,15 @@ class PowerLimitExecutor(Struct, frozen=True):
         return outputs.one_or_all(outputs.capped(command.id, outcomes), "gpus" in command.target)
 
     def remembers(self, command_id: str) -> bool:
-        """Whether the ledger has the cap, active or ended; a cap that is renewed can outlast the journal's memory."""
+        """Return whether the ledger has the cap. A renewed cap can outlast its journal entry."""
         return any(state.cap(command_id) is not None for state in self.control.ledger.all().values())
 
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Forget a cap that was begun and whose command has expired since; the command may come again."""
+        """Remove the cap of an expired command, which may be sent again."""
         self.control.forget(accepted.command.id)
 
     def _uuids(self, target: Mapping[str, Any]) -> list[str]:
-        """Find the GPUs that the target names, as this node's driver knows them."""
+        """Return the UUIDs of the target's GPUs."""
         names = target["gpus"] if "gpus" in target else [target.get("gpu")]
         if (
             not isinstance(names, list)
@@ -75,7 +74,7 @@ class PowerLimitExecutor(Struct, frozen=True):
             )
         if len(names) > MOST_GPUS:
             raise CommandRejected(f"the target names {len(names)} GPUs; a command may name {MOST_GPUS}")
-        uuids: dict[str, None] = {}  # a set that keeps the order
+        uuids: dict[str, None] = {}  # an ordered set
         errors: dict[str, GpuError] = {}
         for name in names:
             try:
@@ -90,7 +89,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         by = f"undo {command_id}"
         ended_by = self.control.ended_by(cap_id)
         outcomes = self.control.end({cap_id}, by)
-        # GPUs whose cap this undo had already ended when the agent was restarted in the middle of it.
+        # GPUs whose cap this undo had ended before the agent was restarted.
         begun = [
             uuid
             for uuid, state in self.control.ledger.all().items()
@@ -102,7 +101,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         return undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note=note)
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
-        """End every cap on these GPUs, whichever command set it."""
+        """End all caps on these GPUs, of any command."""
         cap_ids = {cap.id for uuid in uuids for cap in self.control.ledger.of(uuid).caps}
         self.control.record_ended(cap_ids, f"undo {command_id}", uuids)
         return self._restored(self.control.reconcile(uuids))
@@ -116,10 +115,9 @@ class PowerLimitExecutor(Struct, frozen=True):
 
 
 class RenewLeaseExecutor(Struct, frozen=True):
-    """``gpu.renew_lease``: extends the leases of caps to ``issued_at + lease_seconds``.
+    """``gpu.renew_lease``: extends leases of caps to ``issued_at + lease_seconds``.
 
-    ``holds`` are the ids of the commands that set the caps. Those that are also listed under ``again`` are set again if
-    their lease has expired meanwhile.
+    ``holds``: IDs of the commands that set the caps. Those also in ``again`` are reapplied if their lease has expired.
     """
 
     control: PowerControl
@@ -129,7 +127,7 @@ class RenewLeaseExecutor(Struct, frozen=True):
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command = accepted.command
         cap_ids, again = _ids(command.params, "holds"), _ids(command.params, "again", [])
-        # From the time of issue, not of arrival, so that a renewal which comes twice or late changes nothing.
+        # From the time of issue, so that a repeated or late renewal changes nothing.
         until = command.issued_at.timestamp() + _number(command.params, "lease_seconds", DEFAULT_LEASE)
         renewed = self.control.renew(set(cap_ids), until)
         outcomes = {
@@ -154,8 +152,10 @@ class RenewLeaseExecutor(Struct, frozen=True):
 
 
 def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None:
-    """Return a function from a card's limits to the milliwatts that a command requests of it; None where it wants the
-    caps to end. Raises CommandRejected; the function raises NotSupported."""
+    """Return a function from a card's limits to the requested milliwatts. None if the caps are to end.
+
+    Raises CommandRejected; the function raises NotSupported.
+    """
     names = [name for name in ("watts", "percent", "restore") if params.get(name) is not None]
     if len(names) != 1:
         raise CommandRejected("give exactly one of watts and percent")

@@ -1,7 +1,4 @@
-"""What the replies to ``gpu.power_limit`` and ``gpu.renew_lease`` say: outputs for JSON, and refusals.
-
-Called by ``executors``. Outputs are in watts, because people read them.
-"""
+"""Replies to ``gpu.power_limit`` and ``gpu.renew_lease``, in watts for display."""
 
 from __future__ import annotations
 
@@ -26,17 +23,17 @@ from trainmedic_agent.power.control import PowerOutcome
 
 
 def capped(cap_id: str, outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
-    """Describe an active cap on each GPU that has it."""
+    """Describe an active cap on each of its GPUs."""
     return [_capped(uuid, cap_id, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
 
 
 def restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
-    """Describe each GPU whose caps were ended, and whose limit was restored."""
+    """Describe each GPU whose caps ended."""
     return [_restored(uuid, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
 
 
 def one_or_all(descriptions: list[dict[str, Any]], several: bool) -> dict[str, Any]:
-    """Return the output of a command: the description of its only GPU, or ``gpus`` with all."""
+    """Return the description of a single GPU, or all under ``gpus``."""
     if not several:
         (only,) = descriptions
         return only
@@ -48,7 +45,7 @@ def errors_of(outcomes: Mapping[str, PowerOutcome | GpuError]) -> dict[str, GpuE
 
 
 def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecuted:
-    """Return the error for a command that could not cap all of its GPUs, and so capped none."""
+    """Return the error for a command that could not cap all its GPUs, and therefore capped none."""
     reason = "; ".join(str(error) for error in errors.values())
     if gpu_count > 1:
         reason = f"none of the {gpu_count} GPUs is capped: {reason}"
@@ -61,7 +58,7 @@ def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecute
 
 
 def end_reason(ended_by: str) -> str:
-    """Return in words for a person why a cap has ended (`PowerCap.ended_by`)."""
+    """Return `PowerCap.ended_by` in words."""
     if ended_by.startswith("undo"):
         return "it was given back before"
     reasons = {EXPIRED: "its lease had run out", "overridden": "somebody else had set the limit since"}
