@@ -159,6 +159,5 @@ def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, Kno
 
 
 def _kept(gpu: KnownGpu | None) -> KnownGpu | None:
-    """Return the fields whose change triggers a write. Energy changes constantly, so it is written along with others.
-    """
+    """Return the fields whose change triggers a write. Energy changes constantly, so it is written with the others."""
     return None if gpu is None else replace(gpu, is_present=False, energy_mj=None)

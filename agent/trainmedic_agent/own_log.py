@@ -17,8 +17,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 class JsonLines(logging.Formatter):
-    """Formatter: ``event``, ``level``, ``logger``, ``timestamp``, the extra values, and ``exception`` if there is one.
-    """
+    """Formatter: ``event``, ``level``, ``logger``, ``timestamp``, the extra values, and ``exception`` if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {name: value for name, value in vars(record).items() if name not in _OWN}

@@ -4,9 +4,8 @@
 - **Images** that no container uses. Their age counts from the last pull, build or naming (``LastTagTime``), because a
   job may just have pulled an old image. Without that time (Podman), named images stay, and the age of unnamed ones
   counts from their build.
-- **Build cache** that was unused for the minimum age.
 
-The engine refuses to remove what is in use.
+Removal is never forced: the engine refuses to remove what is in use, which counts as left.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from trainmedic_agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
-"""How often, and how many seconds apart, space that should be free is looked for; ZFS shows it within about five."""
+"""Number and interval in seconds of checks for space freed late; ZFS takes about 5 s."""
 _MAX_LATE_SPACE_WAITS = 2
 """Maximum waits per file system. After these, another process must be filling it."""
 _BLOCK_BYTES = 512

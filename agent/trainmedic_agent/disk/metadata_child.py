@@ -15,7 +15,7 @@ from trainmedic_agent.disk.checkpoint_names import step_of
 from trainmedic_core import confined_child
 
 LATEST, TRAINER_STATE = "latest", "trainer_state"
-"""Kinds of files: the name of the latest checkpoint, and the state of the Hugging Face trainer."""
+"""Kinds of files: DeepSpeed's or Megatron's latest checkpoint, and the Hugging Face trainer's state."""
 SECONDS = 5
 """CPU seconds per file. Elapsed time would depend on the node's load."""
 _MEMORY = 256 * 1024**2

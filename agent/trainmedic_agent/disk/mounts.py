@@ -46,8 +46,7 @@ class NamedFilesystem(Struct, frozen=True):
 
 
 class FilesystemSearch:
-    """Lookup of an alert's file systems among this process's mounts. `proc` is the process file system's mount point.
-    """
+    """Lookup of an alert's file systems among this process's mounts. `proc` is the mount point of procfs."""
 
     def __init__(self, names: Sequence[NamedFilesystem], proc: Path) -> None:
         self.names = names

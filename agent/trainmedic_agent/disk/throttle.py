@@ -32,7 +32,7 @@ _WORK_SECONDS = 0.01
 """Seconds of work between rests."""
 _MAX_REST_SECONDS = 2.0
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
-"""How many times as long as it worked the cleaner rests."""
+"""Rest time as a multiple of work time."""
 _CONTENTION = 0.05
 """Fraction of a rest with tasks waiting for the disk, above which it counts as contended."""
 _NICE = 10

@@ -1,4 +1,4 @@
-"""Metrics of the reader as messages, and as metrics of the agent again; and those of the agent about the reader."""
+"""Conversion of the reader's metrics to and from messages, and the agent's metrics about the reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_VALUE = 256
 
 
 def written(families: Iterable[Metric]) -> list[LogMetric]:
-    """Return the metrics as messages. A family of a kind that the link does not know is left out."""
+    """Return the metrics as messages, without families of unknown types."""
     kinds = {kind.value: kind for kind in MetricKind}
     return [
         LogMetric(
@@ -33,7 +33,7 @@ def written(families: Iterable[Metric]) -> list[LogMetric]:
 
 
 def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
-    """Yield the metrics that messages state, each family once."""
+    """Yield metrics from messages, each family once."""
     names: set[str] = set()
     for metric in metrics:
         if metric.name in names:
@@ -46,7 +46,7 @@ def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
 
 
 def reader_families(*, is_up: bool, restarts: int, clock_error: float | None, uid: int | None) -> Iterator[Metric]:
-    """Yield what the agent itself knows of the reader. `uid` is the user that the reader states; None without one."""
+    """Yield the agent's metrics about the reader. `uid` is the user the reader reports, None without a reader."""
     yield GaugeMetricFamily(
         "trainmedic_agent_reader_up", "1 while the process that reads logs answers the agent.", int(is_up)
     )

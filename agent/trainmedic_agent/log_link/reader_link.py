@@ -1,9 +1,7 @@
-"""The agent's end of the link: accepts the reader, asks it, and takes its answers within bounds.
+"""The agent's end of the link, which accepts only expected messages.
 
-Each message of the reader answers one of the agent, or is a batch of findings, of which there is one at a time. Any
-other message closes the link, so that the memory and the time that a hostile reader takes are bounded.
-
-Who calls it: `linked_reading` (searches, metrics, presence) and `reader_supervisor` (heartbeats).
+Each message of the reader must answer one of the agent's, or be the one outstanding batch of findings. Anything else
+closes the link, which bounds the cost of a hostile reader.
 """
 
 from __future__ import annotations
@@ -41,30 +39,30 @@ from trainmedic_agent.log_link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
-"""Time without an answer to a ping after which the reader counts as hung."""
+"""Seconds without a pong after which the reader counts as hung."""
 SEARCH_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
-"""Time for which a search waits for a reader that is just starting."""
+"""Seconds that a search waits for a reader to connect."""
 METRICS_SECONDS = 1.0
 _TURN = 0.2
 _JOIN_SECONDS = 1.0
 _MOST_WITHDRAWN = 100
 _MOST_LOOPS = 16
-"""Loops of the reader that are counted, and errors of one between two heartbeats."""
+"""Maximum loops counted, and errors of each between two heartbeats."""
 STARTING = "the process that reads this node's logs has not connected yet"
 AWAY = "the process that reads this node's logs does not answer; it is started again"
 
 
 class FindingOutlet(Protocol):
-    """The place to which findings go. See `finding_relay`."""
+    """Receiver of findings, see `finding_relay`."""
 
     def offer(self, batch: FindingBatch, generation: int) -> bool:
-        """Take a batch. Return False if the batch before was not acknowledged yet."""
+        """Take a batch. Return False if the previous one is unacknowledged."""
         ...
 
 
 class ReaderLink:
-    """The link, for one reader at a time. `start` and `stop` once each."""
+    """Link to one reader at a time. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -94,13 +92,13 @@ class ReaderLink:
         self._log_limit = LogLimit()
         self._thread = threading.Thread(target=self._run, name="log-link", daemon=True)
 
-    # --- the agent's threads --------------------------------------------------------------------------
+    # --- called by the agent's threads ---
 
     def start(self) -> None:
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Have the reader send what it has found, and end."""
+        """Ask the reader to send its findings and end."""
         self.send(EndReading())
 
     def wait_for_end(self, timeout: float) -> None:
@@ -109,7 +107,7 @@ class ReaderLink:
             self._changed.wait_for(lambda: self._stream is None, timeout)
 
     def stop(self) -> None:
-        """End, also if the reader has not closed the link."""
+        """Stop, even if the reader has not closed the link."""
         self._stopping.set()
         self._socket.wake()
         self.drop()
@@ -122,11 +120,11 @@ class ReaderLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether a reader is connected, and has answered the agent."""
+        """Whether a reader is connected and has answered."""
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Send a message to the reader. Return False if there is none now, or if it is not that of `generation`."""
+        """Send a message. Return False if there is no reader, or not that of `generation`."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):
@@ -139,19 +137,19 @@ class ReaderLink:
         return True
 
     def wait_for_another(self, generation: int, timeout: float) -> None:
-        """Wait until a reader connects after that of `generation`, for a while at most."""
+        """Wait up to `timeout` seconds for a reader of another generation."""
         with self._changed:
             self._changed.wait_for(lambda: self.generation != generation, timeout)
 
     def greet(self, messages: Sequence[AgentMessage], generation: int) -> None:
-        """Send the first messages of a link; heartbeats begin after them."""
+        """Send the link's first messages; heartbeats follow."""
         if all(self.send(message, generation) for message in messages):
             with self._changed:
                 self._is_greeted = generation == self.generation
                 self._changed.notify_all()
 
     def beat(self) -> bool:
-        """Send a heartbeat. Return False if the reader does not answer: the link is closed and the process ended."""
+        """Send a heartbeat. Return False if the reader hangs; it is then killed."""
         now = self._monotonic()
         with self._changed:
             if self._stream is None or not self._is_greeted:
@@ -165,7 +163,7 @@ class ReaderLink:
         return True
 
     def kill(self) -> None:
-        """Close the link, and end the process at its other end if the agent may."""
+        """Close the link, and kill the reader if permitted."""
         with self._changed:
             peer = self._peer
             if peer is not None:
@@ -173,14 +171,14 @@ class ReaderLink:
         self.drop()
 
     def drop(self) -> None:
-        """Close the link, if there is one."""
+        """Close the link, if any."""
         with self._changed:
             stream = self._stream
         if stream is not None:
             stream.close()
 
     def metrics(self) -> Sequence[LogMetric]:
-        """Return the reader's metrics as of now, or the last ones if it does not answer at once; none without it."""
+        """Return the reader's metrics, or the last ones if it does not answer in time. Empty without a reader."""
         number = self._ping(wants_metrics=True)
         if number is None:
             return ()
@@ -189,7 +187,7 @@ class ReaderLink:
             return self._metrics
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
-        """Return the page of lines, in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
+        """Return the page of lines in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_greeted or is_stopping(), CONNECT_SECONDS)
             self._number += 1
@@ -224,7 +222,7 @@ class ReaderLink:
         return answer
 
     def _ping(self, *, wants_metrics: bool) -> int | None:
-        """Send a ping. Return its number, or None without a reader."""
+        """Send a ping and return its number. None without a reader."""
         with self._changed:
             if not self._is_greeted:
                 return None
@@ -233,7 +231,7 @@ class ReaderLink:
             self._pings[number] = self._monotonic()
         return number if self.send(Ping(number, wants_metrics), generation) else None
 
-    # --- the thread that receives ---------------------------------------------------------------------
+    # --- receiving thread ---
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -245,7 +243,7 @@ class ReaderLink:
                 if not self._stopping.is_set():
                     log.error("the reader of logs cannot be awaited", extra={"reason": error.strerror or str(error)})
                 self._stopping.wait(1.0)
-            except Exception:  # the thread's boundary: one broken link must not end the acceptance of the next
+            except Exception:  # thread boundary: a broken link must not prevent the next
                 log.exception("the link to the reader of logs goes on after an unexpected error")
                 self._counters.loop_error("log-link")
                 self._stopping.wait(1.0)
@@ -279,7 +277,7 @@ class ReaderLink:
         log.info("the link to the reader of logs has ended", extra={"reason": reason})
 
     def _take(self, message: ReaderMessage) -> None:
-        """Take a message. Raises FrameFault if nothing has asked for it."""
+        """Process a message. Raises FrameFault if it was not requested."""
         if isinstance(message, FindingBatch):
             if self.findings is None or not self.findings.offer(message, self.generation):
                 raise FrameFault("findings came before those from before were acknowledged")

@@ -1,10 +1,7 @@
-"""The opener: it opens files for the process that reads logs, and reads none itself.
+"""Opener: a privileged process that opens files for the unprivileged reader, and reads none.
 
-The opener has the capabilities to take users' rights and the reader has none. They share a Unix socket pair. Each
-connection has a thread, so a file system that does not answer holds up one thread of the reader. The opener ends with
-its first connection.
-
-Who calls it: the process that starts the reader.
+They share a Unix socket pair. Each connection has a thread, so that a hanging file system blocks only one thread. The
+opener ends with its first connection.
 """
 
 from __future__ import annotations
@@ -38,14 +35,14 @@ log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 32
 MOST_LISTED = 200_000
-"""Entries of one directory, whatever is asked for."""
+"""Maximum entries listed of one directory."""
 MOST_NAMES = 2000
-"""Entries whose facts are stated at once."""
+"""Maximum entries inspected at once."""
 _PAGE = 1000
 
 
 class FileOpener:
-    """Serves the connections of one reader."""
+    """Server of one reader's connections."""
 
     def __init__(self, files: NodeFiles) -> None:
         self._files = files

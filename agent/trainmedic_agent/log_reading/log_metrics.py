@@ -1,4 +1,4 @@
-"""What reading logs counts, as Prometheus metrics. ``docs/reference/metrics.md`` lists them."""
+"""Prometheus metrics of log reading, listed in ``docs/reference/metrics.md``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainmedic_agent.log_reading.log_counters import LogCounters
 
 
 def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> Iterator[Metric]:
-    """Yield every metric of reading logs; `near` is asked for the lines that a rule nearly took."""
+    """Yield all metrics of log reading. `near` returns counts of lines that nearly matched a rule."""
     cut = CounterMetricFamily(
         "trainmedic_agent_log_cuts", "How often a budget of a job or user cut the reading of its logs.", labels=["what"]
     )
@@ -42,7 +42,7 @@ def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> It
 
 
 def _alone(counters: LogCounters) -> Iterator[Metric]:
-    """Yield the metrics that have one series."""
+    """Yield the metrics with one series."""
     yield GaugeMetricFamily(
         "trainmedic_agent_log_takes_rights",
         "1 if files are opened with the rights of users, 0 if file modes are compared.",

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _VERIFY_SECONDS = 30.0
 """Seconds between two verifications."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
-"""Seconds after which a GPU that did not answer is tried again."""
+"""Seconds before a GPU that did not respond is retried."""
 
 
 class LeaseExpiry:

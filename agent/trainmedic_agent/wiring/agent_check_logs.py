@@ -1,7 +1,4 @@
-"""The part of ``trainmedic agent check`` about logs: what could be read here, and what would keep the agent from it.
-
-Imported only where the policy says that logs are read. Who calls it: ``trainmedic_agent.wiring.agent_check``.
-"""
+"""The log part of ``trainmedic agent check``. Imported only if the policy has a logs part."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from trainmedic_agent.wiring.agent_link import chosen_user
 
 
 class LogsCheck(Struct):
-    """What was found; ``values`` as ``--json`` has them."""
+    """Result of the check; ``values`` as documented for ``--json``."""
 
     values: dict[str, Any]
     errors: list[str] = field(default_factory=list)
@@ -34,7 +31,7 @@ class LogsCheck(Struct):
 
 
 def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
-    """Look at everything that the policy names, once."""
+    """Check everything that the policy's logs part names."""
     report = LogsCheck({})
     _user(settings, report)
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
@@ -68,7 +65,7 @@ def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
 
 
 def _user(settings: AgentSettings, report: LogsCheck) -> None:
-    """Under which user logs would be read."""
+    """Report the user for reading logs."""
     try:
         user, reason = chosen_user(settings)
     except ConfigurationError as error:
@@ -85,7 +82,7 @@ def _user(settings: AgentSettings, report: LogsCheck) -> None:
 
 
 def _may_be_renamed_in(path: str) -> bool:
-    """Whether users can rename what belongs to others in a directory. Groups of the system have no such users."""
+    """Return whether users can rename others' entries in a directory. System groups have no such users."""
     try:
         facts = os.stat(path, follow_symlinks=False)  # noqa: PTH116
     except OSError:
@@ -104,7 +101,7 @@ def _may_open(file: FoundFile, files: NodeFiles) -> bool:
 
 
 def _directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
-    """Why a directory cannot be looked through; None where it can."""
+    """Return why a directory cannot be listed. None if it can."""
     try:
         files.listing(path, 0)
     except OSError as error:
@@ -118,7 +115,7 @@ def _directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
 
 
 def _ship(ship: ShipPolicy, report: LogsCheck) -> str:
-    """To which store lines would be pushed. Nobody is asked there."""
+    """Return the log store, without contacting it."""
     for path in filter(None, (ship.token_file, ship.ca_file)):
         if not os.access(path, os.R_OK):
             report.errors.append(f"lines cannot be shipped: {path} is not there, or may not be read by this user")
@@ -126,7 +123,7 @@ def _ship(ship: ShipPolicy, report: LogsCheck) -> str:
 
 
 def _kernel(kernel: KernelLog, report: LogsCheck) -> str:
-    """By which way the kernel's log would be read."""
+    """Return how the kernel's log would be read."""
     way = kernel_log.way_of(kernel)
     if way is KernelReading.KMSG and not os.access(kernel_log.KMSG, os.R_OK):
         report.errors.append(f"{kernel_log.KMSG} cannot be read: that needs CAP_SYSLOG, and the device")

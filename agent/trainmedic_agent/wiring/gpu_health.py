@@ -1,7 +1,6 @@
-"""``trainmedic agent health``: whether every GPU of this node can be worked on.
+"""``trainmedic agent health``: check that every GPU of this node is usable.
 
-The check that a node has to pass before it takes pods again: playbooks run it on the node as a Job. It asks
-the driver alone, needs neither Redis nor a policy, and changes nothing. Who calls it: ``trainmedic_agent.cli.agent``.
+Playbooks run it as a Job before a node accepts pods again. It queries only the driver and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from trainmedic_agent.wiring.node_gpus import node_gpus
 
 
 class GpuHealth(Struct, frozen=True):
-    """``gpus`` has a line for each GPU that answers, ``faults`` a sentence for each fault; a healthy node has none."""
+    """``gpus`` has a line per responding GPU, ``faults`` a sentence per fault."""
 
     gpus: tuple[str, ...]
     faults: tuple[str, ...]
 
 
 def check(expected: int) -> GpuHealth:
-    """Ask each GPU for everything that it offers; `expected` is how many there must be at least."""
+    """Query every reading of each GPU; `expected` is the minimum number of GPUs."""
     with contextlib.closing(node_gpus()) as gpus:
         facts = all_facts(gpus)
     answering = facts.get("gpus") or []
@@ -35,7 +34,7 @@ def check(expected: int) -> GpuHealth:
 
 
 def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each reading which means that work on this GPU would be lost or wrong."""
+    """Yield a sentence for each reading that makes this GPU unusable."""
     name = f"GPU {gpu['index']} ({gpu['uuid']})"
     rows, errors = gpu.get("remapped_rows") or {}, gpu.get("ecc") or {}
     if errors.get("volatile_uncorrected"):
