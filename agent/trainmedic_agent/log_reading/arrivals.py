@@ -269,7 +269,6 @@ class ArrivalIndex:
                 for seen in changed.values():
                     seen.is_changed = True
 
-
     def _let_go(self, files: dict[FileKey, _Seen]) -> None:
         """Drop the least recently seen files from memory. Their stored chunks stay."""
         for key in sorted(files, key=lambda key: files[key].looked_at)[: len(files) - _MOST_FILES // 2]:

@@ -404,8 +404,7 @@ def is_dump(file: FoundFile) -> bool:
 
 
 def is_rotated(name: str, names: Collection[str]) -> bool:
-    """Return whether this is a packed log, or a rotated one with a newer one next to it. Its lines were read already.
-    """
+    """Return whether this is a packed log, or a rotated one with a newer one next to it. Its lines were read already."""
     if _PACKED.match(name):
         return True
     match = _ROTATED.match(name)

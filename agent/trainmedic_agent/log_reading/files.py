@@ -212,7 +212,6 @@ class FileFollowing(Generic[FollowedT]):
             file.file.close()
         self._followed.clear()
 
-
     def _poll(self, key: tuple[int, int], file: FollowedT, monotonic: float) -> bool:
         try:
             if file.poll(self._now(), monotonic):

@@ -173,5 +173,5 @@ class NamedFiles(Struct, frozen=True):
 
 
 def readable(name: str) -> str:
-    r"""Return a name or path as text, with bytes that are not UTF-8 as ``\\xe4``."""
+    r"""Return a name or path as text, with bytes that are not UTF-8 as ``\xe4``."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -176,7 +176,6 @@ class LogStore:
             connection.executemany("DELETE FROM log_findings WHERE number = ?", [(number,) for number in numbers])
         self._measure()
 
-
     def _add(self, connection: Any, outgoing: OutgoingFinding) -> None:
         """Add an update, or replace the finding's unnumbered one."""
         finding = outgoing.finding.id

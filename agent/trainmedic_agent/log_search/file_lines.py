@@ -1,7 +1,7 @@
-"""The lines of one file that match a query.
+"""Lines of one file that match a query.
 
-The starting point is found by the arrival times of the file's bytes, then by the times in the lines that arrived
-together. Holes, as in the middle of a size-limited file, are skipped without reading.
+The starting point follows from arrival times, then from the timestamps of lines that arrived together. Holes, as in a
+size-limited file, are skipped.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def born_at(fd: int) -> datetime | None:
-    """Return when the open file was created. None if its file system does not record that, such as NFS before version
-    4."""
+    """Return when the open file was created, from statx(2), which Python's `os.stat` lacks on Linux.
+
+    None if the file system does not record it, such as NFS before version 4.
+    """
     statx = _statx()
     if statx is None:
         return None
@@ -52,7 +54,7 @@ def born_at(fd: int) -> datetime | None:
 
 @cache
 def _statx() -> ctypes._NamedFuncPointer | None:
-    """Return the C library's function. None if there is none."""
+    """Return the C library's function. None if missing."""
     try:
         function = ctypes.CDLL(None, use_errno=True).statx
     except (AttributeError, OSError):
@@ -63,21 +65,21 @@ def _statx() -> ctypes._NamedFuncPointer | None:
 
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
-"""Bytes that are read at the end of a file without times in its lines and without known arrival times."""
+"""Bytes read at the end of a file without timestamps or arrival times."""
 _NEAR = 256 * 1024
 _MUCH = 4 * 1024 * 1024
-"""Of more bytes than this that came in time it is looked at which state times of long ago."""
+"""Bytes from which on lines that arrived in time are checked for old timestamps."""
 _BEFORE = 64 * 1024
-"""Bytes before the first possible match, in which an earlier line may state its time."""
+"""Bytes before the first possible match in which an earlier line may state its time."""
 _PROBE = 64 * 1024
 _PROBES = 4
 _MARKED = 64
 _QUIET_SECONDS = 10.0
-"""A last line without a line feed counts as whole when nothing was written for so long."""
+"""Idle seconds after which a last line without line feed counts as complete."""
 
 
 class FileLines(WantedLines):
-    """One file. It is known by its inode, so that one which was renamed meanwhile is read on."""
+    """One file, identified by its inode, so that it can be read further after a rename."""
 
     def __init__(
         self,
@@ -107,8 +109,7 @@ class FileLines(WantedLines):
         os.close(self._fd)
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
-        """Continue at this file's entry in `places`. Without an entry, start before the first possible match. Raises
-        OSError."""
+        """Continue at this file's entry in `places`, or start before the first possible match. Raises OSError."""
         place = places.get(self.key)
         self.go_to(place if place is not None and self.has(place) else self._first())
 
@@ -164,12 +165,12 @@ class FileLines(WantedLines):
     def _data_at(self, offset: int) -> int:
         """Return the offset of the next byte outside holes."""
         if offset < self._size:
-            with contextlib.suppress(OSError):  # the file system does not report holes, or the rest is one
+            with contextlib.suppress(OSError):  # holes are not reported, or the rest is one
                 return os.lseek(self._fd, offset, os.SEEK_DATA)
         return offset
 
     def _last_stated(self) -> list[tuple[int, Stated]]:
-        """Return the end offsets and the times of some of the last lines."""
+        """Return end offsets and timestamps of some of the last lines."""
         begin = max(self._size - _PROBE, 0)
         stated: list[tuple[int, Stated]] = []
         for place, raw in LineCutter(begin, begin > 0).feed(os.pread(self._fd, _PROBE, begin)):
@@ -184,7 +185,7 @@ class FileLines(WantedLines):
         low, high = 0, self._size
         arrivals = self.clock.arrivals
         if arrivals is not None:
-            # A line's time is before its arrival, or a little after it.
+            # A line is written before its arrival, or by a wrong clock a little after it.
             wanted = since - AHEAD
             low = arrivals.first_place(wanted)
             arrival = arrivals.of(low, wanted) if low < self._size else None
@@ -194,7 +195,7 @@ class FileLines(WantedLines):
                 low = high = self._after_old(low, since - SLACK)
         while high - low > _NEAR:
             middle = (low + high) // 2
-            if self._data_at(middle) >= high:  # nothing but a hole
+            if self._data_at(middle) >= high:  # only a hole
                 high = middle
                 continue
             at = self._time_at(middle, high)
@@ -209,8 +210,8 @@ class FileLines(WantedLines):
     def _after_old(self, low: int, since: datetime) -> int:
         """Return a place from `low` on before which lines state times before `since`.
 
-        What came late can be old, as in a file that was copied. All lines at a place must be old, because several
-        processes can write a file.
+        A copied file arrives late but is old. All lines at a place must be old, because several processes can write a
+        file.
         """
         high = self._size
         while high - low > _NEAR:
@@ -222,7 +223,7 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """Return the time of the first line after `offset` that states one, or the latest time of the lines there."""
+        """Return the first timestamp after `offset`, or the latest one there."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

@@ -1,4 +1,4 @@
-"""Selection of matching lines on one node, with a count of lines whose attributes are unknown."""
+"""Selection of matching lines on one node, and of candidate lines before decoding."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from trainmedic_logs.lines.prefilter import LineSearch
 
 _KEY = "-----BEGIN"
 _ESCAPED = rb"\{\"log\":\".*\\[^n]"
-"""In a container's log of JSON, whose text stands there otherwise than it is searched."""
+"""Escaped text in a container's JSON log, which differs from the text that is searched."""
 
 
 class LikelyLines:
-    """Made for one regular expression."""
+    """Fast preselection for one regular expression. Skipped lines neither match nor bound a match's time."""
 
     def __init__(self, patterns: Sequence[bytes]) -> None:
         self._search = LineSearch([*patterns, _KEY.encode(), _ESCAPED])
 
     @classmethod
     def of(cls, grep: str) -> LikelyLines | None:
-        """None where every line has to be looked at."""
+        """Return None if every line must be checked."""
         patterns = required_patterns(grep) if grep else None
         return cls(patterns) if patterns is not None else None
 
     def among(self, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> Sequence[PlacedLine]:
-        """Return the possible matches, with the last timed line before each and the first one after it. The first and
-        the last timed lines of all are included, for the lines of the neighbouring pieces."""
+        """Return possible matches with the nearest timed line before and after each, and the first and last timed
+        lines.
+        """
         raws = [raw for _, raw in lines]
         suspects = self._search.suspects(raws)
         if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
-            return lines  # the lines of a private key are masked, whatever is in them
+            return lines  # lines of a private key are always masked
         kept = set(suspects)
         states_time = cache(states_time)
         for after, until in zip([-1, *suspects], [*suspects, len(raws)], strict=True):
@@ -53,16 +54,16 @@ class LikelyLines:
 
 
 def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> list[int]:
-    """Return the first position whose line states a time, if any."""
+    """Return the first position whose line has a timestamp, if any."""
     return next(([at] for at in positions if states_time(lines[at])), [])
 
 
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 """Longer windows are cut to these bounds, so that times can be added to their ends."""
 _OF_FILES = ("attempt", "node_rank")
-"""Attributes that a path or a sources file states, and a line does not."""
+"""Attributes that a path or sources file can state, but not a line."""
 _OF_LINES = ("rank", "local_rank")
-"""Attributes that both a line and its file can state."""
+"""Attributes that a line and its file can state."""
 
 
 class Answers(StrEnum):
@@ -71,7 +72,7 @@ class Answers(StrEnum):
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """All known attributes match, and a requested one is unknown."""
+    """All known attributes match, but a requested one is unknown."""
 
 
 class LineFilter(Struct, frozen=True):
@@ -81,7 +82,7 @@ class LineFilter(Struct, frozen=True):
     pattern: SearchPattern | None
     levels: frozenset[LogLevel]
     likely: LikelyLines | None = None
-    """None if it is unknown what text the pattern requires."""
+    """None if the pattern's required text is unknown."""
 
     @classmethod
     def of(cls, query: LogQuery) -> LineFilter:
@@ -124,8 +125,7 @@ class LineFilter(Struct, frozen=True):
 
 
 def unknown_of_file(origin: Origin, query: LogQuery) -> str | None:
-    """Return the name of a requested attribute that the file's path and job do not state. Empty if the file can have
-    matches, None if it cannot."""
+    """Return a requested attribute that the file does not state. Empty if it can have matches, None if it cannot."""
     missing = ""
     for name in _OF_FILES:
         asked, stated = getattr(query, name), getattr(origin, name)
