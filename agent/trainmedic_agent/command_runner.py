@@ -53,8 +53,6 @@ _PERHAPS_BEGUN = f"its time was over when the agent started again; {_BEGUN}"
 
 
 class CommandRunner:
-    """Commands of one node, from arrival to outcome."""
-
     def __init__(
         self, context: AgentContext, executors: Mapping[str, Executor], replies: AgentReplies, stopping: threading.Event
     ) -> None:
@@ -87,7 +85,6 @@ class CommandRunner:
     # --- called by the receiver's thread ---
 
     def receive(self, received: ReceivedCommand) -> None:
-        """Answer an authentic command, or admit it."""
         try:
             self._receive(received)
         except JournalUnavailable as error:  # nothing has been done
@@ -137,7 +134,6 @@ class CommandRunner:
         self._context.counters.command(command.action if command.action in self._executors else "", outcome.status)
 
     def _refusal(self, command: envelope.Command) -> CommandDecision | None:
-        """Return the answer to a command that this agent does not execute. None if it does."""
         if command.action not in self._executors:
             near = did_you_mean(command.action, self._executors)
             return turn_away(envelope.UNSUPPORTED, f"this agent does not know {command.action}{near}")
@@ -154,15 +150,9 @@ class CommandRunner:
         return None
 
     def _claim(self, command: envelope.Command) -> None:
-        """Add a command to the journal.
-
-        Only this thread adds commands, so an existing row belongs to the same, expired command. The row can still be
-        open if its expiry could not be written.
-        """
         self._journal.claim(command, self._now())
 
     def _enter(self, command: envelope.Command, resumed: bool = False) -> None:
-        """Queue a journaled command. It counts as unfinished until `carry_out` has recorded its outcome."""
         with self._lock:
             self._deadlines[command.id] = command.expires_at
             self._unwritten.pop(command.id, None)  # it had expired; a repeat now finds it open
@@ -173,13 +163,11 @@ class CommandRunner:
         self._queues[name].put(accepted)
 
     def _extend(self, command: envelope.Command) -> None:
-        """Extend an open command's deadline to that of its repeat."""
         with self._lock:
             if command.id in self._deadlines:
                 self._deadlines[command.id] = max(self._deadlines[command.id], command.expires_at)
 
     def _withdraw(self, command_id: str) -> None:
-        """Mark a command as withdrawn. Finished and unknown commands are ignored."""
         with self._lock:
             if command_id in self._deadlines:
                 self._withdrawn.add(command_id)
@@ -197,7 +185,6 @@ class CommandRunner:
         self._report_outcome(accepted.command, outcome)
 
     def _outcome(self, accepted: AcceptedCommand) -> CommandRecord:
-        """Execute a command and return its outcome. Raises CommandInterrupted."""
         command = accepted.command
         executor = self._executors.get(command.action)
         if executor is None:  # accepted by another version of the agent
@@ -267,9 +254,6 @@ class CommandRunner:
         return effect is CommandEffect.POSSIBLE
 
     def _known(self, command_id: str) -> CommandRecord | None:
-        """Return a command's record: from the journal, or the outcome that could not be written. Raises
-        JournalUnavailable.
-        """
         record = self._journal.look_up(command_id)
         if record is None or record.is_final:
             return record

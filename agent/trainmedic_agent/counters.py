@@ -7,8 +7,6 @@ from collections import Counter
 
 
 class AgentCounters:
-    """Counts since the process started."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._commands: Counter[tuple[str, str]] = Counter()
@@ -16,12 +14,10 @@ class AgentCounters:
         self._redis_answered_at: float | None = None
 
     def command(self, action: str, status: str) -> None:
-        """Count an answered command."""
         with self._lock:
             self._commands[action, status] += 1
 
     def loop_error(self, loop: str) -> None:
-        """Count an unexpected error that a background loop survived."""
         with self._lock:
             self._loop_errors[loop] += 1
 
@@ -34,11 +30,9 @@ class AgentCounters:
         return self._redis_answered_at
 
     def commands(self) -> dict[tuple[str, str], int]:
-        """Return the number of answered commands by action and status."""
         with self._lock:
             return dict(self._commands)
 
     def loop_errors(self) -> dict[str, int]:
-        """Return the number of survived errors by loop."""
         with self._lock:
             return dict(self._loop_errors)

@@ -171,14 +171,12 @@ class AgentDatabase:
         self._lock_file.close()
 
     def _installed_version(self, part: str) -> int:
-        """Return the version of a part's tables, 0 if it has none."""
         if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'parts'"):
             return 0
         rows = self.rows("SELECT version FROM parts WHERE name = ?", (part,))
         return int(rows[0][0]) if rows else 0
 
     def _connect(self) -> sqlite3.Connection:
-        """Open SQLite in autocommit mode; transactions begin explicitly."""
         with self._translated():
             connection = sqlite3.connect(self._path, timeout=5.0, isolation_level=None, check_same_thread=False)
             try:
@@ -196,7 +194,6 @@ class AgentDatabase:
             return connection
 
     def _with_reserved_space(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt`. While it finds no space, free a piece of the reserved space and call it again."""
         while True:
             try:
                 return attempt()
@@ -242,7 +239,6 @@ def _locked_file(directory: Path) -> IO[bytes]:
 
 
 def _locked_database(path: Path) -> FileLock:
-    """Lock the database itself, which another agent may reach by another path."""
     lock = FileLock.take(path)
     if lock is None:
         raise ConfigurationError(

@@ -81,7 +81,6 @@ class ExclusiveGpus:
             raise GpuTaken(reason)
 
     def _refusal(self, uuid: str) -> str | None:
-        """Take a GPU. Return the reason if another agent holds it."""
         with self._lock:
             if uuid in self._held:
                 return None
@@ -103,7 +102,6 @@ def agents_of(uuids: list[str]) -> Mapping[str, int]:
 
 
 def taken_by(uuid: str, pid: int | None) -> str:
-    """Return the message for a GPU that another agent holds."""
     return (
         f"{uuid} belongs to another agent of this machine, process {pid}: two would take each other's caps for "
         "the limit from before, and leave the GPU capped. Stop one of them"

@@ -38,13 +38,10 @@ class AcceptedCommand(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """True once the command is withdrawn or the agent is stopping."""
         return self.is_withdrawn() or self.is_stopping()
 
 
 class Executor(Protocol):
-    """Code that executes one action."""
-
     @property
     def action(self) -> str:
         """Name of the action, such as ``gpu.power_limit``."""
@@ -92,8 +89,6 @@ class PeriodicTask(Protocol):
 
 @runtime_checkable
 class RemembersEffects(Protocol):
-    """An executor with its own record of commands' effects."""
-
     def remembers(self, command_id: str) -> bool:
         """Return whether it knows the command's effect, so that an undo needs no journal entry."""
         ...
@@ -114,8 +109,6 @@ class SupportsWithdrawal(Protocol):
 
 @runtime_checkable
 class SupportsAbandon(Protocol):
-    """An executor that can revert partial work."""
-
     def abandon(self, accepted: AcceptedCommand) -> None:
         """Revert all effects of an expired command that an earlier process may have begun.
 

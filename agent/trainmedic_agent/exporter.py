@@ -33,8 +33,6 @@ _REUSED_SECONDS = 0.5
 _WAIT_SECONDS = 3.0
 """Seconds a scrape waits for another scrape's reading. Prometheus times out after 10 s."""
 _CONNECTED_SECONDS = 25.0
-"""Seconds after the last message to Redis until the agent counts as disconnected: two presence intervals and a margin.
-"""
 
 
 class AgentCollector(Collector):
@@ -80,7 +78,6 @@ class AgentCollector(Collector):
         yield from self._caps()
 
     def _refresh(self) -> bool:
-        """Read the GPUs. Return False if another scrape's reading takes too long."""
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
             self._late += 1
             return False

@@ -81,12 +81,10 @@ _DRIVERS_WORD = {
 
 
 def labels(info: GpuInfo) -> list[str]:
-    """Return the values of `LABELS` for this GPU."""
     return [str(info.index), info.name, info.uuid]
 
 
 def families(readings: Sequence[Reading]) -> Iterator[Metric]:
-    """Yield all metrics of these readings."""
     for gauge in _GAUGES:
         family = GaugeMetricFamily(gauge.name, gauge.help, labels=LABELS)
         for info, reading in readings:

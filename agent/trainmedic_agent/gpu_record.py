@@ -73,7 +73,6 @@ class GpuRecord:
         self._written = self._gpus
 
     def gpus(self) -> list[KnownGpu]:
-        """Return all GPUs that the node has or had, by index."""
         with self._lock:
             return sorted(self._gpus.values(), key=lambda gpu: (gpu.info.index, gpu.info.uuid))
 
@@ -100,7 +99,6 @@ class GpuRecord:
             self._write()
 
     def forget(self, uuid: str) -> bool:
-        """Remove a GPU and its errors. Return whether it was known. Raises JournalUnavailable."""
         with self._lock:
             if uuid not in self._gpus:
                 return False
@@ -145,7 +143,6 @@ class GpuRecord:
 
 
 def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, KnownGpu]:
-    """Update presence from the driver's list. Drop absent GPUs whose PCI address another GPU has."""
     present = {info.uuid: info for info in inventory.gpus}
     taken = {info.pci_address for info in inventory.gpus}
     known = {

@@ -96,7 +96,6 @@ class Journal(AgentDatabase):
         self._put(command_id, replace(REVOKED, at=now), is_sent=True)
 
     def open_commands(self) -> list[envelope.Command]:
-        """Return accepted, unfinished commands in order of acceptance."""
         rows = self.rows("SELECT envelope FROM commands WHERE status = 'accepted' ORDER BY at, id")
         return [envelope.Command.decode(raw) for (raw,) in rows]
 

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 
 class MetricsServer(ThreadingMixIn, HTTPServer):
-    """Server that handles each connection in its own thread."""
-
     daemon_threads = True
     request_queue_size = _BACKLOG
 
@@ -94,7 +92,6 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
             log.error("the metrics could not be shown", extra={"client": client_address[0]}, exc_info=error)
 
     def _end(self, request: socket.socket) -> None:
-        """Shut the connection down; its thread then closes it."""
         self._places.pop(request, None)
         self._asking.pop(request, None)
         with contextlib.suppress(OSError):  # it has ended already
@@ -142,8 +139,6 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
 
 
 class _FirstBytes(io.RawIOBase):
-    """The first `size` bytes of a stream."""
-
     def __init__(self, stream: io.BufferedIOBase, size: int) -> None:
         self._stream = stream
         self._left = size

@@ -37,7 +37,6 @@ from trainmedic_core.problems import did_you_mean, shown
 READING = frozenset({"node.facts", "logs.read"})
 """Read-only actions."""
 CHANGING = ("gpu.power_limit", "disk.clean", "disk.prune_containers")
-"""Actions that a policy can allow."""
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
 """Actions allowed together with another one."""
 _TAKES_BACK = frozenset({"gpu.power_limit"})
@@ -185,5 +184,4 @@ def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
 
 
 def allowed(policy: Policy, actions: Collection[str]) -> list[str]:
-    """Return the allowed ones of `actions`, sorted."""
     return sorted(action for action in actions if policy.allows(action))

@@ -30,13 +30,10 @@ PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
 
 
 class Privileges(Struct, frozen=True):
-    """User and relevant capabilities of the process."""
-
     user: str
     capabilities: frozenset[str]
 
     def lacks(self, needed: Sequence[str]) -> list[str]:
-        """Return those of `needed` that the process lacks."""
         return [name for name in needed if name not in self.capabilities]
 
 

@@ -97,7 +97,6 @@ class AgentReplies:
         return envelope.Reply(command_id, self._node, record.status, None, record.output, record.at, node=self._node)
 
     def _on_conflict(self, presence: Mapping[str, Any]) -> None:
-        """Record another agent's presence under this node's key. Called in the writer's thread."""
         other = f"process {presence.get('pid')} on {presence.get('host')!r}"
         if self.name_conflict() != other:
             log.error(

@@ -33,7 +33,6 @@ class ReservedSpace:
 
     @property
     def is_short(self) -> bool:
-        """Whether part of the space has been given up."""
         return self._size < PIECES * PIECE
 
     def give_up(self) -> bool:
@@ -56,7 +55,6 @@ class ReservedSpace:
         return True
 
     def fill_up(self) -> None:
-        """Reserve the whole space again if the disk has space."""
         if not self.is_short or time.monotonic() < self._not_before or not self._has_room():
             return
         try:

@@ -98,8 +98,6 @@ class _Pruning:
 
 
 class Agent:
-    """One node's agent."""
-
     def __init__(self, context: AgentContext, parts: AgentParts) -> None:
         self._context = context
         self._inventory = parts.inventory

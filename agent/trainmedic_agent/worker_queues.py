@@ -20,8 +20,6 @@ _PAUSE_AFTER_ERROR = 1.0
 
 
 class WorkerQueue:
-    """One thread and its waiting commands."""
-
     def __init__(
         self,
         name: str,
@@ -65,7 +63,6 @@ class WorkerQueue:
                 self._stopping.wait(_PAUSE_AFTER_ERROR)
 
     def _next(self) -> AcceptedCommand | None:
-        """Return the next command. None after a task or a wake-up."""
         due = [(seconds, task) for task in self._tasks if (seconds := task.due()) is not None]
         timeout = min((seconds for seconds, _ in due), default=threading.TIMEOUT_MAX)
         if timeout <= 0:

@@ -146,7 +146,6 @@ class NvmlGpus:
 
 
 def _fixed(session: NvmlSession, uuid: str, handle: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read values that are constant while the driver is loaded. Cache them once the card has returned all."""
     if uuid in session.fixed:
         return session.fixed[uuid], {}
     values, unread = collect(FIXED, handle, _ENDS_READING)

@@ -41,9 +41,7 @@ class CallRunner(Protocol):
         """Return or raise the result of `function`. Raises GpuStuck if it does not return."""
         ...
 
-    def stuck(self) -> Collection[str]:
-        """Return the keys of calls that have not returned."""
-        ...
+    def stuck(self) -> Collection[str]: ...
 
 
 class DirectCalls:
@@ -147,7 +145,6 @@ class NvmlSessions:
             self._shut_down()
 
     def _current(self) -> NvmlSession:
-        """Return the open session or a new one. Requires the lock."""
         session = self._session
         if session is not None and self._in_flight == 0 and not self._calls.stuck():
             has_waited = self._monotonic() - session.opened_at >= _REOPEN_SECONDS
@@ -199,7 +196,6 @@ class NvmlSessions:
         session.infos, session.problems = tuple(infos), tuple(problems)
 
     def _listen(self, session: NvmlSession) -> Any:
-        """Return an event set for the XIDs of all GPUs that report them. None if it cannot be created."""
         try:
             events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError:
@@ -221,7 +217,6 @@ class NvmlSessions:
                 log.warning("NVML was not closed properly", extra={"reason": str(error)})
 
     def _record_failure(self, error: Any, session: NvmlSession, uuid: str | None) -> None:
-        """Record a driver reload or a lost card."""
         with self._lock:
             if error.value in STALE:
                 if self._session is session and not self._is_stale:
@@ -248,7 +243,6 @@ def offered(ask: Callable[[], Any]) -> Any:
 
 
 def _identified(index: int) -> tuple[gpus.GpuInfo, Any]:
-    """Return identity and handle of the GPU at this index."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     address = pynvml.nvmlDeviceGetPciInfo(handle).busId
     address = address.decode() if isinstance(address, bytes) else address

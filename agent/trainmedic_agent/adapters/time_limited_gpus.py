@@ -32,8 +32,6 @@ _DRIVER = "NVIDIA's driver"
 
 
 class _Call(Generic[T]):
-    """One call and its result or error."""
-
     def __init__(self, key: str, function: Callable[[], T], began: float, timeout: float) -> None:
         self.key = key
         self.began = began
@@ -63,8 +61,6 @@ class _Call(Generic[T]):
 
 
 class TimeLimitedCalls:
-    """Runner of calls in separate threads."""
-
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -101,7 +97,6 @@ class TimeLimitedCalls:
             return frozenset(call.key for call in self._under_way if call.is_given_up)
 
     def is_free(self) -> bool:
-        """Return whether no call is running."""
         with self._lock:
             return not self._under_way
 

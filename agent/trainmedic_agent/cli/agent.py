@@ -28,7 +28,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a flag for each setting that has one. `settings.load` reads the environment."""
     for name, setting in reversed(list(settings.SETTINGS.items())):
         command = setting_flag(name, setting.source, setting.description, str(setting.source.shown_default))(command)
     return command
@@ -160,7 +159,6 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
-    """Load the settings. Flags may be on either side of the subcommand."""
     own_log.configure("error")
     outer: Mapping[str, Any] = ctx.obj or {}
     try:
@@ -172,7 +170,6 @@ def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
 
 
 def _shown(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the report's lines."""
     policy, power, redis = values["policy"], values["power"], values["redis"]
     yield f"Node          {values['node']}, trainmedic {values['version']}, user {values['user']}"
     yield f"Policy        {policy['file'] or 'none'}{' (' + policy['digest'] + ')' if policy['digest'] else ''}"

@@ -19,7 +19,6 @@ from trainmedic_core.cli.setting_flags import setting_flag
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a flag for each setting. `settings.load` reads the environment."""
     for name in reversed(settings.NAMES):
         setting = agent_settings.SETTINGS[name]
         command = setting_flag(name, setting.source, setting.description, str(setting.source.shown_default))(command)

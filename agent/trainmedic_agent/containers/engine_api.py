@@ -37,7 +37,6 @@ class ContainerEngine:
         return _mapping(self._ask("GET", "/info", seconds))
 
     def containers(self, seconds: float) -> list[Mapping[str, Any]]:
-        """Return all containers, running or not."""
         return _listed(self._ask("GET", "/containers/json", seconds, {"all": "true"}))
 
     def container(self, name: str, seconds: float) -> Mapping[str, Any]:
@@ -70,7 +69,6 @@ class ContainerEngine:
         return freed if isinstance(freed, int) and freed >= 0 else 0
 
     def _ask(self, method: str, path: str, seconds: float, query: Mapping[str, str] | None = None) -> Any:
-        """Return the JSON answer to a request. Raises EngineAnswer, CommandFailed, CommandUnsupported."""
         connection = _SocketConnection(self._path, seconds)
         try:
             connection.request(method, f"{path}?{urlencode(query)}" if query else path)
@@ -100,8 +98,6 @@ class ContainerEngine:
 
 
 class _SocketConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, path: str, seconds: float) -> None:
         super().__init__("localhost", timeout=seconds)
         self._path = path
@@ -125,7 +121,6 @@ def _listed(answer: object) -> list[Mapping[str, Any]]:
 
 
 def _message(body: bytes) -> str:
-    """Return the answer's error message."""
     text = body.decode("utf-8", "replace")
     try:
         said = json.loads(text)

@@ -32,8 +32,6 @@ _LONGEST_ANSWER = 120.0
 
 
 class PruneContainersExecutor:
-    """Removes leftovers of the container engine that the policy names."""
-
     action = "disk.prune_containers"
     queue = "disk"
 
@@ -115,7 +113,6 @@ class PruneContainersExecutor:
             )
 
     def _refuse_other_filesystem(self, storage: str, raw: object) -> None:
-        """Raise CommandRejected unless the engine's storage is on one of the command's file systems."""
         names = named_filesystems(raw)
         if not names:
             return
@@ -136,7 +133,6 @@ class PruneContainersExecutor:
 
 
 def _free_bytes(storage: str) -> int | None:
-    """Return the bytes available on the storage's file system. None if it is not visible."""
     try:
         space = os.statvfs(storage)
     except OSError:

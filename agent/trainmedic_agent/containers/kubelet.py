@@ -10,7 +10,6 @@ from typing import Any
 _KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"})
 """Processes that are or contain a kubelet. The kernel truncates names to 15 characters."""
 _LABELS = ("io.kubernetes.", "io.cri-")
-"""Prefixes of the labels that a kubelet gives containers."""
 
 
 def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kubelet/pods")) -> str | None:
@@ -29,7 +28,6 @@ def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kube
 
 
 def is_of_kubelet(container: Mapping[str, Any]) -> bool:
-    """Return whether a container has a kubelet's label."""
     labels = container.get("Labels")
     return isinstance(labels, Mapping) and any(str(label).startswith(_LABELS) for label in labels)
 

@@ -32,8 +32,6 @@ _NEVER_YEAR = 1970
 
 
 class Pruning(Struct):
-    """Result of one command."""
-
     removed: Counter[Leftover] = field(default_factory=Counter)
     cache_bytes: int = 0
     left: dict[str, list[str]] = field(default_factory=dict)
@@ -132,7 +130,6 @@ class LeftoverRemover(Struct):
             self._note(kind, self._image(ident, names), name)
 
     def _image(self, ident: str, names: list[str]) -> str | None:
-        """Remove an image. Return the reason if it was left."""
         if self._is_kept(names):
             return "kept_by_policy"
         try:
@@ -170,7 +167,6 @@ def _reason(answer: EngineAnswer) -> str:
 
 
 def _known(written: object) -> datetime | None:
-    """Parse an engine's time (RFC 3339, nanoseconds). None if it is unset."""
     if isinstance(written, datetime):
         return written
     if not isinstance(written, str):
@@ -192,7 +188,6 @@ def _container_names(listed: Mapping[str, Any]) -> list[str]:
 
 
 def _image_names(listed: Mapping[str, Any]) -> list[str]:
-    """Return an image's names. An image pulled only by digest has the digest as its name."""
     tags, digests = listed.get("RepoTags"), listed.get("RepoDigests")
     named = [[str(name) for name in names or () if _NO_NAME not in str(name)] for names in (tags, digests)]
     return named[0] or named[1]

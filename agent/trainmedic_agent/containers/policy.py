@@ -41,7 +41,6 @@ class ContainersPolicy(Struct, frozen=True):
 
 
 def read_containers(raw: object, faults: list[FieldFault]) -> ContainersPolicy:
-    """Read this part of the policy. Append errors to `faults`."""
     reader = MappingReader(("containers",), raw, faults)
     reader.refuse_unknown_keys(ContainersPolicy.__struct_fields__)
     keep = reader.each("keep", mapping_reader.text)

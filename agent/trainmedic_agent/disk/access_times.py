@@ -34,8 +34,6 @@ _HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})
 
 
 class AccessTimes(Struct, frozen=True):
-    """Reliability of a root's access times."""
-
     lag_ns: int = 0
     """Maximum lag behind the last read of an access time that is later than the last change."""
     untraced: tuple[str, ...] = ()
@@ -122,5 +120,4 @@ def _namespace(process: Path) -> Path | None:
 
 
 def _top(mounts: list[Mount]) -> tuple[bytes, bytes] | None:
-    """Return the mount visible at ``/``, which is the last one there."""
     return next(((entry.device, entry.root) for entry in reversed(mounts) if entry.point == b"/"), None)

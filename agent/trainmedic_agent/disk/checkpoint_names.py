@@ -12,7 +12,6 @@ _NUMBER = re.compile(r"\d{1,18}")
 
 
 def is_name_of_checkpoint(name: str) -> bool:
-    """Return whether a directory has a checkpoint's name."""
     return _NAME.fullmatch(name) is not None
 
 

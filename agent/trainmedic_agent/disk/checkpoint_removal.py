@@ -43,8 +43,6 @@ class CheckpointRemoval(Struct, frozen=True):
 
 
 class CheckpointRemover(Struct, frozen=True):
-    """Remover of checkpoints. In a trial run it only reports."""
-
     usage: FileUsage
     throttle: Throttle
     age_by: AgeBy
@@ -108,7 +106,6 @@ class CheckpointRemover(Struct, frozen=True):
         return CheckpointRemoval(contents.files, contents.bytes, reason)
 
     def _obstacle(self, directory: WalkedDirectory, fd: int) -> Reason | None:
-        """Return why the open checkpoint must not be deleted now."""
         opened = WalkedDirectory(directory.root, directory.parent, directory.name, directory.depth, fd)
         contents = search.survey(opened, self.age_by, self.throttle)
         if contents.obstacle is not None:
@@ -119,7 +116,6 @@ class CheckpointRemover(Struct, frozen=True):
         return Reason.YOUNG if contents.last_used_ns > self.cutoff_ns else self._used(opened)
 
     def _used(self, directory: WalkedDirectory) -> Reason | None:
-        """Return the reason if a file in it is in use."""
         with closing(directory.walk_all(self.throttle, lambda *_: None, lambda *_: True)) as entries:
             for inner, entry in entries:
                 if entry is not None and entry.is_file(follow_symlinks=False):
@@ -153,7 +149,6 @@ class _ContentsRemoval(Struct):
     bytes: int = 0
 
     def run(self, fd: int, path: str) -> Reason | None:
-        """Empty the open directory at `path`. Return why it could not be emptied."""
         levels = [(fd, path)]
         try:
             reason = self._unlink_marks(fd, path)
@@ -178,7 +173,6 @@ class _ContentsRemoval(Struct):
                 os.close(descriptor)
 
     def _remove_emptied(self, levels: list[tuple[int, str]]) -> Reason | None:
-        """Delete the innermost, empty directory."""
         emptied, path = levels.pop()
         os.close(emptied)
         parent, parents_path = levels[-1]
@@ -188,7 +182,6 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink_marks(self, fd: int, path: str) -> Reason | None:
-        """Delete the files that mark the checkpoint as complete."""
         for name in checkpoints.MARKS_OF_COMPLETENESS:
             with contextlib.suppress(FileNotFoundError):
                 reason = self._unlink(fd, path, name)

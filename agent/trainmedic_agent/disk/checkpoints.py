@@ -43,40 +43,32 @@ _LATEST = ("latest", "latest_checkpointed_iteration.txt")
 
 
 class Completeness(StrEnum):
-    """Whether a checkpoint was written completely."""
-
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"
     UNKNOWN = "unknown"
 
 
 class CheckpointTraits(Struct, frozen=True):
-    """Properties that decide whether a checkpoint is kept."""
-
     name: str
     written_ns: int
     """Latest write, in nanoseconds since the epoch."""
     completeness: Completeness
     is_pinned: bool
     best: str | None
-    """Name of the best checkpoint so far, if recorded here."""
     is_known: bool = True
     """False if a file needed for the decision could not be read."""
 
 
 def is_checkpoint(fd: int, name: str) -> bool:
-    """Return whether the open directory `fd` named `name` is a checkpoint."""
     markers = (COMPLETE_MARKER, PINNED_MARKER, _DISTRIBUTED_INDEX)
     return is_name_of_checkpoint(name) or any(_has(fd, marker) for marker in markers)
 
 
 def is_pinned(fd: int) -> bool:
-    """Return whether the open directory is a rollback target."""
     return _has(fd, PINNED_MARKER)
 
 
 def traits_of(parent: int, fd: int, name: str, written_ns: int, metadata: MetadataReader) -> CheckpointTraits:
-    """Return the traits of the checkpoint `name`, open as `fd`, in the open directory `parent`."""
     try:
         completeness = _completeness(parent, fd, name, metadata)
         best = metadata.best(fd, _TRAINER_STATE)

@@ -48,8 +48,6 @@ _SHOWN_NAMES = 4
 
 
 class CleaningRequest(Struct, frozen=True):
-    """A command's request."""
-
     rules: tuple[str, ...]
     """Names of the policy's rules, in order of execution."""
     deadline: float
@@ -62,8 +60,6 @@ class CleaningRequest(Struct, frozen=True):
 
 
 class Cleaner(Struct, frozen=True):
-    """Cleaner for the policy's rules."""
-
     cleaning: CleaningPolicy
     clocks: Clocks = field(default_factory=Clocks)
     measure: MeasureSpace = measure_space
@@ -98,21 +94,17 @@ class Cleaner(Struct, frozen=True):
 
 
 class _CleaningRun(Struct):
-    """State shared by the rules of one command."""
-
     cleaner: Cleaner
     request: CleaningRequest
     throttle: Throttle
     filesystems: Filesystems
     usage: FileUsage
     target_filesystems: FilesystemSearch | None
-    """File systems that need space. None if the command names none."""
     gone: set[Inode] = field(default_factory=set)
     """In a trial run: entries that earlier rules would have deleted."""
     files: int = 0
     bytes: int = 0
     ended_by: Reason | None = None
-    """What ended the last incomplete rule."""
 
     def apply(self, rule: CleaningRule) -> RuleCounters:
         counters = RuleCounters(checkpoints=0 if rule.kind is EntryKind.CHECKPOINTS else None)
@@ -128,8 +120,6 @@ class _CleaningRun(Struct):
 
 
 class _RuleRun(Struct):
-    """Execution of one rule."""
-
     run: _CleaningRun
     rule: CleaningRule
     counters: RuleCounters
@@ -137,7 +127,6 @@ class _RuleRun(Struct):
     cutoff_ns: int
     """Entries used after this time are too young; nanoseconds since the epoch."""
     considered: int = 0
-    """Number of processed matches."""
 
     def apply(self, opened: OpenedRoots) -> None:
         self.counters.refused_roots.update(opened.refused)
@@ -157,7 +146,6 @@ class _RuleRun(Struct):
             self.counters.leave_rest(ended_by, self.counters.matched - self.considered)
 
     def _is_wanted(self, root: Root) -> bool:
-        """Return whether the root is on a file system that needs space."""
         search = self.run.target_filesystems
         if search is None or search.finds(root.mount):
             return True
@@ -174,7 +162,6 @@ class _RuleRun(Struct):
         return True
 
     def _with_access_times(self, root: Root) -> Root:
-        """Return the root with the reliability of its access times, which the output states too."""
         sees_all = self.run.usage.sees_every_process()
         times = access_times(root.mount, Path(self.run.cleaner.proc), sees_every_process=sees_all)
         self.counters.access_times[root.path] = str(times)
@@ -186,7 +173,6 @@ class _RuleRun(Struct):
         return replace(root, access_times=times)
 
     def _needs_space(self, root: Root) -> bool:
-        """Return whether the rule applies to a root now."""
         limit = self.rule.when_free_below
         if limit is not None and self.run.filesystems.space(root.device).percent >= limit:
             return False
@@ -242,7 +228,6 @@ class _RuleRun(Struct):
             self.run.gone.add(file.inode)
 
     def _apply(self, remover: FileRemover, parent: int, file: MatchedFile) -> int | Reason:
-        """Apply the rule to a file. Return the freed bytes, or why it was left."""
         if self.rule.keep_tail is not None:
             return remover.shrink(parent, file, self.rule.keep_tail)
         if self.rule.do is CleaningOperation.TRUNCATE:
@@ -273,7 +258,6 @@ class _RuleRun(Struct):
         return ended_by
 
     def _remove_checkpoint(self, checkpoint: MatchedCheckpoint, remover: CheckpointRemover) -> Reason | None:
-        """Delete a checkpoint. Return why it, or a part, was left."""
         if checkpoint.contents.files > self._files_left():
             return Reason.LIMIT_FILES
         if checkpoint.contents.bytes > self._bytes_left():
@@ -296,7 +280,6 @@ class _RuleRun(Struct):
         self.run.filesystems.count_freed(directory.root.device, size)
 
     def _files_left(self) -> int:
-        """Return how many more files the policy and the rule allow."""
         limits = ((self.run.cleaner.cleaning.max_files, self.run.files), (self.rule.max_files, self.counters.files))
         return _least_left(*limits)
 
@@ -306,13 +289,10 @@ class _RuleRun(Struct):
 
 
 def _least_left(*limits: tuple[int | None, int]) -> int:
-    """Return the smallest remainder of several (limit, used) pairs."""
     return min((limit - used for limit, used in limits if limit is not None), default=_UNLIMITED)
 
 
 class _DirectoryCache:
-    """Cache of recently used open directories."""
-
     def __init__(self) -> None:
         self._fds: OrderedDict[WalkedDirectory, int] = OrderedDict()
 
@@ -335,5 +315,4 @@ class _DirectoryCache:
         return fd
 
     def forget(self, directory: WalkedDirectory) -> None:
-        """Close the directory, because its path now leads elsewhere."""
         os.close(self._fds.pop(directory))

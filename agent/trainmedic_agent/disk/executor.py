@@ -23,8 +23,6 @@ _MAX_RULES = 100
 
 
 class DiskCleanExecutor:
-    """Frees disk space by the rules of the policy."""
-
     action = "disk.clean"
     queue = "disk"
 

@@ -56,26 +56,20 @@ def freed_bytes(facts: os.stat_result) -> int:
 
 
 class Root(Struct, frozen=True):
-    """An open root of a rule."""
-
     path: str
     fd: int
     device: int
     mount: int | None
     """Mount ID of the root (see `mount_of`)."""
     protected: Inode | None = None
-    """A directory that is never entered."""
     access_times: AccessTimes = KEPT
     """Reliability of access times, for rules by last use."""
 
     def contains(self, fd: int) -> bool:
-        """Return whether an open directory is on the root's file system and mount."""
         return os.fstat(fd).st_dev == self.device and mount_of(fd) == self.mount
 
 
 class OpenedRoots(Struct, frozen=True):
-    """A rule's open roots in order, and by path the reason for each refused one."""
-
     roots: tuple[Root, ...]
     refused: Mapping[str, str]
 
@@ -184,14 +178,11 @@ def _is_link(parent: int, name: str) -> bool:
 
 
 class DiskSpace(Struct, frozen=True):
-    """Free and total bytes of a file system."""
-
     free: int
     total: int
 
     @property
     def percent(self) -> float:
-        """Free share in percent."""
         return 100 * self.free / self.total if self.total else 100.0
 
     def plus(self, freed: int) -> DiskSpace:
@@ -208,16 +199,11 @@ def measure_space(fd: int) -> DiskSpace:
 
 
 class Filesystem(Struct):
-    """One file system of a cleaning."""
-
     root: str
-    """Path of the first root opened on it."""
     fd: int
     before: DiskSpace
     freed: int = 0
-    """Bytes that this cleaning freed, or would have freed."""
     waits: int = 0
-    """Number of waits for late space."""
 
 
 class Filesystems:
@@ -233,7 +219,6 @@ class Filesystems:
         self._by_device: dict[int, Filesystem] = {}
 
     def add(self, root: Root) -> None:
-        """Measure an open root's file system if it is new. Raises OSError."""
         if root.device not in self._by_device:
             space = self._measure(root.fd)
             self._by_device[root.device] = Filesystem(root.path, os.dup(root.fd), space)
@@ -253,7 +238,6 @@ class Filesystems:
         return self._measure(filesystem.fd)
 
     def has_enough(self, device: int) -> bool:
-        """Return whether the target is reached on a file system."""
         if self._target is None:
             return False
         if self.space(device).percent >= self._target:

@@ -28,14 +28,11 @@ def _accept_any(_: str) -> object:
 
 
 class Glob(Struct, frozen=True, dict=True):
-    """One pattern, validated by `read`."""
-
     text: str
     parts: tuple[str, ...]
 
     @cached_property
     def matchers(self) -> tuple[Matcher, ...]:
-        """A matcher for each component."""
         return tuple(_matcher(part) for part in self.parts)
 
     @classmethod
@@ -72,7 +69,6 @@ class GlobState(Struct, frozen=True):
 
     @classmethod
     def of(cls, globs: Iterable[Glob]) -> GlobState:
-        """Return the state at the root."""
         globs = tuple(globs)
         return cls._at(globs, ((index, 0) for index in range(len(globs))))
 
@@ -93,7 +89,6 @@ class GlobState(Struct, frozen=True):
         return cls(globs, frozenset(reached), (_accept_any,) if _accept_any in last else last)
 
     def accepts(self, name: str) -> bool:
-        """Return whether the entry `name` of this directory matches."""
         return any(match(name) for match in self.last)
 
     def below(self, name: str) -> GlobState | None:

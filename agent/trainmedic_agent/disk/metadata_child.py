@@ -24,7 +24,6 @@ _BEST = re.compile(rb'"best_model_checkpoint":\s*"((?:[^"\\]|\\.)*)"')
 
 
 def main() -> None:
-    """Answer files from standard input."""
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     confined_child.give_up_everything(_MEMORY)
     while header := source.readline(64):
@@ -38,7 +37,6 @@ def main() -> None:
 
 
 def latest_step(raw: bytes) -> int | None:
-    """Return the step that the file names as the latest."""
     return step_of(raw.decode("utf-8", "replace"))
 
 

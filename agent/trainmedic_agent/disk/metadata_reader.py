@@ -25,8 +25,6 @@ class MetadataUnread(Exception):
 
 
 class MetadataAnswer(Struct, frozen=True):
-    """One answer of the process."""
-
     step: Annotated[int, Meta(ge=0, lt=10**18)] | None = None
     best: Annotated[str, Meta(max_length=255)] | None = None
 

@@ -27,12 +27,10 @@ class Mount(Struct, frozen=True):
     device: bytes
     """Major and minor device number, the same in all mount namespaces."""
     root: bytes
-    """Mounted directory of the file system."""
     point: bytes
     options: frozenset[bytes]
     filesystem: str
     source: bytes = b""
-    """Mounted device, such as ``/dev/sda1``."""
 
 
 class NamedFilesystem(Struct, frozen=True):
@@ -55,13 +53,11 @@ class FilesystemSearch:
         self._found = [(name, [*_at(name.mountpoint, self._own), *_at(name.mountpoint, machine)]) for name in names]
 
     def finds(self, mount_number: int | None) -> bool:
-        """Return whether the mount with this ID belongs to one of the file systems."""
         mount = next((each for each in self._own if each.number == mount_number), None)
         return mount is not None and any(_is_of(mount, name, at) for name, at in self._found)
 
 
 def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
-    """Return whether the mount belongs to the named file system. `at` are the mounts at its mount point."""
     device = name.device.encode()
     exact = {each.device for each in at if each.source == device}
     if exact:

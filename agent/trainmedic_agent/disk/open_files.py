@@ -61,11 +61,8 @@ def acquire_write_lease(fd: int) -> bool:
 
 
 class OpenFileSnapshot(Struct):
-    """Files that all processes had open on one file system at one moment."""
-
     device: int
     is_complete: bool = True
-    """Whether all processes' files were visible."""
     open: set[int] = field(default_factory=set)
     """Inode numbers."""
     writers: dict[int, bool] = field(default_factory=dict)
@@ -85,7 +82,6 @@ class FileUsage:
         self._throttle = throttle
         self._proc = Path(proc)
         self._snapshots: dict[int, tuple[float, OpenFileSnapshot]] = {}
-        """Last snapshot and its time, by device."""
 
     def obstacle(self, fd: int | None, inode: Inode) -> Reason | None:
         """Return why a file must not be deleted. None if it is unused and cannot be opened until `fd` is closed.
@@ -112,7 +108,6 @@ class FileUsage:
         return self.all_writers_append(inode)
 
     def all_writers_append(self, inode: Inode) -> bool:
-        """Return whether all the file's writers certainly append."""
         snapshot = self._recent_snapshot(inode)
         return snapshot.is_complete and snapshot.writers.get(inode[1], True)
 
@@ -161,7 +156,6 @@ class FileUsage:
                     yield self._proc / entry.name
 
     def _add_process(self, snapshot: OpenFileSnapshot, process: Path) -> bool:
-        """Add one process's files. Return whether all were visible."""
         try:
             with os.scandir(process / "fd") as descriptors:
                 for count, descriptor in enumerate(descriptors):

@@ -51,7 +51,6 @@ def is_in_place(fd: int, path: str) -> bool:
 
 
 def _open_path(path: bytes) -> int:
-    """Open the directory at an absolute path with O_PATH. Raises OSError."""
     if len(path) > _LONGEST_PATH:
         return _open_by_parts(path)
     # The directory argument is ignored for absolute paths.

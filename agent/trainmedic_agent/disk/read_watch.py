@@ -54,9 +54,7 @@ class ReadWatch:
         self._numbers: dict[WalkedDirectory, set[int]] = {}
         """Watch numbers, which are the same for a directory that is added again."""
         self._names: dict[WalkedDirectory, set[str]] = {}
-        """Files to be deleted, by directory."""
         self._opened: dict[int, set[str]] = {}
-        """By watch number: files that other processes have opened."""
         self._opened_count = 0
         self._own_opens: set[tuple[int, str]] = set()
         """Files that this process opened since the queue was last read."""
@@ -75,7 +73,6 @@ class ReadWatch:
         self._watch(self._names, is_deep=False)
 
     def watch_checkpoints(self, matched: Iterable[MatchedCheckpoint]) -> None:
-        """Watch checkpoints with all their directories; wait if one is new."""
         self._watch(
             (each.directory for each in matched if each.directory.root.access_times.untraced),
             is_deep=True,

@@ -112,7 +112,6 @@ class FileRemover(Struct, frozen=True):
         return self._change(parent, file, shrink_open)
 
     def _change(self, parent: int, file: MatchedFile, act: Callable[[int], int | Reason]) -> int | Reason:
-        """Open a file for writing, check it as before a deletion, and call `act` with its descriptor."""
         fd: int | None = None
         try:
             # Check for a regular file first: opening a device for writing can act on it.
@@ -137,7 +136,6 @@ class FileRemover(Struct, frozen=True):
         return stored_bytes(status)
 
     def _punch_hole(self, fd: int, status: os.stat_result, length: int) -> int | Reason:
-        """Free whole blocks in the first `length` bytes. Return the freed bytes."""
         stored = stored_bytes(status)
         hole = max(0, length) // status.st_blksize * status.st_blksize
         if not hole:
@@ -151,7 +149,6 @@ class FileRemover(Struct, frozen=True):
 
 
 def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
-    """Return why the file is not the one found, or must not be touched. None if it may be."""
     if inode_of(status) != file.inode or not stat.S_ISREG(status.st_mode):
         return Reason.CHANGED
     return Reason.HARD_LINK if status.st_nlink > 1 else None
@@ -181,12 +178,10 @@ def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | Non
 
 
 def keeps_no_access_time(fd: int) -> bool:
-    """Return whether an open file has the attribute "no access time" (``chattr +A``)."""
     return bool(_attributes(fd) & _NO_ACCESS_TIME)
 
 
 def _is_unchangeable(fd: int) -> bool:
-    """Return whether an open file has the attribute "immutable" or "append only"."""
     return bool(_attributes(fd) & (_IMMUTABLE | _APPEND_ONLY))
 
 
@@ -200,6 +195,5 @@ def _attributes(fd: int) -> int:
 
 
 def _punch_hole(fd: int, length: int) -> None:
-    """Free the first `length` bytes of a file, which then read as zeros. Raises OSError."""
     if _libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, 0, length) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -18,8 +18,6 @@ _MAX_PATH_LENGTH = 200
 
 
 class Reason(StrEnum):
-    """Why an entry was left, or what ended a rule or cleaning early."""
-
     # Kept by the rule.
     YOUNG = "young"
     SIZE = "size"
@@ -59,7 +57,6 @@ class Reason(StrEnum):
 
     @classmethod
     def of(cls, error: OSError) -> Reason:
-        """Return the reason for a system error."""
         return _REASON_BY_ERRNO.get(error.errno or 0, cls.IO_ERROR)
 
 
@@ -93,18 +90,14 @@ class _LeftEntries(Struct):
 
 
 class RuleCounters(Struct):
-    """Counters of one rule."""
-
     matched: int = 0
     """Entries selected for deletion."""
     files: int = 0
     """Deleted or truncated files, including those of deleted checkpoints."""
     bytes: int = 0
-    """Freed bytes."""
     checkpoints: int | None = None
     """Completely deleted checkpoints. None for rules that delete files."""
     refused_roots: dict[str, str] = field(default_factory=dict)
-    """By path, why the root cannot be cleaned."""
     free_enough_roots: list[str] = field(default_factory=list)
     """Roots skipped because enough is free."""
     access_times: dict[str, str] = field(default_factory=dict)
@@ -119,14 +112,12 @@ class RuleCounters(Struct):
             self.leave(reason, directory, name)
 
     def leave(self, reason: Reason, directory: _Located, name: str) -> None:
-        """Count a matched entry that was left."""
         entries = self._left.setdefault(reason, _LeftEntries())
         entries.count += 1
         if len(entries.examples) < _MAX_EXAMPLES:
             entries.examples.append(printable(directory.path(name)))
 
     def leave_rest(self, reason: Reason, count: int) -> None:
-        """Count entries that were left when the rule ended."""
         if count > 0:
             self._left.setdefault(reason, _LeftEntries()).count += count
 

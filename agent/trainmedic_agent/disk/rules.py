@@ -50,7 +50,6 @@ from trainmedic_agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_core import duration
 
 MIN_AGE_TO_DELETE = timedelta(minutes=1)
-"""Minimum ``min_age`` of rules that delete."""
 MIN_KEPT_CHECKPOINTS = 2
 """Complete checkpoints per directory that always stay."""
 MAX_KEEP_NEWEST = 1000
@@ -63,7 +62,6 @@ _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc",
 """Directories that are, and contain, no roots, except `_MEMORY_BACKED`."""
 _MEMORY_BACKED = ("/dev/shm", "/run/user")  # noqa: S108
 _TOO_HIGH = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/spool")
-"""Directories that cannot be roots but can contain some."""
 _CLEANED_BY_OTHERS = {
     "/var/lib/containerd": "the container runtime",
     "/var/lib/containers": "the container runtime",
@@ -73,15 +71,11 @@ _CLEANED_BY_OTHERS = {
 
 
 class EntryKind(StrEnum):
-    """Kind of entries a rule deletes."""
-
     FILES = "files"
     CHECKPOINTS = "checkpoints"
 
 
 class CleaningOperation(StrEnum):
-    """Operation on an entry."""
-
     DELETE = "delete"
     TRUNCATE = "truncate"
     SHRINK = "shrink"
@@ -113,8 +107,6 @@ class AgeBy(StrEnum):
 
 
 class CleaningRule(Struct, frozen=True):
-    """One rule, described in the module's docstring."""
-
     name: str
     roots: tuple[str, ...]
     globs: tuple[Glob, ...]
@@ -133,7 +125,6 @@ class CleaningRule(Struct, frozen=True):
     """Bytes that ``do: shrink`` keeps at a file's end. None for other rules."""
 
     def allows_size(self, stored: int) -> bool:
-        """Return whether the size on disk is within the rule's bounds."""
         is_too_small = self.min_size is not None and stored < self.min_size
         is_too_large = self.max_size is not None and stored > self.max_size
         return not is_too_small and not is_too_large
@@ -143,7 +134,6 @@ class CleaningPolicy(Struct, frozen=True):
     """The policy's part ``cleaning``."""
 
     rules: Mapping[str, CleaningRule] = field(default_factory=dict)
-    """By name."""
     owners: frozenset[int] = frozenset()
     """User IDs that may own a root, in addition to root and the agent's user."""
     max_files: int = DEFAULT_MAX_FILES
@@ -208,7 +198,6 @@ def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
 
 
 def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
-    """Check combinations of fields."""
     if rule.do is CleaningOperation.DELETE and rule.min_age < MIN_AGE_TO_DELETE:
         reader.fault(
             ("min_age",),

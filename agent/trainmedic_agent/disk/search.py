@@ -42,8 +42,6 @@ _TIME_OFFSET = 2**63
 
 
 class _Search(Struct):
-    """Common state: a rule and its open roots."""
-
     rule: CleaningRule
     roots: tuple[Root, ...]
     cutoff_ns: int
@@ -58,15 +56,12 @@ class _Search(Struct):
 
 
 class MatchedFile(Struct, frozen=True):
-    """A matching file, as found by the search."""
-
     directory: WalkedDirectory
     name: str
     inode: Inode
     last_used_ns: int
     """Time from which its age counts, by the rule."""
     stored: int
-    """Bytes on disk."""
 
 
 class _OldestFiles(Struct):
@@ -104,7 +99,6 @@ class _OldestFiles(Struct):
         self._numbers = {directory: number for directory, number in self._numbers.items() if number in used}
 
     def last_key(self) -> bytes | None:
-        """Return the youngest file's key. None if empty."""
         return self._packed[-1][: _KEY.size] if self._packed else None
 
     def __iter__(self) -> Iterator[MatchedFile]:
@@ -118,8 +112,6 @@ class _OldestFiles(Struct):
 
 
 class FileSearch(_Search):
-    """Search for rules of kind ``files``."""
-
     batch_size: int = BATCH_SIZE
 
     def batches(self, enough: Set[int]) -> Iterator[Iterable[MatchedFile]]:
@@ -203,22 +195,14 @@ class FileSearch(_Search):
 
 
 class CheckpointContents(Struct, frozen=True):
-    """Summary of a checkpoint directory."""
-
     files: int
     bytes: int
-    """Bytes freed by deleting all of it."""
     last_used_ns: int
-    """Latest age time of anything in it, by the rule."""
     written_ns: int
-    """Latest write."""
     obstacle: Reason | None
-    """Why it cannot be deleted completely."""
 
 
 class MatchedCheckpoint(Struct, frozen=True):
-    """A matching checkpoint directory, as found by the search."""
-
     root_index: int
     directory: WalkedDirectory
     inode: Inode
@@ -226,8 +210,6 @@ class MatchedCheckpoint(Struct, frozen=True):
 
 
 class CheckpointSearch(_Search):
-    """Search for rules of kind ``checkpoints``."""
-
     metadata: MetadataReader
     _count: int = 0
     _matched: list[MatchedCheckpoint] = field(default_factory=list)
@@ -278,7 +260,6 @@ class CheckpointSearch(_Search):
                     self._judge(siblings_in.pop(directory, []))
 
     def _judge(self, siblings: list[tuple[MatchedCheckpoint, CheckpointTraits]]) -> None:
-        """Add the matching checkpoints of one directory."""
         whole = [traits for _, traits in siblings if not traits.name.startswith(DELETING)]
         kept = checkpoints.kept(whole, self.rule.keep_newest)
         for checkpoint, traits in siblings:

@@ -29,7 +29,6 @@ from trainmedic_agent.disk.report import Reason
 log = logging.getLogger(__name__)
 
 _WORK_SECONDS = 0.01
-"""Seconds of work between rests."""
 _MAX_REST_SECONDS = 2.0
 _MAX_REST_RATIO, _MIN_REST_RATIO = 16.0, 1.0
 """Rest time as a multiple of work time."""
@@ -67,8 +66,6 @@ def seconds_stalled_for_disk() -> float:
 
 
 class Clocks(Struct, frozen=True):
-    """Clocks of a cleaning, in seconds, and its sleep function."""
-
     now: Callable[[], float] = steady_time.OF_PROCESS.unix_now
     """Since the epoch, unaffected by changes of the machine's clock."""
     steady: Callable[[], float] = time.monotonic
@@ -111,7 +108,6 @@ class Throttle:
         self._begin_work()
 
     def _rest(self, seconds: float) -> None:
-        """Rest, then double the ratio if tasks waited for the disk, else halve it."""
         began, stalled = self._clocks.steady(), self._clocks.stalled()
         self.wait(seconds)
         passed = self._clocks.steady() - began
@@ -136,7 +132,6 @@ def take_low_priority() -> None:
 
 
 def _take_last_io_priority() -> None:
-    """Set the lowest I/O priority of the thread's class. Raises OSError."""
     number = _IOPRIO_SET.get(platform.machine())
     if number is None:
         raise OSError(f"no I/O priority is known for {platform.machine()}")

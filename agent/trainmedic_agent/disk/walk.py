@@ -20,25 +20,20 @@ from trainmedic_agent.disk.throttle import Throttle
 MAX_DEPTH = 128
 """Levels below a root; deeper entries are left. Each level needs two descriptors."""
 _ENTRIES_PER_CHECK = 128
-"""Entries between two time checks."""
 DELETING = ".trainmedic-deleting-"
 """Prefix of a checkpoint's name during deletion; patterns are matched without it."""
 _EVERYTHING = (Glob.read("**"),)
 
 
 class WalkedDirectory(Struct, eq=False):
-    """A root or a directory below it, identified by path."""
-
     root: Root
     parent: WalkedDirectory | None
-    """None for the root itself."""
     name: str
     depth: int
     fd: int
     """Open during the walk, else -1; `reopen` is for later."""
 
     def names(self) -> list[str]:
-        """Return the path components from the root."""
         parts: list[str] = []
         directory = self
         while directory.parent is not None:
@@ -68,7 +63,6 @@ class WalkedDirectory(Struct, eq=False):
     def walk_all(
         self, throttle: Throttle, skip: SkipEntry, visit: VisitDirectory
     ) -> Generator[WalkedEntry, None, None]:
-        """Yield everything in this open directory, like `Walk`."""
         top = replace(self.root, path=self.path(), fd=self.fd)
         return Walk(_EVERYTHING, (), throttle, skip, visit)(top)
 
@@ -88,8 +82,6 @@ class _Level(Struct):
 
 
 class Walk(Struct, frozen=True):
-    """A configured walk; call it with a root."""
-
     globs: tuple[Glob, ...]
     exclude: tuple[Glob, ...]
     throttle: Throttle
@@ -136,7 +128,6 @@ class Walk(Struct, frozen=True):
             self.skip(Reason.of(error), directory, "")
 
     def _descend(self, levels: list[_Level], level: _Level, entry: os.DirEntry[str]) -> bool:
-        """Enter a directory if patterns can match in it. Return whether it was entered."""
         name = entry.name.removeprefix(DELETING)
         is_matched, globs = level.globs.accepts(name), level.globs.below(name)
         if not is_matched and globs is None:

@@ -19,7 +19,6 @@ from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.ports.gpus import Gpus
 
 WINDOW = 0.5
-"""Seconds over which CPU load is measured."""
 
 
 class NodeFactsExecutor(Struct, frozen=True):

@@ -100,7 +100,6 @@ def disks(
 
 
 def uptime(proc: Path = PROC) -> float:
-    """Return seconds since boot."""
     return float(proc.joinpath("uptime").read_text().split()[0])
 
 

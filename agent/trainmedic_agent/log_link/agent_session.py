@@ -40,8 +40,6 @@ _LONGEST_REASON = 1000
 
 
 class ReadingParts(Protocol):
-    """The reading parts, as built by ``trainmedic_agent.wiring.agent_logs``."""
-
     def take_rules(self, at: datetime, raw: bytes) -> None: ...
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
@@ -68,7 +66,6 @@ class AgentSession:
         self._on_their_way: set[int] = set()
         self._searches: queue.Queue[SearchRequest | None] = queue.Queue()
         self._open: set[int] = set()
-        """Unanswered searches."""
         self._parts: ReadingParts | None = None
         self.ended = threading.Event()
         """Set when the link is closed, or the agent asks the reader to end."""
@@ -89,11 +86,9 @@ class AgentSession:
         return self._uuids.get(address)
 
     def access(self) -> StoreAccess:
-        """Return the log store's credential."""
         return self._access
 
     def serve(self, parts: ReadingParts) -> None:
-        """Start the threads that answer the agent."""
         self._parts = parts
         if self._rules is not None:
             parts.take_rules(self._rules.at, self._rules.raw)

@@ -37,8 +37,6 @@ _NEXT_SECONDS = 0.1
 
 
 class FindingRelay:
-    """The relay's threads."""
-
     def __init__(
         self,
         node: str,
@@ -118,7 +116,6 @@ class FindingRelay:
         self._connection.close()
 
     def _round(self, client: redis.Redis) -> float:
-        """Do what is due. Return the seconds until the next round."""
         now = time.monotonic()
         if now >= self._clock_due:
             self.clock_error = self._measured(client)
@@ -147,7 +144,6 @@ class FindingRelay:
                 self._rules_due = now + _RULES_EVERY
 
     def _relayed(self, client: redis.Redis) -> bool:
-        """Send and acknowledge the batch. Return False if Redis has no capacity for all of it."""
         with self._lock:
             batch, generation = self._batch, self._generation
         if batch is None:
@@ -165,7 +161,6 @@ class FindingRelay:
         return not rest
 
     def _send_all(self) -> None:
-        """Send messages to the reader in order. Undelivered rules are due again, for the next reader."""
         while (unsent := self._unsent.get()) is not None:
             message, generation = unsent
             if not self._send(message, generation) and isinstance(message, RulesNow):
@@ -185,7 +180,6 @@ class FindingRelay:
             pipeline.execute()
 
     def _checked(self, queued: QueuedFinding) -> bytes | None:
-        """Return the encoded finding. None if it is invalid, too large or not this node's."""
         try:
             update = finding_codec.decode(queued.body)
         except EnvelopeError:

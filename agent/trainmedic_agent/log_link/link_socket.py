@@ -23,8 +23,6 @@ _ACCEPT_SECONDS = 0.5
 
 
 class Peer:
-    """Process at the other end."""
-
     def __init__(self, connection: socket.socket) -> None:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid, self.uid, self.gid = struct.unpack("3i", raw)
@@ -53,8 +51,6 @@ class Peer:
 
 
 class LinkSocket:
-    """The listening socket."""
-
     def __init__(self, directory: Path, reader_uid: int, reader_gid: int) -> None:
         """Raises ConfigurationError if the socket cannot be created."""
         self._path = directory / NAME

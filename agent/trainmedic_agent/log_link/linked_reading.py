@@ -47,7 +47,6 @@ class LinkedReading:
         self._relay.stop(_THREAD_SECONDS)
 
     def presence(self) -> Mapping[str, Any]:
-        """Return its part of the agent's presence."""
         status = self._link.status
         values: dict[str, Any] = {"rules": status.rules, "files": status.files}
         if status.kernel is not None:

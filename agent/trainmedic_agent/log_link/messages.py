@@ -24,7 +24,6 @@ LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024
 """Maximum size in bytes of the reader's messages: the largest finding fits."""
 LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024
 MOST_UPDATES = 50
-"""Findings per batch."""
 
 _Name = Annotated[str, Meta(max_length=64)]
 _Text = Annotated[str, Meta(max_length=1000)]
@@ -35,16 +34,12 @@ _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """First message, with everything needed to begin."""
-
     policy: LogsPolicy
     boot: NodeBoot
     version: int = VERSION
 
 
 class RulesNow(Struct, frozen=True, tag="rules"):
-    """The server's rules, verified by the agent."""
-
     at: datetime
     raw: Annotated[bytes, Meta(max_length=LARGEST_RULES)]
 
@@ -69,8 +64,6 @@ class SearchRequest(Struct, frozen=True, tag="search"):
 
 
 class SearchWithdrawn(Struct, frozen=True, tag="search_withdrawn"):
-    """The answer is no longer needed."""
-
     id: int
 
 
@@ -114,15 +107,11 @@ class SearchAnswer(Struct, frozen=True, tag="answer"):
 
 
 class FailureKind(StrEnum):
-    """Status of the reply."""
-
     REJECTED = "rejected"
     FAILED = "failed"
 
 
 class SearchFailure(Struct, frozen=True, tag="failure"):
-    """The search failed."""
-
     id: int
     kind: FailureKind
     reason: _Text
@@ -133,8 +122,6 @@ _CutField = _CutText | int | None
 
 
 class ReaderStatus(Struct, frozen=True):
-    """The reader's part of the agent's presence."""
-
     rules: _Name = ""
     files: _Number = 0
     kernel: _Name | None = None
@@ -143,14 +130,11 @@ class ReaderStatus(Struct, frozen=True):
     shipping_problem: _Text | None = None
     """None if shipping is disabled."""
     cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
-    """Lines and findings dropped by budgets of jobs and users."""
     uid: _Number | None = None
     """User of the parsing process, as reported by itself."""
 
 
 class MetricKind(StrEnum):
-    """Type of a metric family."""
-
     GAUGE = "gauge"
     COUNTER = "counter"
     INFO = "info"
@@ -161,8 +145,6 @@ _LabelValue = Annotated[str, Meta(max_length=256)]
 
 
 class LogSample(Struct, frozen=True):
-    """A value with labels."""
-
     value: float
     labels: Annotated[dict[_Label, _LabelValue], Meta(max_length=6)]
 
@@ -177,8 +159,6 @@ class LogMetric(Struct, frozen=True):
 
 
 class Pong(Struct, frozen=True, tag="pong"):
-    """Answer to a `Ping`."""
-
     number: int
     status: ReaderStatus
     loop_errors: Annotated[dict[_Name, _Number], Meta(max_length=16)]
@@ -190,14 +170,12 @@ ReaderMessage = FindingBatch | SearchAnswer | SearchFailure | Pong
 
 
 def _written(value: object) -> str:
-    """Encode types without a MessagePack form: the policy's patterns."""
     if isinstance(value, re.Pattern):
         return str(value.pattern)
     raise NotImplementedError(type(value))
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """Decode what `_written` encoded."""
     if getattr(kind, "__origin__", kind) is re.Pattern:
         return re.compile(value)
     raise NotImplementedError(kind)

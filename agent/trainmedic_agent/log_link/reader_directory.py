@@ -39,7 +39,6 @@ def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
 
 
 def _make(state: Path, user: ReaderUser) -> None:
-    """Create the directory under a temporary name, and rename it when complete."""
     unready = state / f"{NAME}.new"
     if unready.exists():
         shutil.rmtree(unready)
@@ -83,7 +82,6 @@ def _hand_over(directory: Path, user: ReaderUser) -> None:
 
 
 def _copy(old: Path, new: Path) -> None:
-    """Copy the reading tables with their rows and sequence numbers."""
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("ATTACH ? AS old", (str(old),))
@@ -100,7 +98,6 @@ def _copy(old: Path, new: Path) -> None:
 
 
 def _copy_numbers(connection: sqlite3.Connection) -> None:
-    """Copy table versions and the last finding's number."""
     marks = ", ".join("?" * len(_PARTS))
     connection.execute("CREATE TABLE parts (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
     connection.execute(f"INSERT INTO main.parts SELECT * FROM old.parts WHERE name IN ({marks})", _PARTS)  # noqa: S608
@@ -111,7 +108,6 @@ def _copy_numbers(connection: sqlite3.Connection) -> None:
 
 
 def _drop_old(journal: Journal) -> None:
-    """Drop the tables from the journal. Raises JournalUnavailable."""
     tables = [name for name, kind, _ in journal.rows(_OWN_TABLES.format("")) if kind == "table"]
     if not tables:
         return

@@ -98,16 +98,13 @@ class ReaderLink:
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Ask the reader to send its findings and end."""
         self.send(EndReading())
 
     def wait_for_end(self, timeout: float) -> None:
-        """Wait until the reader has closed the link."""
         with self._changed:
             self._changed.wait_for(lambda: self._stream is None, timeout)
 
     def stop(self) -> None:
-        """Stop, even if the reader has not closed the link."""
         self._stopping.set()
         self._socket.wake()
         self.drop()
@@ -142,7 +139,6 @@ class ReaderLink:
             self._changed.wait_for(lambda: self.generation != generation, timeout)
 
     def greet(self, messages: Sequence[AgentMessage], generation: int) -> None:
-        """Send the link's first messages; heartbeats follow."""
         if all(self.send(message, generation) for message in messages):
             with self._changed:
                 self._is_greeted = generation == self.generation
@@ -171,7 +167,6 @@ class ReaderLink:
         self.drop()
 
     def drop(self) -> None:
-        """Close the link, if any."""
         with self._changed:
             stream = self._stream
         if stream is not None:
@@ -222,7 +217,6 @@ class ReaderLink:
         return answer
 
     def _ping(self, *, wants_metrics: bool) -> int | None:
-        """Send a ping and return its number. None without a reader."""
         with self._changed:
             if not self._is_greeted:
                 return None
@@ -277,7 +271,6 @@ class ReaderLink:
         log.info("the link to the reader of logs has ended", extra={"reason": reason})
 
     def _take(self, message: ReaderMessage) -> None:
-        """Process a message. Raises FrameFault if it was not requested."""
         if isinstance(message, FindingBatch):
             if self.findings is None or not self.findings.offer(message, self.generation):
                 raise FrameFault("findings came before those from before were acknowledged")

@@ -24,8 +24,6 @@ _GPUS_EVERY = 60.0
 
 
 class ReaderNews:
-    """The thread that sends updates to the reader."""
-
     def __init__(
         self,
         link: ReaderLink,

@@ -39,8 +39,6 @@ CAP_SYSLOG = 34
 
 
 class ReaderUser(Struct, frozen=True):
-    """User of the reader."""
-
     uid: int
     gid: int
     is_without_account: bool = False
@@ -85,7 +83,6 @@ def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) ->
 
 
 def own_user() -> ReaderUser:
-    """Return this process's user."""
     return ReaderUser(os.geteuid(), os.getegid())
 
 
@@ -134,7 +131,6 @@ class ReaderChild(subprocess.Popen[bytes]):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped the reader, which then opens no files."""
         return is_stopped(self.pid)
 
     def kill(self) -> None:
@@ -164,7 +160,6 @@ def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> Rea
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process. False if unknown."""
     try:
         # The process name in brackets can contain anything.
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
@@ -228,7 +223,6 @@ def groups_of(user: ReaderUser) -> list[int]:
 
 
 def _has_account(number: int) -> bool:
-    """Return whether a user or group has the number."""
     for look in (pwd.getpwuid, grp.getgrgid):
         with contextlib.suppress(KeyError):
             look(number)

@@ -33,8 +33,6 @@ _KILL_SECONDS = 2.0
 
 
 class ReaderSupervisor:
-    """The supervising thread."""
-
     def __init__(
         self,
         link: ReaderLink,
@@ -65,7 +63,6 @@ class ReaderSupervisor:
         self._thread.start()
 
     def halt(self) -> None:
-        """Do not start a reader again."""
         self._stopping.set()
 
     def stop(self) -> None:
@@ -80,7 +77,6 @@ class ReaderSupervisor:
         self._thread.join(_KILL_SECONDS)
 
     def round(self) -> None:
-        """Do what is due."""
         now = self._monotonic()
         if self._started is not None:
             self._watch_child(now)
@@ -126,7 +122,6 @@ class ReaderSupervisor:
             self._begin(now)
 
     def _end_if_stopped(self, child: ReaderChild, now: float) -> None:
-        """Kill a child that a signal has stopped: its own child still answers but gets no files."""
         if not child.is_stopped:
             self._stopped_at = None
         elif self._stopped_at is None:
@@ -148,7 +143,6 @@ class ReaderSupervisor:
             self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
     def _end(self, child: ReaderChild) -> None:
-        """Kill a child and its own child."""
         with contextlib.suppress(OSError):
             child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):

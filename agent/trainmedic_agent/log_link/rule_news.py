@@ -52,7 +52,6 @@ class RuleNews:
         return RulesNow(notice.at, raw)
 
     def _refuse(self, reason: str) -> None:
-        """Log the reason once."""
         if reason != self._refused:
             self._refused = reason
             log.error("new log rules are not taken; those from before stay", extra={"reason": reason})

@@ -70,8 +70,6 @@ class _Way:
 
 
 class GuardedFiles:
-    """Files below some directories; implements `NodeFiles`."""
-
     def __init__(
         self,
         tops: Sequence[str],
@@ -117,7 +115,6 @@ class GuardedFiles:
 
     @contextmanager
     def _walked(self, path: str, named_by: NamedBy | None, *, is_directory: bool = False) -> Iterator[_Way]:
-        """Walk to `path` if the policy allows it. Raises OSError, LogRefused."""
         with ExitStack() as stack:
             rights = self._rights_of_namer(named_by, path) if named_by is not None else ()
             yield self._walk(path, rights, stack, is_directory=is_directory)
@@ -182,7 +179,6 @@ class GuardedFiles:
         return nullcontext() if user is None or self._switch is None else self._switch.using(user)
 
     def _opened(self, way: _Way, flags: int) -> int:
-        """Open the path's end, if every bound user may. Raises OSError."""
         for bound in way.bounds:
             self._check(way, bound, os.R_OK)
         with self._as(way.user):
@@ -213,7 +209,6 @@ def _step(name: str, fd: int, stack: ExitStack) -> WayStep:
 
 
 def _check_entered(directory: WayStep) -> None:
-    """Raise OSError if the calling thread cannot access the directory's entries."""
     os.close(os.open(".", DIRECTORY, dir_fd=directory.fd))
 
 

@@ -19,10 +19,7 @@ from trainmedic_logs.domain import file_times
 
 
 class UnreadReason(StrEnum):
-    """Reason why a path is not read."""
-
     LINK = "link"
-    """A symbolic link."""
     SPECIAL = "special"
     """Neither file nor directory: a pipe, socket or device."""
     SECOND_NAME = "second_name"
@@ -86,12 +83,9 @@ class ListedName(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True):
-    """Entries of a directory."""
-
     device: int
     entries: Sequence[ListedName]
     is_cut: bool = False
-    """True if there are more entries than requested."""
     may_be_renamed: bool = False
     """True if users can rename others' entries (`others_may_rename`)."""
 
@@ -103,9 +97,7 @@ class NodeFiles(Protocol):
         """Return a descriptor of the regular file at `path`. Never blocks on a pipe or opens a device."""
         ...
 
-    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing:
-        """List up to `most` entries of the directory at `path`."""
-        ...
+    def listing(self, path: str, most: int, named_by: NamedBy | None = None) -> Listing: ...
 
     def facts(self, path: str, names: Sequence[str], named_by: NamedBy | None = None) -> list[FileFacts | None]:
         """Return metadata of these directory entries, in order. None for a missing entry."""

@@ -42,14 +42,11 @@ _PAGE = 1000
 
 
 class FileOpener:
-    """Server of one reader's connections."""
-
     def __init__(self, files: NodeFiles) -> None:
         self._files = files
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     def serve(self, connection: socket.socket) -> None:
-        """Answer requests until the other side closes the connection."""
         reader = FrameReader(connection)
         with connection, contextlib.suppress(OSError):
             while (received := self._next(reader)) is not None:
@@ -85,7 +82,6 @@ class FileOpener:
             self._places.release()
 
     def _answer(self, connection: socket.socket, request: Request) -> None:
-        """Raises OSError if the connection is gone."""
         try:
             if isinstance(request, OpenFile):
                 fd = self._files.open(os.fsdecode(request.path), _named_by(request.namer))

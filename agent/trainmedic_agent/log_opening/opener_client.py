@@ -77,7 +77,6 @@ class OpenerClient:
         return self._received()
 
     def _received(self) -> tuple[OpenerAnswer, int | None]:
-        """Return the next answer. Raises OSError, LogRefused."""
         connection: _Connection = self._local.connection
         try:
             received = connection.reader.answer()
@@ -95,7 +94,6 @@ class OpenerClient:
         return answer, received[1]
 
     def _connection(self) -> socket.socket:
-        """Return this thread's connection."""
         if not hasattr(self._local, "connection"):
             own, far = socket.socketpair()
             try:

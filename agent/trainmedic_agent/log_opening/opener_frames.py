@@ -37,8 +37,6 @@ class Namer(Struct, frozen=True, array_like=True):
 
 
 class OpenFile(Struct, frozen=True, tag="open"):
-    """Request for a file's descriptor."""
-
     path: bytes
     namer: Namer | None = None
 
@@ -52,8 +50,6 @@ class ListDirectory(Struct, frozen=True, tag="list"):
 
 
 class StateFacts(Struct, frozen=True, tag="facts"):
-    """Request for metadata of directory entries."""
-
     path: bytes
     names: list[bytes]
     namer: Namer | None = None
@@ -81,20 +77,14 @@ class ListedPage(Struct, frozen=True, tag="listed"):
 
 
 class StatedFacts(Struct, frozen=True, tag="stated"):
-    """Requested metadata, in order."""
-
     facts: list[FileFacts | None]
 
 
 class RefusedAnswer(Struct, frozen=True, tag="unread"):
-    """Answer for a refused path."""
-
     reason: UnreadReason
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """Answer for an OS error."""
-
     number: int
     text: str
 
@@ -120,8 +110,6 @@ def send(connection: socket.socket, message: Request | OpenerAnswer, descriptor:
 
 
 class FrameReader:
-    """Reader of a connection's frames."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._requests = msgspec.msgpack.Decoder(Request)

@@ -91,7 +91,6 @@ def _parts_of_file(path: str) -> list[str]:
 
 @contextmanager
 def _directory(names: Sequence[str]) -> Iterator[int]:
-    """Open the directory below ``/``. Raises OSError, also for a symbolic link in the path."""
     fd = os.open("/", DIRECTORY)
     try:
         for name in names:

@@ -22,8 +22,6 @@ _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 
 class Rights(Struct, frozen=True):
-    """User and groups for opening a file."""
-
     uid: int | None
     """None: any user. Such rights never count as the owner's."""
     gid: int
@@ -45,7 +43,6 @@ class Rights(Struct, frozen=True):
 
 
 ANYONE = Rights(None, NOBODY_ID)
-"""Rights that every user has."""
 
 
 def of_group(gid: int) -> Rights:

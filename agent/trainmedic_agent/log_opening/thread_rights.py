@@ -19,11 +19,9 @@ from trainmedic_agent.log_opening.rights import NOBODY_ID, Rights
 log = logging.getLogger(__name__)
 
 _SETGROUPS = {"x86_64": 116, "aarch64": 159}
-"""System call number by machine."""
 _READ_SEARCH_BIT, _SETGID_BIT, _SETUID_BIT = 2, 6, 7
 _MOST_CAPABILITIES = 64
 _WORD_BITS = 32
-"""Bits per word of a capability set."""
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _NEEDED = 1 << _SETGID_BIT | 1 << _SETUID_BIT
 _VERSION_3 = 0x20080522

@@ -61,14 +61,10 @@ FileKey = tuple[int, int]
 
 
 class Block(NamedTuple):
-    """Bytes that arrived together. Times are milliseconds since 1970."""
-
     size: int
-    """File size after them."""
     after: int
     """Earliest arrival. 0 if unknown."""
     at: int
-    """Latest arrival."""
 
 
 class Arrival(NamedTuple):
@@ -82,10 +78,7 @@ class Arrival(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Stored blocks."""
-
     begin: int
-    """File size before them."""
     size: int
     began: int
     at: int
@@ -112,8 +105,6 @@ class _Chunk(NamedTuple):
 
 
 class FileArrivals:
-    """Blocks of one file at the time of the query, oldest first."""
-
     def __init__(self, chunks: Sequence[_Chunk], last: Sequence[Block], looked_at: int) -> None:
         self._chunks = list(chunks)
         self._sizes = [chunk.size for chunk in chunks]
@@ -123,12 +114,10 @@ class FileArrivals:
 
     @property
     def size(self) -> int:
-        """Bytes of the file with a recorded arrival."""
         return self._last[-1].size if self._last else self._sizes[-1] if self._sizes else 0
 
     @property
     def first_at(self) -> datetime | None:
-        """Latest arrival of the oldest block."""
         if self._chunks:
             return datetime.fromtimestamp(self._blocks(0)[0].at / 1000, UTC)
         return datetime.fromtimestamp(self._last[0].at / 1000, UTC) if self._last else None
@@ -158,7 +147,6 @@ class FileArrivals:
         return self._chunks[at].begin
 
     def _block(self, place: int) -> Block | None:
-        """Return the first block that extends beyond `place`."""
         at = bisect_left(self._sizes, place + 1)
         blocks = self._blocks(at) if at < len(self._chunks) else self._last
         number = bisect_left(blocks, place + 1, key=lambda block: block.size)
@@ -171,16 +159,12 @@ class FileArrivals:
 
 
 class _Seen(Struct):
-    """State of a file with its unstored blocks."""
-
     size: int = 0
     at: int = _UNKNOWN
-    """Latest arrival of the last block."""
     looked_at: int = _UNKNOWN
     begin: int = 0
     began: int = _UNKNOWN
     blocks: list[Block] = field(default_factory=list)
-    """Blocks of the open chunk."""
     is_changed: bool = False
 
 
@@ -203,13 +187,11 @@ class ArrivalIndex:
         self._scanned_at = _UNKNOWN
 
     def looked(self, key: FileKey, size: int, written_ns: int, now: datetime) -> None:
-        """Record a file's current size and last write."""
         moment = _milliseconds(now)
         with self._lock:
             self._look(key, size, written_ns // 1_000_000, moment, moment)
 
     def scanned(self, files: Iterable[FoundFile], began: datetime, ended: datetime) -> None:
-        """Record the files of a scan between these times."""
         first, last = _milliseconds(began), _milliseconds(ended)
         with self._lock:
             for file in files:
@@ -270,7 +252,6 @@ class ArrivalIndex:
                     seen.is_changed = True
 
     def _let_go(self, files: dict[FileKey, _Seen]) -> None:
-        """Drop the least recently seen files from memory. Their stored chunks stay."""
         for key in sorted(files, key=lambda key: files[key].looked_at)[: len(files) - _MOST_FILES // 2]:
             del files[key]
 
@@ -348,7 +329,6 @@ class ArrivalIndex:
 
 
 def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
-    """Yield each chunk that replaces two neighbours, with the second one's `begin`."""
     left = list(chunks)
     while len(left) > MOST_CHUNKS:
         newest = left[-1].at

@@ -27,8 +27,6 @@ _FREE_SHARE = 0.02
 
 
 class BudgetOwner(Struct, frozen=True):
-    """A user's job, with its own budget."""
-
     uid: int | None
     """Owner of the job's directory, or of a file outside any. None for the node's own logs."""
     job: str | None = None
@@ -92,7 +90,6 @@ class FairTurns:
         items: Iterator[Item],
         expected: Callable[[Item], float],
     ) -> None:
-        """Push the owner's next item onto a user's heap."""
         for item in items:
             seconds = expected(item)
             heapq.heappush(heap, (self._jobs.get(owner, 0.0) + seconds, number, owner, items, seconds, item))
@@ -142,13 +139,11 @@ class HourlyBudget:
         return True
 
     def has_left(self, owner: BudgetOwner) -> bool:
-        """Return whether the owner has any budget left."""
         now = self._monotonic()
         left = self._left_of(owner, now)
         return left > (1 - _FREE_SHARE) * self._most or min(left, self._left_of_user(owner, now)) > 0
 
     def spend(self, owner: BudgetOwner, count: float) -> None:
-        """Record usage, even beyond the budget."""
         now = self._monotonic()
         if len(self._left) >= _MOST_REMEMBERED:
             self._forget()
@@ -166,7 +161,6 @@ class HourlyBudget:
         return min(left + (now - at) * most / _HOUR, most)
 
     def _forget(self) -> None:
-        """Drop the least recently used half. Users with that many jobs still have the user's bound."""
         kept = heapq.nlargest(_MOST_REMEMBERED // 2, self._left.items(), key=lambda item: item[1][1])
         self._left = dict(kept)
 

@@ -29,8 +29,6 @@ class _Entry(Struct):
 
 
 class CutRecord:
-    """Cuts by owner and kind."""
-
     def __init__(self, now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._monotonic = monotonic
@@ -85,7 +83,6 @@ class CutRecord:
             entry.seen = monotonic
 
     def _forget(self) -> None:
-        """Drop expired entries, and the older half if there are too many."""
         ends = self._monotonic() - FORGOTTEN_AFTER
         self._entries = {key: entry for key, entry in self._entries.items() if entry.seen >= ends}
         if len(self._entries) >= _MOST_KEPT:

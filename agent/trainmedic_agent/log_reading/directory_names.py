@@ -14,7 +14,6 @@ from msgspec import Struct
 from trainmedic_agent.log_opening.node_files import FileFacts
 
 _MOST = 50_000
-"""Remembered directories, most recently looked at."""
 
 
 class _Known(Struct, frozen=True):
@@ -32,7 +31,6 @@ class DirectoryNames:
         self._known: dict[tuple[int, int], _Known] = {}
 
     def first_of(self, name: str, facts: FileFacts) -> str:
-        """Return the first name of a directory now called `name`."""
         key = (facts.device, facts.inode)
         with self._lock:
             known = self._known.pop(key, None)

@@ -69,34 +69,25 @@ _PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
 
 
 class Scan(Struct, frozen=True):
-    """Result of one scan of all directories."""
-
     files: tuple[FoundFile, ...]
     refused: Mapping[UnreadReason, int]
     dumps: tuple[FoundFile, ...] = ()
     """Flight recorder dumps, which are not logs."""
     is_cut: bool = False
-    """True if there were more entries than allowed."""
     late: int = 0
     """Jobs whose directories were not scanned completely, for lack of time."""
     errors: int = 0
-    """Jobs whose scan failed unexpectedly."""
     is_stale: bool = False
     """True if this is an earlier scan, because the next one did not end in time."""
 
 
 class _Top(Struct):
-    """A policy directory in one scan."""
-
     path: str
     files: tuple[FoundFile, ...] = ()
-    """Logs directly in it."""
     units: Mapping[str, ScanUnit] = {}
 
 
 class _Look(Struct, frozen=True):
-    """A directory to look at."""
-
     path: str
     finder: Finder
     named_by: NamedBy | None = None
@@ -190,7 +181,6 @@ class Discovery:
         return Scan(logs, +refused, dumps, is_cut, self._late, self._errors)
 
     def _keep(self, files: dict[FileKey, FoundFile], file: FoundFile) -> None:
-        """Of several entries for one file, keep the first with an origin."""
         if file.key not in files or files[file.key].origin is None:
             files[file.key] = file
 
@@ -220,7 +210,6 @@ class Discovery:
         job_seconds: float,
         cheap: float,
     ) -> bool:
-        """Scan due units in turn, and those cheaper than `cheap` seconds. Return whether one had too many entries."""
         now, is_cut = time.monotonic(), False
         count = sum(len(top.units) for top in tops)
         waiting: dict[BudgetOwner, list[tuple[ScanUnit, int]]] = {}
@@ -250,14 +239,12 @@ class Discovery:
         return is_cut
 
     def _may_look_at(self, unit: ScanUnit) -> bool:
-        """Return whether the unit's user has time left. If not, record a cut."""
         if unit.cost <= CHEAP_SECONDS or self._turns.used_by(unit.owner.uid) <= USER_SECONDS:
             return True
         self._cuts.add(unit.owner, CutKind.SECONDS)
         return False
 
     def _facts(self, path: str, units: Sequence[ScanUnit]) -> Sequence[FileFacts | None]:
-        """Return the metadata of each unit's directory. None if it is gone."""
         if not units:
             return []
         try:
@@ -297,7 +284,6 @@ class Discovery:
         unit.looked(began, budget, units)
 
     def _named(self, unit: ScanUnit) -> Iterator[FoundFile]:
-        """Yield the files named by the job's ranks."""
         directories: dict[tuple[str, NamedBy], dict[str, Origin]] = {}
         for path, origin, named_by in unit.sources.named_files() if unit.sources is not None else ():
             directory, _, name = path.rpartition("/")
@@ -320,7 +306,6 @@ class Discovery:
             yield from self._walk(_Look(f"{look.path}/{name}", inner, look.named_by))
 
     def _logs_among(self, look: _Look, files: Sequence[ListedName], device: int) -> Iterator[FoundFile]:
-        """Yield the logs among a directory's files. Raises OSError, LogRefused."""
         sources = [entry.name for entry in files if entry.name.startswith(log_layout.SOURCES)]
         if sources and self._sources is not None:
             self._sources.look_at(look.path, sources)
@@ -344,10 +329,6 @@ class Discovery:
     def _listed(
         self, look: _Look, units: Mapping[str, ScanUnit] = {}
     ) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
-        """Return a directory's subdirectories to enter, its other entries, and the listing.
-
-        `units` are known units among the subdirectories. Raises OSError, LogRefused.
-        """
         deeper: list[tuple[str, Finder]] = []
         files: list[ListedName] = []
         listing = self._files.listing(look.path, self._budget.room, look.named_by)
@@ -386,7 +367,6 @@ class Discovery:
 
 
 def _joined(before: Sequence[FoundFile], found: Sequence[FoundFile]) -> list[FoundFile]:
-    """Merge new results over earlier ones, by key."""
     return list(({file.key: file for file in before} | {file.key: file for file in found}).values())
 
 
@@ -399,12 +379,11 @@ def _newest_attempt_first(entry: tuple[str, Finder]) -> int:
 
 
 def is_dump(file: FoundFile) -> bool:
-    """Return whether the file is a flight recorder dump."""
     return file.origin is not None and file.origin.source == log_layout.FLIGHT_RECORDER
 
 
 def is_rotated(name: str, names: Collection[str]) -> bool:
-    """Return whether this is a packed log, or a rotated one with a newer one next to it. Its lines were read already."""
+    """Return whether this is a packed log, or a rotated one next to its successor. Its lines were read already."""
     if _PACKED.match(name):
         return True
     match = _ROTATED.match(name)

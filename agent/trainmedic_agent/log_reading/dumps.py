@@ -46,7 +46,6 @@ _LOOK_SECONDS = 1.0
 
 _Mark = tuple[int, int, int]
 ReadDumps = Callable[[Sequence[tuple[int, bytes]]], Sequence[Dump | str]]
-"""Returns for each rank's bytes the dump, or the error."""
 
 
 class TakesFindings(Protocol):
@@ -86,7 +85,6 @@ class DumpReading:
         """By path: the state of the dump when read, and its digest line."""
 
     def found(self, scan: Scan) -> None:
-        """Take the dumps of a scan."""
         self._found = scan.dumps
 
     def read(self) -> float:
@@ -136,7 +134,6 @@ class DumpReading:
         return seen if seen is not None and seen[0][0] == file.inode else (_mark(file), now)
 
     def _take_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> list[str]:
-        """Read dumps. Return the directory of each."""
         taken: list[str] = []
         for owner, (directory, file) in self._turns.turns(waiting):
             if len(taken) == _AT_ONCE:
@@ -156,7 +153,6 @@ class DumpReading:
         return file.path in self._lines and self._lines[file.path][0] == _mark(file)
 
     def _take(self, file: FoundFile, refusal: str | None) -> None:
-        """Read a dump unless `refusal` is given. Record its digest, or why it was not read."""
         try:
             if refusal is not None:
                 raise DumpError(refusal)

@@ -11,17 +11,12 @@ from trainmedic_agent.log_reading.budgets import BudgetOwner
 from trainmedic_agent.log_reading.scan_units import FoundFile
 
 FileKey = tuple[int, int]
-"""Device and inode."""
 
 
 class FileShares(Struct, frozen=True):
-    """Files to follow from now on."""
-
     opened: Sequence[FoundFile]
     closed: Sequence[FileKey]
-    """Followed files to close."""
     left_out: Mapping[BudgetOwner, int]
-    """Number of unfollowed files by owner."""
 
 
 def shares(

@@ -53,8 +53,6 @@ FIRST_BYTES = 1024 * 1024
 
 
 class Followed(Protocol):
-    """An open file and the use of its lines."""
-
     file: GrowingFile
     origin: Origin
 
@@ -71,9 +69,7 @@ class Followed(Protocol):
         """Process new data. Return whether there is more. Raises OSError."""
         ...
 
-    def known(self) -> KnownFile:
-        """Return its state while closed."""
-        ...
+    def known(self) -> KnownFile: ...
 
     def is_of(self, origin: Origin) -> bool:
         """Return whether its lines already have this origin."""
@@ -92,13 +88,10 @@ FollowedT = TypeVar("FollowedT", bound=Followed)
 
 
 def _expected_seconds(item: tuple[tuple[int, int], Followed]) -> float:
-    """Return the expected duration of the next look."""
     return item[1].file.waiting * _SECONDS_A_BYTE
 
 
 class Positions(Protocol):
-    """Store of read positions."""
-
     is_first: bool
     """True if nothing was stored before this process."""
 
@@ -107,9 +100,7 @@ class Positions(Protocol):
         """Whether files are to be read now."""
         ...
 
-    def kept(self) -> Mapping[str, Any]:
-        """Return what was stored, by key. Raises JournalUnavailable."""
-        ...
+    def kept(self) -> Mapping[str, Any]: ...
 
     def forget(self, key: str) -> None: ...
 
@@ -119,8 +110,6 @@ class Positions(Protocol):
 
 
 class FileCounts(Protocol):
-    """Current counts for the metrics."""
-
     files: Mapping[str, int]
     refused: Mapping[str, int]
 
@@ -175,7 +164,6 @@ class FileFollowing(Generic[FollowedT]):
 
     @property
     def followed(self) -> list[FollowedT]:
-        """Open files."""
         return list(self._followed.values())
 
     def read(self) -> bool:
@@ -198,7 +186,6 @@ class FileFollowing(Generic[FollowedT]):
         return has_more
 
     def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[tuple[tuple[int, int], FollowedT]]]:
-        """Return the files to poll in this round by owner, least recently polled first."""
         due: dict[BudgetOwner, list[tuple[tuple[int, int], FollowedT]]] = {}
         for key, file in self._followed.items():
             if now - file.grown_at < _BUSY_SECONDS or now - self._polled_at.get(key, 0.0) >= 1.0:
@@ -268,7 +255,6 @@ class FileFollowing(Generic[FollowedT]):
         self._counters.files = Counter(file.origin.source for file in self._followed.values())
 
     def _put_away(self, key: tuple[int, int], file: FollowedT) -> None:
-        """Close a file, and remember its position."""
         self._drop(key)
         with self._lock:
             self._known[key] = file.known()
@@ -348,7 +334,6 @@ class FileFollowing(Generic[FollowedT]):
                 self._positions.forget(known.key)
 
     def _restore(self) -> None:
-        """Load the positions of earlier processes."""
         for kept in self._positions.kept().values():
             known = known_file(kept)
             if known is not None:

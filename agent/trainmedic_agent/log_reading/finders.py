@@ -30,8 +30,6 @@ _STREAM_SOURCES = {
 
 
 class Finder(Protocol):
-    """Identification of logs below one directory."""
-
     def enter(self, name: str) -> Finder | None:
         """Return the finder for the subdirectory `name`. None to skip it."""
         ...
@@ -42,8 +40,6 @@ class Finder(Protocol):
 
 
 class PatternFinder(Struct, frozen=True):
-    """Files matching a policy pattern."""
-
     pattern: PathPattern
     source: str
     node: str
@@ -163,7 +159,6 @@ class NamedFiles(Struct, frozen=True):
     """Given files of one directory."""
 
     origins: Mapping[str, Origin]
-    """Origin by name."""
 
     def enter(self, name: str) -> None:
         return None

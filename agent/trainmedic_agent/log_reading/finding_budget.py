@@ -52,5 +52,4 @@ class FindingsOfJobs:
         return self._admitted.get(finding.id) or BudgetOwner(UNKNOWN_USER, finding.origin.job)
 
     def was_admitted(self, finding: Finding) -> bool:
-        """Return whether to report an update of the finding."""
         return finding.id not in self._refused

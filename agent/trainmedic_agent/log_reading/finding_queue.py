@@ -31,12 +31,10 @@ class FindingQueue:
         """By user and job with waiting findings: number of their last turn."""
 
     def body(self, connection: sqlite3.Connection, finding: str) -> bytes | None:
-        """Return the waiting update of a finding. None if there is none."""
         row = connection.execute("SELECT body FROM log_waiting WHERE finding = ?", (finding,)).fetchone()
         return bytes(row[0]) if row is not None else None
 
     def put(self, connection: sqlite3.Connection, finding: str, owner: BudgetOwner, body: bytes) -> None:
-        """Add an update of a finding, or replace the waiting one."""
         row = (len(body), body, finding)
         if connection.execute("UPDATE log_waiting SET size = ?, body = ? WHERE finding = ?", row).rowcount == 0:
             values = (finding, owner.uid, owner.job, len(body), body)
@@ -44,7 +42,6 @@ class FindingQueue:
 
     @staticmethod
     def _leave_out(connection: sqlite3.Connection, count: int) -> None:
-        """Skip numbers, from which the server sees how many findings are missing."""
         begun = connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'log_findings'", (count,))
         if begun.rowcount == 0:
             connection.execute("INSERT INTO sqlite_sequence VALUES ('log_findings', ?)", (count,))

@@ -82,7 +82,6 @@ class FindingSender:
                 self._has_findings.clear()
 
     def _batch(self) -> list[tuple[int, bytes]]:
-        """Return the oldest updates that fit into a message. Raises JournalUnavailable."""
         batch: list[tuple[int, bytes]] = []
         size = 0
         for number, body in self._store.waiting(_BATCH):
@@ -95,7 +94,6 @@ class FindingSender:
 
 
 def _within(body: bytes) -> bytes:
-    """Return the update, without its excerpt if too large."""
     if len(body) <= LARGEST_UPDATE:
         return body
     try:

@@ -23,15 +23,12 @@ HALF_LINE_SECONDS = 10.0
 
 
 class KnownFile(Struct, frozen=True):
-    """State of a file that was read."""
-
     position: FilePosition
     origin: Origin
     stream: Mapping[str, Any]
 
     @property
     def key(self) -> str:
-        """The runner's key for it."""
         return f"{self.position.generation} {self.origin.stream}"
 
 

@@ -35,11 +35,9 @@ class _RankSources(Struct, frozen=True):
     """None if unknown: started manually, or not set by the launcher."""
     origin: Origin
     files: tuple[tuple[str, str], ...]
-    """Path and source of each allowed further file."""
     outside: int
     """Number of files that are not allowed."""
     named_by: NamedBy
-    """The sources file."""
 
 
 class JobSources:
@@ -73,7 +71,6 @@ class JobSources:
         self._looked_at = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
 
     def saw(self, directory: str, name: str) -> None:
-        """Register the sources file `name` of the attempt in `directory`."""
         path = f"{directory}/{name}"
         facts = self._looked_at.get(path)
         if facts is None:
@@ -90,7 +87,6 @@ class JobSources:
         self._launchers.setdefault(directory, set()).add(node)
 
     def launchers(self, directory: str) -> Collection[str | None]:
-        """Return the nodes with a launcher in that attempt, as seen in this scan."""
         return self._launchers.get(directory, set())
 
     def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
@@ -108,7 +104,6 @@ class JobSources:
         return bool(stated) and job not in stated
 
     def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
-        """Yield the allowed further files that this node's ranks have named."""
         for said in self._all():
             for path, source in said.files:
                 yield path, replace(said.origin, source=source), said.named_by

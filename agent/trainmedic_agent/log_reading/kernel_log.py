@@ -45,10 +45,7 @@ _SAME_MICROSECOND = 16
 
 
 class KernelReader(Protocol):
-    """One way to read the kernel's log."""
-
     lost: int
-    """Lines overwritten before they were read."""
 
     def fileno(self) -> int | None:
         """Return a descriptor for poll(2). None if there is none now."""
@@ -282,14 +279,12 @@ def retimed(raw: bytes, since_boot: float) -> bytes:
 
 
 def _text(raw: bytes) -> bytes:
-    """Return a ``/dev/kmsg`` line as text with seconds since boot."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
     return b"[%12.6f] %s" % (int(fields[2]) / 1e6, text) if len(fields) > 2 and fields[2].isdigit() else raw
 
 
 def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
-    """Return how the kernel's log is read here: by the policy, or the first way that works."""
     if kernel.by is not KernelReading.ANY:
         return kernel.by
     with contextlib.suppress(OSError):

@@ -23,10 +23,8 @@ class LineCutter:
 
     def __init__(self, offset: int = 0, is_skipping: bool = False, longest: int = MOST_KEPT) -> None:
         self.offset = offset
-        """Processed bytes of the file."""
         self.is_skipping = is_skipping
         self.left_out = 0
-        """Dropped bytes of long lines."""
         self._begun = b""
         self._longest = longest
 
@@ -37,7 +35,6 @@ class LineCutter:
 
     @property
     def has_half_line(self) -> bool:
-        """Whether it holds an unfinished line."""
         return bool(self._begun)
 
     def feed(self, piece: bytes) -> list[PlacedLine]:
@@ -56,14 +53,12 @@ class LineCutter:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
-        """Return the unfinished line; what follows counts as a separate line."""
         lines: list[PlacedLine] = []
         if self._begun:
             self._give_out(self._begun, lines)
         return lines
 
     def _keep(self, rest: bytes, lines: list[PlacedLine]) -> None:
-        """Keep the beginning of an unfinished line."""
         if self.is_skipping:
             self.left_out += len(rest)
             self.offset += len(rest)
@@ -77,7 +72,6 @@ class LineCutter:
         self.offset += len(rest)
 
     def _give_out(self, line: bytes, lines: list[PlacedLine]) -> None:
-        """Add a line; `offset` is still the start of its new part after `_begun`."""
         lines.append((self.resume_at, line[: self._longest]))
         self.left_out += max(len(line) - self._longest, 0)
         self._begun = b""

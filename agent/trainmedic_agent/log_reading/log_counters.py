@@ -10,12 +10,9 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 
 
 class LogCounters:
-    """Counts since the process started, and current values."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.cuts = CutRecord()
-        """What budgets of jobs and users dropped."""
         self._lines: Counter[str] = Counter()
         self._lines_left_out: Counter[str] = Counter()
         self._findings: Counter[str] = Counter()
@@ -26,18 +23,14 @@ class LogCounters:
         """Updates of findings dropped for lack of space while not sent, or because they are unreadable."""
         self.findings_waiting = 0
         self.files: Mapping[str, int] = {}
-        """Followed files by source."""
         self.refused: Mapping[str, int] = {}
-        """Unread files by reason."""
         self.takes_rights = False
         """Whether files are opened with users' rights, instead of comparing file modes."""
         self.rules = ""
-        """Version of the active rules, empty without any."""
         self.problem = ""
         """Why lines are not processed now, empty if they are."""
 
     def lines(self, source: str, count: int) -> None:
-        """Count lines read."""
         with self._lock:
             self._lines[source] += count
 
@@ -47,7 +40,6 @@ class LogCounters:
             self._lines_left_out[source] += count
 
     def finding(self, rule: str) -> None:
-        """Count a new finding."""
         with self._lock:
             self._findings[rule] += 1
 

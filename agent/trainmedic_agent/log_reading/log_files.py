@@ -33,8 +33,6 @@ OpenLog = Callable[[str], int]
 
 
 class FilePosition(Struct, frozen=True):
-    """Stored read position of a file."""
-
     path: str
     """Path at which it was found; it stays the file's name after a rename."""
     device: int
@@ -86,8 +84,6 @@ class FilePosition(Struct, frozen=True):
 
 
 class ReadSizes(Struct, frozen=True):
-    """Read sizes in bytes."""
-
     piece: int = LARGEST_READ
     longest: int = MOST_KEPT
     """Per line; the rest is dropped."""
@@ -103,7 +99,6 @@ class GrowingFile:
         self.left_out = 0
         """Bytes of overlong lines, and skipped bytes."""
         self.owner: BudgetOwner = NODE_ITSELF
-        """Owner whose budget it uses."""
         self._fd = fd
         self._is_whole = is_whole
         self._sizes = sizes
@@ -148,7 +143,6 @@ class GrowingFile:
         return True
 
     def read(self) -> list[PlacedLine]:
-        """Return the lines of the next piece. Raises OSError."""
         behind = self._size - self._cutter.offset
         if behind > FARTHEST_BEHIND and not self._is_whole:
             self.start_at(self._size - _KEPT_BEHIND)
@@ -166,7 +160,6 @@ class GrowingFile:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
-        """Return an unfinished line."""
         return self._cutter.half_line()
 
     def begin_anew(self, now: int) -> None:
@@ -190,7 +183,6 @@ class GrowingFile:
 
     @property
     def offset(self) -> int:
-        """Read bytes."""
         return self._cutter.offset
 
     @property
@@ -208,7 +200,6 @@ class GrowingFile:
 
     @property
     def size(self) -> int:
-        """Size at the last look."""
         return max(self._size, 0)
 
     @property
@@ -231,7 +222,10 @@ class GrowingFile:
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:
-        """Return the position to resume at: `oldest`, the start of a line, or after the returned lines. Raises OSError."""
+        """Return the position to resume at: `oldest`, the start of a line, or after the returned lines.
+
+        Raises OSError.
+        """
         offset = self._cutter.resume_at if oldest is None else oldest
         tail = os.pread(self._fd, min(_TAIL_BYTES, offset), max(offset - _TAIL_BYTES, 0))
         return replace(
@@ -252,7 +246,6 @@ class GrowingFile:
         return LineCutter(offset, is_skipping, self._sizes.longest)
 
     def _is_same(self, size: int) -> bool:
-        """Return whether the file still contains what was read."""
         start = self._start
         if size < self._cutter.offset:
             return False

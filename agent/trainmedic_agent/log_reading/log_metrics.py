@@ -42,7 +42,6 @@ def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> It
 
 
 def _alone(counters: LogCounters) -> Iterator[Metric]:
-    """Yield the metrics with one series."""
     yield GaugeMetricFamily(
         "trainmedic_agent_log_takes_rights",
         "1 if files are opened with the rights of users, 0 if file modes are compared.",

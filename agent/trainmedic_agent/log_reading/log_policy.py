@@ -33,8 +33,6 @@ _NAMESPACE = re.compile(r"[a-z0-9*?-]{1,63}\Z")
 
 
 class KernelReading(StrEnum):
-    """How the kernel's log is read."""
-
     ANY = "any"
     """``/dev/kmsg`` if permitted, else the journal if it exists, else `KERNEL_FILE`."""
     KMSG = "kmsg"
@@ -58,8 +56,6 @@ class FilesOfSource(Struct, frozen=True):
 
 
 class LogsPolicy(Struct, frozen=True):
-    """Logs to read."""
-
     roots: tuple[str, ...] = ()
     """Log directories of jobs, in the layout of the SDK and ``trainmedic-run``."""
     paths: tuple[str, ...] = ()

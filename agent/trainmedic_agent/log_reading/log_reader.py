@@ -95,7 +95,6 @@ class LogReader:
         self._kmsg = kmsg
         self._stopping = threading.Event()
         self._began: dict[str, float] = {}
-        """Start of the current round, by thread."""
         self._store = LogStore(context.database, boot, self.counters)
         cuts = self.counters.cuts
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
@@ -184,7 +183,6 @@ class LogReader:
                 self._stopping.wait(wait)
 
     def _read_files(self) -> float:
-        """Read new data of all files, with at most half of a core's time."""
         began = time.monotonic()
         has_more = self._following.read()
         self.runner.settle()

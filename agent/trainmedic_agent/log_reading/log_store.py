@@ -52,8 +52,6 @@ _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 
 
 class NodeBoot(Struct, frozen=True):
-    """The node and its current boot."""
-
     node: str
     boot: str
     """The kernel's boot ID, empty if it has none."""
@@ -93,14 +91,12 @@ class LogStore:
     # --- reading ---
 
     def positions(self) -> dict[str, Any]:
-        """Return the committed position of each stream."""
         return {
             stream: json.loads(text)
             for stream, text in self._journal.rows("SELECT stream, position FROM log_positions")
         }
 
     def tracker(self) -> dict[int, Any]:
-        """Return the rule state, as written by `TrackerChanges`."""
         return {
             number: json.loads(text)
             for number, text in self._journal.rows("SELECT number, value FROM log_followed ORDER BY number")
@@ -134,7 +130,6 @@ class LogStore:
             self._measure()
 
     def first_word(self, finding: Finding) -> str:
-        """Encode a finding for `finding_of`."""
         return self._encoded(OutgoingFinding(finding)).decode()
 
     @staticmethod
@@ -198,7 +193,6 @@ class LogStore:
         return finding_codec.encode(update)
 
     def _adopt_tracker(self) -> None:
-        """Migrate rule state of an earlier release. Existing rows are stale then."""
         text = self._value(_TRACKER)
         if text is None or text == _IN_ROWS:
             return
@@ -213,7 +207,6 @@ class LogStore:
         self._journal.write(adopt)
 
     def _write_lost(self, connection: sqlite3.Connection, lost: int) -> None:
-        """Store the number of lost updates, including these."""
         if lost:
             row = (_LOST, str(self._counters.findings_lost + lost))
             connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", row)

@@ -37,8 +37,6 @@ def checked_path(path: str) -> str:
 
 
 class PathPattern(Struct, frozen=True):
-    """One pattern, validated by `read`."""
-
     text: str
     base: str
     """Fixed directory before the first pattern."""
@@ -47,7 +45,6 @@ class PathPattern(Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> PathPattern:
-        """Parse a pattern. Raises ValueError."""
         checked_path(text)
         places = _PLACE.findall(text)
         for place in places:
@@ -65,7 +62,6 @@ class PathPattern(Struct, frozen=True):
 
 
 def _regex(name: str) -> str:
-    """Return a component's regular expression: text between placeholders is a shell pattern."""
     pieces = _PLACE.split(name)
     written = [_ENDS.sub("", fnmatch.translate(piece)) for piece in pieces[::2]]
     for index, place in enumerate(pieces[1::2]):

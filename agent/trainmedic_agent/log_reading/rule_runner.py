@@ -42,12 +42,8 @@ _MOST_HELD = 32
 
 
 class ReadStream(Protocol):
-    """A stream that is read."""
-
     @property
-    def key(self) -> str:
-        """Key of the stream's position."""
-        ...
+    def key(self) -> str: ...
 
     @property
     def stream(self) -> LineStream: ...
@@ -150,7 +146,6 @@ class RuleRunner:
             self._has_begun = True
 
     def forget(self, key: str) -> None:
-        """Forget a stream that has ended."""
         with self._lock:
             self._positions[key] = None
 
@@ -159,7 +154,6 @@ class RuleRunner:
         return self._store.positions()
 
     def add_excerpts(self, source: ReadStream) -> None:
-        """Send due excerpts of this stream's findings."""
         now = self._monotonic()
         due = [each for each in source.stream.excerpts if each.due <= now]
         if not due:
@@ -178,7 +172,6 @@ class RuleRunner:
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
     def hurry(self) -> None:
-        """Store waiting findings during a long round."""
         if self._outgoing and self._monotonic() - self._committed_at >= _LONGEST_WAIT:
             self.settle()
 
@@ -217,7 +210,6 @@ class RuleRunner:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 
     def _say(self, finding: Finding, excerpt: Excerpt | None = None, owner: BudgetOwner | None = None) -> None:
-        """Set a finding's latest update. Without an owner, that of its first report is used."""
         earlier = self._outgoing.pop(finding.id, None)
         if excerpt is None and earlier is not None:
             excerpt = earlier.excerpt
@@ -233,13 +225,11 @@ class RuleRunner:
         return PendingExcerpt(finding.id, place, update, self._monotonic() + EXCERPT_SECONDS)
 
     def _hold(self, finding_id: str, excerpt: Excerpt) -> None:
-        """Hold an excerpt until its finding has lasted, because the lines may be gone by then."""
         self._held[finding_id] = excerpt
         if len(self._held) > _MOST_HELD:
             self._held.pop(next(iter(self._held)))
 
     def _first_word(self, pending: PendingExcerpt) -> Finding | None:
-        """Return the finding as first reported by an earlier process."""
         try:
             return self._store.finding_of(pending.update)
         except ValueError:  # another version's format

@@ -71,8 +71,6 @@ class FoundFile(Struct, frozen=True):
 
 
 class ScanBudget:
-    """Entries and time of one look."""
-
     def __init__(self, entries: int, is_stopping: Callable[[], bool], seconds: float | None = None) -> None:
         self._left = entries
         self._is_stopping = is_stopping
@@ -81,7 +79,6 @@ class ScanBudget:
 
     @property
     def is_cut(self) -> bool:
-        """Whether there were more entries."""
         return self._left <= 0
 
     @property
@@ -94,7 +91,6 @@ class ScanBudget:
         self._left -= count
 
     def goes_on(self) -> bool:
-        """Return whether there is time left."""
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             self.is_late = True
         return not self.is_late and not self._is_stopping()
@@ -114,17 +110,14 @@ class ScanUnit(Struct):
     identity: tuple[int, int, int]
     """Device, inode and owner of the directory."""
     first_name: str
-    """First known name of the directory."""
     files: tuple[FoundFile, ...] = ()
     named: tuple[FoundFile, ...] = ()
-    """Files named by its ranks."""
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     changed_ns: int = -1
     looked_at: float = float("-inf")
     """Monotonic time."""
     is_old: bool = False
     cost: float = 0.0
-    """Seconds of the last look."""
     allowed: float = FIRST_SECONDS
     due: float = float("-inf")
 
@@ -141,8 +134,6 @@ class ScanUnit(Struct):
 
 
 class UnitTable:
-    """Units of one policy directory."""
-
     def __init__(self, policy: LogsPolicy, node: str, cuts: CutRecord, files: NodeFiles, names: DirectoryNames) -> None:
         self._names = names
         self._may_be_renamed = False
@@ -212,7 +203,6 @@ def newest(files: Collection[FoundFile], most: int, known: Collection[tuple[int,
 
 
 def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tuple[int, int]]) -> list[FoundFile]:
-    """Return at most `most` files per user."""
     if len(files) <= most:
         return list(files)
     by_user: dict[int | None, list[FoundFile]] = {}
@@ -222,7 +212,7 @@ def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tup
 
 
 def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]]) -> Mapping[BudgetOwner, int]:
-    """Drop the oldest files of each user's largest units down to `most` per user. Return the number dropped by owner."""
+    """Drop the oldest files of each user's largest units down to `most` per user. Return their number by owner."""
     lost: Counter[BudgetOwner] = Counter()
     totals: Counter[int | None] = Counter()
     for unit in units:
@@ -239,7 +229,6 @@ def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]
 
 
 def _level(sizes: Sequence[int], most: int) -> int:
-    """Return the largest cap on each of the ascending `sizes` with a sum of at most `most`."""
     left = most
     for place, size in enumerate(sizes):
         share = left // (len(sizes) - place)

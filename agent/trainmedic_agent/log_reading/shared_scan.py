@@ -28,7 +28,6 @@ class SharedScan:
     # --- called by the scanning thread ---
 
     def begin(self) -> bool:
-        """Begin a scan. Return whether a search waits for it."""
         with self._changed:
             self._begun += 1
             is_wanted, self._is_wanted = self._is_wanted, False

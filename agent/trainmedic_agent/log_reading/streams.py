@@ -36,13 +36,10 @@ class PendingExcerpt(Struct, frozen=True):
 
 
 class LineStream:
-    """State of one stream between lines."""
-
     def __init__(self, origin: Origin, booted_at: datetime | None, kept: Mapping[str, Any]) -> None:
         """`kept` is the earlier `to_json`, or empty. Raises TypeError, ValueError if invalid."""
         self.origin = origin
         self.owner: BudgetOwner = NODE_ITSELF
-        """Owner whose budget its findings use."""
         self.excerpts = [
             PendingExcerpt(str(finding_id), int(place), str(update))
             for finding_id, place, update in kept.get("excerpts", ())

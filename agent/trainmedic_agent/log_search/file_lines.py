@@ -54,7 +54,6 @@ def born_at(fd: int) -> datetime | None:
 
 @cache
 def _statx() -> ctypes._NamedFuncPointer | None:
-    """Return the C library's function. None if missing."""
     try:
         function = ctypes.CDLL(None, use_errno=True).statx
     except (AttributeError, OSError):
@@ -163,14 +162,12 @@ class FileLines(WantedLines):
             self._cutter = LineCutter(min(data, self._size))
 
     def _data_at(self, offset: int) -> int:
-        """Return the offset of the next byte outside holes."""
         if offset < self._size:
             with contextlib.suppress(OSError):  # holes are not reported, or the rest is one
                 return os.lseek(self._fd, offset, os.SEEK_DATA)
         return offset
 
     def _last_stated(self) -> list[tuple[int, Stated]]:
-        """Return end offsets and timestamps of some of the last lines."""
         begin = max(self._size - _PROBE, 0)
         stated: list[tuple[int, Stated]] = []
         for place, raw in LineCutter(begin, begin > 0).feed(os.pread(self._fd, _PROBE, begin)):
@@ -180,7 +177,6 @@ class FileLines(WantedLines):
         return stated[-100:]
 
     def _first(self) -> FilePlace:
-        """Return a place before the first possible match."""
         since = self._wanted.query.since
         low, high = 0, self._size
         arrivals = self.clock.arrivals

@@ -55,7 +55,6 @@ class KernelLines(WantedLines):
         return False
 
     def _awaited(self, reader: KernelReader) -> list[PlacedLine]:
-        """Return what arrives within a moment. Empty if all was read."""
         number = reader.fileno()
         if number is None or len(self._lines) > _MOST_KERNEL_LINES:
             return []

@@ -34,8 +34,6 @@ _LEAST_VOTES = 3
 
 
 class LineTime(NamedTuple):
-    """Time of a line."""
-
     at: datetime
     known_by: TimeKnownBy
     earliest: datetime | None = None
@@ -63,9 +61,7 @@ class LineClock:
             arrivals = None  # of an earlier file with this inode
         self.arrivals = arrivals
         self.latest = BEGINNING
-        """Latest time of a line so far."""
         self.before = BEGINNING
-        """Time of the last line with a timestamp."""
         self.goes_back = False
         """True if a line states an earlier time than previous lines."""
         self._written_at = written_at
@@ -127,7 +123,6 @@ class LineClock:
         return at, known_by
 
     def stating(self, at: datetime, known_by: TimeKnownBy) -> LineTime:
-        """Record the next line's stated time."""
         self.goes_back = self.goes_back or at < self.latest - SLACK
         self.latest = max(self.latest, at)
         self.before = at
@@ -171,7 +166,6 @@ class LineClock:
         return LineTime(at, known_by, after, (at - after).total_seconds(), at - after > _EXACT)
 
     def _arrived(self, end: int) -> Arrival:
-        """Return the arrival of a line's last byte."""
         place = max(end - 1, 0)
         if self.arrivals is None:
             return self._arrival

@@ -54,7 +54,6 @@ class LikelyLines:
 
 
 def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> list[int]:
-    """Return the first position whose line has a timestamp, if any."""
     return next(([at] for at in positions if states_time(lines[at])), [])
 
 
@@ -67,8 +66,6 @@ _OF_LINES = ("rank", "local_rank")
 
 
 class Answers(StrEnum):
-    """Result of matching a line with a query."""
-
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
@@ -76,8 +73,6 @@ class Answers(StrEnum):
 
 
 class LineFilter(Struct, frozen=True):
-    """A query, prepared for this node."""
-
     query: LogQuery
     pattern: SearchPattern | None
     levels: frozenset[LogLevel]
@@ -94,7 +89,6 @@ class LineFilter(Struct, frozen=True):
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
     def is_out(self, level: LogLevel, moment: LineTime) -> bool:
-        """Return whether level or time exclude a line."""
         return level not in self.levels or self._is_in_window(moment) is False
 
     def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:

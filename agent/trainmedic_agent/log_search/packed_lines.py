@@ -26,8 +26,6 @@ _GZIP = 31
 
 
 class PackedLines(WantedLines):
-    """One compressed file."""
-
     def __init__(
         self,
         path: str,
@@ -54,7 +52,6 @@ class PackedLines(WantedLines):
         os.close(self._fd)
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
-        """Continue at this file's entry in `places`."""
         self.go_to(places.get(self.key, FilePlace()))
 
     def go_to(self, place: FilePlace) -> None:
@@ -88,7 +85,6 @@ class PackedLines(WantedLines):
         return True
 
     def _piece(self) -> bytes:
-        """Return the next bytes from the cutter's offset. Empty at the end of the decompressed part."""
         if self._cutter.offset < self._unpacked:  # the cutter went back
             self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
         while not self._budget.is_stopped:
@@ -108,7 +104,6 @@ class PackedLines(WantedLines):
         return b""
 
     def _unpack(self) -> bytes:
-        """Return the next decompressed bytes. Empty at the end. Raises zlib.error, OSError."""
         while True:
             if self._unpacking.eof:
                 # A file can have several gzip members.

@@ -18,11 +18,8 @@ _MOST_LISTED = 200_000
 
 
 class OlderPart(NamedTuple):
-    """One older part."""
-
     path: str
     is_packed: bool
-    """True if compressed with gzip."""
     written_at: float
     """Unix time."""
 

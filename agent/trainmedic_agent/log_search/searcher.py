@@ -47,36 +47,26 @@ MOST_READ = 64 * 1024 * 1024
 """Bytes read per page."""
 MOST_SECONDS = 4.0
 SCAN_SECONDS = 4.0
-"""Time for scanning all jobs."""
 _JOB_SECONDS = 2.0
-"""Time for scanning one job."""
 OPEN_SECONDS = 4.0
-"""Time for opening files."""
 LISTING_SECONDS = 4.0
-"""Time for finding older parts of files."""
 _SCAN_AGAIN = 5.0
 
 Places = Mapping[str, FilePlace]
 
 
 class LogFileFound(Struct, frozen=True):
-    """A file that may have matches."""
-
     path: str
     origin: Origin
     written_at: float
     named_by: NamedBy | None = None
-    """The job's file that names it."""
 
 
 class LogPage(Struct, frozen=True):
-    """Result of one command."""
-
     lines: Sequence[FoundLine]
     places: Places
     """Where the next page continues, by file."""
     is_end: bool
-    """True if there are no more lines now."""
     notes: Sequence[str] = field(default=())
     """Notes for the user, such as files not searched, or lines out of order."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
@@ -188,7 +178,6 @@ class LogSearcher:
         return notes
 
     def _notes_on_scan(self) -> list[str]:
-        """Return what the scan skipped."""
         notes = []
         if self._late:
             notes.append(
@@ -216,7 +205,6 @@ class LogSearcher:
     def _kernel_lines(
         self, line_filter: LineFilter, places: Places, budget: ReadBudget, stack: ExitStack, notes: list[str]
     ) -> list[KernelLines]:
-        """Return the kernel's lines, unless they are read from a file."""
         kernel = self._policy.kernel
         if kernel is None or not line_filter.query.kernel:
             return []
@@ -234,7 +222,6 @@ class LogSearcher:
     def _candidates(
         self, query: LogQuery, job_files: Sequence[LogFileFound], notes: list[str], left_out: dict[str, LeftOut]
     ) -> list[LogFileFound]:
-        """Return files that may match. Count those with an unknown requested attribute."""
         files = [file for file in self._files if query.kernel and file.origin.source in KERNEL_SOURCES]
         written = self._written_since(job_files, query.since.timestamp())
         for file in job_files:
@@ -251,9 +238,6 @@ class LogSearcher:
         return files[:MOST_FILES]
 
     def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
-        """Return the paths of files written at `since` or later. The scan may be some seconds old, so others are
-        checked again.
-        """
         written = {file.path for file in files if file.written_at >= since}
         others: dict[tuple[str, NamedBy | None], list[str]] = {}
         for file in files:
@@ -282,7 +266,6 @@ class LogSearcher:
         rotations: Rotations,
         late: list[str],
     ) -> Iterable[WantedLines]:
-        """Yield files that can be opened in time, with their older parts. Note in `late` how many cannot."""
         until = time.monotonic() + OPEN_SECONDS
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
         met: set[str] = set()
@@ -334,7 +317,6 @@ class LogSearcher:
 
 
 def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
-    """Return the files, with missing node ranks taken from the attempt's other files on this node."""
     stated: dict[tuple[str | None, int | None], set[int]] = {}
     for file in files:
         if file.origin.node_rank is not None and file.origin.job is not None:
@@ -372,7 +354,10 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """Return the next lines of all files by time, and whether there are more. Each file's place is after its last line."""
+    """Return the next lines of all files by time, and whether there are more.
+
+    Each file's place is after its last line.
+    """
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 

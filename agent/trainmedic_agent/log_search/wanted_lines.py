@@ -41,7 +41,6 @@ class ReadBudget:
         self._until = time.monotonic() + seconds
 
     def begin(self) -> None:
-        """Restart the time."""
         self._until = time.monotonic() + self._seconds
 
     def take(self, count: int) -> None:
@@ -53,13 +52,10 @@ class ReadBudget:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the answer is no longer wanted."""
         return self._is_stopping()
 
 
 class FilePlace(NamedTuple):
-    """Read position of a file."""
-
     offset: int = 0
     is_skipping: bool = False
     """True if the next bytes are the rest of a line whose beginning was read."""
@@ -70,8 +66,6 @@ class FilePlace(NamedTuple):
 
 
 class WantedLines(ABC):
-    """Matching lines of one stream."""
-
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
         self.key = key
         self._budget = budget
@@ -81,7 +75,6 @@ class WantedLines(ABC):
         self.has_more = False
         """True if reading stopped because the budget was spent."""
         self.line_place = FilePlace()
-        """Place of the last returned line."""
         self.clock = clock
         self._origin = origin
         self._wanted = line_filter
@@ -170,7 +163,6 @@ class WantedLines(ABC):
         return shown if answer is Answers.YES else None
 
     def _ahead(self, offset: int) -> datetime | None:
-        """Return the next time stated within `PROBED_LINES` after `offset`."""
         until, at = self._following
         if offset < until:
             return at
@@ -190,7 +182,6 @@ class WantedLines(ABC):
         return None
 
     def _stated_by(self, offset: int, raw: bytes) -> datetime | None:
-        """Return a line's time for its neighbours. None for a skipped line."""
         at, stated = self._times_in(raw)
         said = self.clock.stated_at(offset + len(raw), at, stated)
         return said[0] if said is not None else None
@@ -209,7 +200,6 @@ class WantedLines(ABC):
         return at, line_times.stated(prefixed.text) if at is None else None
 
     def _likely(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
-        """Return lines that can affect the answer."""
         likely = self._wanted.likely
         if likely is None or self._mask.is_in_key or self._origin.source == "kernel":
             return lines
@@ -220,6 +210,5 @@ class WantedLines(ABC):
 
 
 def _may_state(raw: bytes) -> bool:
-    """Return whether a line may have a timestamp. This check costs a tenth of parsing the line."""
     is_whole = raw.startswith(b"{") or b"\r" in raw
     return _MAY_STATE.search(raw if is_whole else raw[:_BEGINNING]) is not None or b"\0" in raw[:_BEGINNING]

@@ -41,8 +41,6 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class StoreEntry(Struct, frozen=True):
-    """A line to ship."""
-
     at: int
     """Nanoseconds since 1970."""
     labels: Labels
@@ -54,11 +52,9 @@ class StoreEntry(Struct, frozen=True):
     turn: int = 0
     """Number of truncations of the file; places from before one are invalid."""
     lost: LostReason | None = None
-    """Why it is not shipped."""
 
     @property
     def size(self) -> int:
-        """Approximate bytes that it adds to a push."""
         return len(self.text) + 100
 
 
@@ -78,7 +74,6 @@ class EntryMaker:
         self.become(origin)
 
     def become(self, origin: Origin) -> None:
-        """Use this origin from the next line on."""
         self.origin = origin
         # By inode, which is the same after a kill.
         self._share = zlib.crc32(origin.generation.partition("-")[0].encode()) % _SHARES
@@ -139,7 +134,6 @@ class EntryMaker:
 
 
 def _stated(line: ToldLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
-    """Return the line's time, and how it is known."""
     if line.at is not None and line.at <= arrived + _FUTURE:
         return line.at, TimeKnownBy.LINE
     at = line_times.moment(line.stated, None, arrived, arrived) if line.stated is not None else None
@@ -156,7 +150,6 @@ class Arrivals:
         self._times: list[datetime] = []
 
     def note(self, size: int, now: datetime) -> None:
-        """Record the file's current size."""
         if self._sizes and size <= self._sizes[-1]:
             return
         self._sizes.append(size)
@@ -172,5 +165,4 @@ class Arrivals:
         return self._times[0] if self._times else now
 
     def forget(self) -> None:
-        """Forget all, after truncation."""
         self._sizes, self._times = [], []

@@ -11,8 +11,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 
 class LostReason(StrEnum):
-    """Why lines or bytes are not in the store."""
-
     TOO_OLD = "too_old"
     """Older than the policy's ``oldest``, or than the store accepts."""
     OUT_OF_ORDER = "out_of_order"
@@ -40,8 +38,6 @@ OF_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
 
 
 class ShipCounters:
-    """Counts since the process started, and current values. Thread-safe."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: Counter[str] = Counter()
@@ -58,7 +54,6 @@ class ShipCounters:
         """Why the store accepts nothing now, empty if it does."""
 
     def shipped(self, lines: Mapping[str, int]) -> None:
-        """Count accepted lines by source."""
         with self._lock:
             self._lines.update(lines)
 
@@ -72,7 +67,6 @@ class ShipCounters:
                 self._lost_bytes[reason.value] += count
 
     def fail(self, reason: str) -> None:
-        """Count a failed push, which is retried."""
         with self._lock:
             self._failures[reason] += 1
 

@@ -28,8 +28,6 @@ class StoreKind(StrEnum):
 
 
 class ShipPolicy(Struct, frozen=True):
-    """Store and lines to ship."""
-
     kind: StoreKind = StoreKind.LOKI
     url: str = ""
     """The store's URL without API path."""
@@ -40,9 +38,7 @@ class ShipPolicy(Struct, frozen=True):
     ca_file: str | None = None
     """CA certificates for the store. None for the system's."""
     sources: tuple[str, ...] = ()
-    """Sources to ship, empty for all."""
     oldest: timedelta = field(default=OLDEST)
-    """Maximum age of shipped lines."""
 
 
 def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:

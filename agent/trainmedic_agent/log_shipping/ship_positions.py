@@ -19,8 +19,6 @@ _TABLES = (
 
 
 class ShippedSource(Protocol):
-    """A source with a stored position."""
-
     @property
     def key(self) -> str: ...
 
@@ -53,11 +51,9 @@ class ShipPositions:
         return {key: json.loads(text) for key, text in self._written.items()}
 
     def begin(self) -> None:
-        """Record that a file is followed."""
         self.has_begun = True
 
     def forget(self, key: str) -> None:
-        """Forget a file that is gone."""
         self._forgotten.add(key)
 
     def hurry(self) -> None:

@@ -108,7 +108,6 @@ class ShippedFile:
         return KnownFile(self._position, self.origin, self.state())
 
     def state(self) -> Mapping[str, Any]:
-        """Return further state for a restart."""
         return {"at": self._at}
 
     def is_of(self, origin: Origin) -> bool:
@@ -137,17 +136,14 @@ class ShippedFile:
         return self._head
 
     def take(self) -> None:
-        """Remove the next entry to send it."""
         assert self._head is not None
         self._unsent.append(self._head)
         self._head = None
 
     def taken_by_store(self) -> None:
-        """Record that the store has the oldest sent entry."""
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
-        """Read until there is a line. Return False if `_MOST_PIECES` pieces have none, as in a hole."""
         for _ in range(_MOST_PIECES):
             if not self.file.has_more:
                 return False
@@ -168,7 +164,6 @@ class ShippedFile:
         return next(chain(places, key_places, waiting), None)
 
     def _unread_place(self) -> int:
-        """Return the offset of the oldest line that was not sent."""
         if self._head is not None:
             return self._head.place
         return self._raw[0][1][0] if self._raw else self.file.offset

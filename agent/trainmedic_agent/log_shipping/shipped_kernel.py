@@ -50,11 +50,9 @@ class ShippedKernel:
         self._all_read_at: datetime | None = None
 
     def poll(self, now: datetime) -> None:
-        """Set the current time."""
         self._now = now
 
     def head(self) -> StoreEntry | None:
-        """Return the next entry without removing it. None if there is none now. Raises OSError."""
         while self._head is None:
             if not self._raw and not self._read():
                 return None
@@ -62,13 +60,11 @@ class ShippedKernel:
         return self._head
 
     def take(self) -> None:
-        """Remove the next entry to send it."""
         assert self._head is not None
         self._unsent.append(self._head)
         self._head = None
 
     def taken_by_store(self) -> None:
-        """Record that the store has the oldest sent entry."""
         self._at = self._unsent.popleft().at
 
     def place_json(self) -> Mapping[str, Any]:

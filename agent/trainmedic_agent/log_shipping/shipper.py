@@ -110,7 +110,6 @@ class LogShipping:
         return self._following.known_keys
 
     def found(self, scan: Scan) -> None:
-        """Pass a scan's files to the next round."""
         files = [file for file in scan.files if file.origin is None or self._wants(file.origin.source)]
         self._following.found(replace(scan, files=tuple(files)))
 
@@ -141,7 +140,6 @@ class LogShipping:
         return max(wait, took)  # at most half of a core's time
 
     def settle(self) -> None:
-        """Store how far the store has everything."""
         files = self._following.followed
         self.counters.behind = sum(file.behind for file in files)
         self._positions.settle([*files, *filter(None, [self._kernel])], self._context.now())
@@ -169,7 +167,6 @@ class LogShipping:
         return ShippedFile(file, known, self._positions, self._booted_at, self._ship.oldest, self.counters)
 
     def _look_at_kernel(self, now: float) -> None:
-        """Open the kernel's log if it is not a followed file, and set its time."""
         if self._kernel is not None:
             self._kernel.poll(self._context.now())
             return
@@ -192,7 +189,6 @@ class LogShipping:
         self._kernel.poll(self._context.now())
 
     def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
-        """Return the next batch: the oldest unsent lines."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
@@ -221,7 +217,6 @@ class LogShipping:
         return batch
 
     def _admitted(self, entry: StoreEntry, now: float) -> StoreEntry:
-        """Return the entry, marked as lost if it exceeds the number of jobs."""
         job = dict(entry.labels).get("job")
         if job is None or entry.lost is not None:
             return entry
@@ -235,7 +230,6 @@ class LogShipping:
     # --- pushing ---
 
     def _pushed(self) -> float:
-        """Push the start of the batch. Return the seconds until the next push."""
         piece = self._piece()
         entries = [entry for _, entry in piece if entry.lost is None]
         if entries:
@@ -270,7 +264,6 @@ class LogShipping:
         return False
 
     def _piece(self) -> list[tuple[Source, StoreEntry]]:
-        """Return the start of the batch, as large as the store accepts now."""
         piece: list[tuple[Source, StoreEntry]] = []
         size = 0
         for each in self._batch:
@@ -281,7 +274,6 @@ class LogShipping:
         return piece
 
     def _count(self, entries: Sequence[StoreEntry], answer: Answer) -> None:
-        """Count the outcome, and log the store's reason for rejected lines."""
         lost = answer.lost
         if answer.outcome is Outcome.REFUSED:
             lost = {LostReason.TOO_LARGE if answer.reason == "too_large" else LostReason.REFUSED: len(entries)}
@@ -298,7 +290,6 @@ class LogShipping:
             self.counters.problem = ""
 
     def _failed(self, answer: Answer) -> None:
-        """Schedule a retry."""
         self.counters.fail(answer.reason)
         if not self.counters.problem:
             log.warning("the store of logs takes no lines; trying again", extra={"answer": answer.words})

@@ -44,8 +44,6 @@ _LIKE = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
 
 
 class Outcome(StrEnum):
-    """Outcome of a push."""
-
     TAKEN = "taken"
     """The store has all lines except lost ones."""
     LATER = "later"
@@ -57,13 +55,10 @@ class Outcome(StrEnum):
 
 
 class Answer(Struct, frozen=True):
-    """The store's answer."""
-
     outcome: Outcome
     reason: str = ""
     """For metrics: ``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found``, ``refused``."""
     words: str = ""
-    """The store's message, for the log."""
     lost: Mapping[LostReason, int] = field(default_factory=dict)
     retry_after: float | None = None
     """Seconds, if stated by the store."""
@@ -85,7 +80,6 @@ class StorePush:
         self._was_used = False
 
     def push(self, entries: Sequence[StoreEntry]) -> Answer:
-        """Push entries in the order of their times."""
         body = gzip.compress(body_of(entries), _COMPRESSION, mtime=0)
         try:
             try:
@@ -153,7 +147,6 @@ class StorePush:
 
 
 def body_of(entries: Sequence[StoreEntry]) -> bytes:
-    """Return the push request's body, uncompressed."""
     streams: dict[Labels, list[list[object]]] = {}
     for entry in entries:
         value: list[object] = [str(entry.at), entry.text]
@@ -165,7 +158,6 @@ def body_of(entries: Sequence[StoreEntry]) -> bytes:
 
 
 def answer_of(status: int, text: str, count: int, retry_after: str | None = None) -> Answer:
-    """Interpret a status and text for a push of `count` lines."""
     words = f"{status} {text}"[:_LONGEST_WORDS]
     if 200 <= status < 300:
         return Answer(Outcome.TAKEN)

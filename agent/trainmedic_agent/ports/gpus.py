@@ -153,8 +153,6 @@ def in_watts(milliwatts: int | None) -> float | None:
 
 
 class Gpus(Protocol):
-    """GPUs of this node."""
-
     def inventory(self) -> Inventory:
         """Return the current GPUs. Never raises: errors are in ``problems``."""
         ...
@@ -187,6 +185,4 @@ class Gpus(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Close the driver. A later call reopens it."""
-        ...
+    def close(self) -> None: ...

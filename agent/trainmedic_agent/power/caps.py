@@ -165,7 +165,6 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self.ending({cap.id for cap in self.caps}, "overridden", at), baseline=None)
 
     def renewed(self, ends: Mapping[str, LeaseEnd]) -> GpuPowerState:
-        """Set the lease ends of these active caps."""
         caps = (
             replace(cap, lease_until=end.unix, boot=end.boot, ends_at=end.since_boot)
             if cap.is_active and (end := ends.get(cap.id)) is not None

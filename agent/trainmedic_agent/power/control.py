@@ -159,7 +159,6 @@ class PowerControl:
         return self.reconcile(self.record_ended(cap_ids, by, uuids))
 
     def ended_by(self, cap_id: str) -> str | None:
-        """Return how a command's caps ended. None if they are active or unknown."""
         caps = [state.cap(cap_id) for state in self.ledger.all().values()]
         return next((cap.ended_by for cap in caps if cap is not None and cap.ended_by is not None), None)
 
@@ -225,7 +224,6 @@ class PowerControl:
         return outcomes
 
     def _set_limit(self, uuid: str, present: PowerLimits) -> PowerOutcome:
-        """Set the limit if it differs. The intent is already in the ledger."""
         state = self.ledger.of(uuid)
         target = state.desired_mw()
         assert target is not None
@@ -267,7 +265,6 @@ class PowerControl:
         return {cap_id for cap_id, cap in active.items() if cap_id in longer or self._remaining(cap) > 0}
 
     def overdue(self) -> list[str]:
-        """Return the IDs of active caps with an expired lease."""
         active = {cap.id: cap for state in self.ledger.all().values() for cap in state.active}
         self._ends = {cap_id: end for cap_id, end in self._ends.items() if cap_id in active}
         return [cap_id for cap_id, cap in active.items() if self._remaining(cap) <= 0]

@@ -62,7 +62,6 @@ class PowerLimitExecutor(Struct, frozen=True):
         self.control.forget(accepted.command.id)
 
     def _uuids(self, target: Mapping[str, Any]) -> list[str]:
-        """Return the UUIDs of the target's GPUs."""
         names = target["gpus"] if "gpus" in target else [target.get("gpu")]
         if (
             not isinstance(names, list)
@@ -101,7 +100,6 @@ class PowerLimitExecutor(Struct, frozen=True):
         return undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note=note)
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
-        """End all caps on these GPUs, of any command."""
         cap_ids = {cap.id for uuid in uuids for cap in self.control.ledger.of(uuid).caps}
         self.control.record_ended(cap_ids, f"undo {command_id}", uuids)
         return self._restored(self.control.reconcile(uuids))

@@ -23,12 +23,10 @@ from trainmedic_agent.power.control import PowerOutcome
 
 
 def capped(cap_id: str, outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
-    """Describe an active cap on each of its GPUs."""
     return [_capped(uuid, cap_id, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
 
 
 def restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
-    """Describe each GPU whose caps ended."""
     return [_restored(uuid, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
 
 

@@ -30,18 +30,13 @@ _LEAST_MEMORY = 96
 
 
 class ReaderStart(StrEnum):
-    """Starter of the log reader process."""
-
     CHILD = "child"
-    """The agent."""
     EXTERNAL = "external"
     """An external supervisor, such as systemd or the kubelet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """All settings of an agent."""
-
     node: str
     policy: Path | None
     redis: str | None = field(repr=False)
@@ -73,13 +68,10 @@ class AgentSettings:
 
     @property
     def has_short_key(self) -> bool:
-        """Whether the signing key could be guessed."""
         return self.signing_key is not None and len(self.signing_key) < _SHORT_KEY
 
 
 class AgentSetting(Struct, frozen=True):
-    """One setting: source, default, parser and description."""
-
     source: SettingSource
     default: Callable[[], Any]
     read: Callable[[str], Any]

@@ -13,12 +13,9 @@ from trainmedic_agent.settings import agent
 from trainmedic_core import setting_sources
 
 NAMES = ("state_dir", "reader_user", "reader_memory", "log_level")
-"""Names in `trainmedic_agent.settings.agent`."""
 
 
 class ReaderSettings(Struct, frozen=True):
-    """See `trainmedic_agent.settings.agent.AgentSettings`."""
-
     state_dir: Path
     reader_user: str | None
     reader_memory: int

@@ -117,10 +117,6 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
 def _log_reading(
     settings: AgentSettings, context: AgentContext, gpus: Gpus, record: GpuRecord
 ) -> tuple[LinkedReading | None, Executor]:
-    """Return the log reader, if the policy names logs, and the executor of searches.
-
-    Raises JournalUnavailable, ConfigurationError.
-    """
     if context.policy.logs is None:
         return None, NoLogsExecutor()
     # Imported here, so that an agent without logs does not load the link.

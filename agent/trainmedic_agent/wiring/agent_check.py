@@ -60,7 +60,6 @@ class CheckReport(Struct):
 
 
 def check(settings: AgentSettings) -> CheckReport:
-    """Check all parts, even after a failure."""
     report = CheckReport({"node": settings.node, "version": __version__})
     policy = _policy(settings, report)
     own = privileges.current_privileges()
@@ -230,7 +229,6 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
 
 
 def _other_agents(report: CheckReport) -> None:
-    """Warn about GPUs held by an agent other than the one in Redis."""
     if report.is_cut_off:
         return
     running = (report.values["redis"]["agent"] or {}).get("pid")
@@ -238,7 +236,6 @@ def _other_agents(report: CheckReport) -> None:
 
 
 def _presence(client: redis.Redis, settings: AgentSettings) -> Mapping[str, Any] | None:
-    """Return relevant fields of a running agent's presence. None if there is none, or it is not authentic."""
     key = envelope.agent_presence(settings.node)
     value: Any = client.get(key)
     if value is None:

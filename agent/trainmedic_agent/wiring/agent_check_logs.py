@@ -23,15 +23,12 @@ from trainmedic_agent.wiring.agent_link import chosen_user
 
 
 class LogsCheck(Struct):
-    """Result of the check; ``values`` as documented for ``--json``."""
-
     values: dict[str, Any]
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
-    """Check everything that the policy's logs part names."""
     report = LogsCheck({})
     _user(settings, report)
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
@@ -65,7 +62,6 @@ def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
 
 
 def _user(settings: AgentSettings, report: LogsCheck) -> None:
-    """Report the user for reading logs."""
     try:
         user, reason = chosen_user(settings)
     except ConfigurationError as error:
@@ -82,7 +78,6 @@ def _user(settings: AgentSettings, report: LogsCheck) -> None:
 
 
 def _may_be_renamed_in(path: str) -> bool:
-    """Return whether users can rename others' entries in a directory. System groups have no such users."""
     try:
         facts = os.stat(path, follow_symlinks=False)  # noqa: PTH116
     except OSError:
@@ -101,7 +96,6 @@ def _may_open(file: FoundFile, files: NodeFiles) -> bool:
 
 
 def _directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
-    """Return why a directory cannot be listed. None if it can."""
     try:
         files.listing(path, 0)
     except OSError as error:
@@ -115,7 +109,6 @@ def _directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
 
 
 def _ship(ship: ShipPolicy, report: LogsCheck) -> str:
-    """Return the log store, without contacting it."""
     for path in filter(None, (ship.token_file, ship.ca_file)):
         if not os.access(path, os.R_OK):
             report.errors.append(f"lines cannot be shipped: {path} is not there, or may not be read by this user")
@@ -123,7 +116,6 @@ def _ship(ship: ShipPolicy, report: LogsCheck) -> str:
 
 
 def _kernel(kernel: KernelLog, report: LogsCheck) -> str:
-    """Return how the kernel's log would be read."""
     way = kernel_log.way_of(kernel)
     if way is KernelReading.KMSG and not os.access(kernel_log.KMSG, os.R_OK):
         report.errors.append(f"{kernel_log.KMSG} cannot be read: that needs CAP_SYSLOG, and the device")

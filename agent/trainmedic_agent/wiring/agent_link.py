@@ -86,7 +86,6 @@ class GpusByAddress:
         self._uuids: dict[str, str] = {}
 
     def uuids(self) -> Mapping[str, str]:
-        """Return GPU UUIDs by normalised address."""
         with self._lock:
             infos = [known.info for known in self._record.gpus()] + list(self._gpus.inventory().gpus)
             for info in infos:

@@ -40,16 +40,12 @@ _STOPPED = "a signal has stopped the process that opens this node's logs; none i
 
 
 class LinkPorts(FindingPort, Protocol):
-    """The link to the agent, as used by the reading parts."""
-
     def uuid_of(self, address: str) -> str | None: ...
 
     def access(self) -> StoreAccess: ...
 
 
 class Shipping(ShipsLines, Protocol):
-    """Shipping of lines to a store, with metrics."""
-
     counters: ShipCounters
 
     def metrics(self) -> Iterator[Metric]: ...

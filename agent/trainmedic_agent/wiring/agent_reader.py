@@ -96,7 +96,6 @@ class _StopOrder:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # inherited from the agent, which blocks them
 
     def pass_on(self, pipe: int) -> None:
-        """Close the pipe on SIGTERM or SIGINT."""
         self._pipe = pipe
         if self.is_given:
             self._close()
@@ -115,8 +114,6 @@ class _StopOrder:
 
 
 class _Reading:
-    """The child's work for one link."""
-
     def __init__(
         self, settings: ReaderSettings, user: reader_process.ReaderUser, session: AgentSession, welcome: Welcome
     ) -> None:
@@ -161,7 +158,6 @@ class _Reading:
             raise TrainmedicError("the process that starts the parsers has ended")
 
     def _confine(self, parent: int) -> None:
-        """Drop all rights, and end with the parent. Raises ConfigurationError."""
         reader_process.confine(self.user, self._settings.reader_memory)
         reader_process.end_with(parent)
 
@@ -176,7 +172,6 @@ def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
 
 
 def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool) -> int:
-    """Run a child that reads, and open files for it if this process has the rights. Return its exit status."""
     order, giving = os.pipe()
     opening, asking = socket.socketpair()
     policy = reading.welcome.policy
@@ -220,7 +215,6 @@ def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Ev
 
 
 def _be_child(read: Callable[[], None], files: NodeFiles) -> None:
-    """Read, then exit. Never returns."""
     status = 1
     try:
         for number in _SIGNALS:
@@ -243,7 +237,6 @@ def _await_end(order: int, stopping: threading.Event) -> None:
 
 
 def _database(directory: Path, stopping: threading.Event) -> AgentDatabase:
-    """Open the reader's database. Raises ConfigurationError, JournalUnavailable."""
     until = time.monotonic() + _OPEN_SECONDS
     while True:
         try:

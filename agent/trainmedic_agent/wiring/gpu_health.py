@@ -34,7 +34,6 @@ def check(expected: int) -> GpuHealth:
 
 
 def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each reading that makes this GPU unusable."""
     name = f"GPU {gpu['index']} ({gpu['uuid']})"
     rows, errors = gpu.get("remapped_rows") or {}, gpu.get("ecc") or {}
     if errors.get("volatile_uncorrected"):
