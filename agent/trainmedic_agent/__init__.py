@@ -1,9 +1,6 @@
 """The node agent: executes commands for its node, within the bounds of the node's policy.
 
-A command passes ``command_runner``, ``journal``, ``worker_queues``, an executor (``executors``) and ``replies``.
-
-The agent uses threads and the synchronous Redis client to stay small. It imports none of the server's libraries
-(checked in ``tests/architecture``).
+It uses threads and the synchronous Redis client, and none of the server's libraries, to stay small.
 """
 
 __version__ = "0.1.0"

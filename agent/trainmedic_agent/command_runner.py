@@ -5,10 +5,9 @@ Commands that are not executed are answered at once:
 - ``rejected``: wrong signature or node, or not allowed by the policy
 - ``unsupported``: unknown action
 - ``expired``: too late
-- ``failed``: the journal cannot be written, too many commands wait, or another agent has the same name
+- ``failed``: no journal, too many waiting commands, or another agent with the same name
 
-A repeat is answered from the journal. A withdrawal is noted, without journal and reply. The receiver's thread
-(``trainmedic.wire.receiver``) admits commands; the worker queues' threads execute them.
+The receiver's thread admits commands; the worker queues' threads execute them.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ from trainmedic_core.problems import did_you_mean
 
 log = logging.getLogger(__name__)
 
-_TOO_LATE = "the agent did not come to it in time"
+_TOO_LATE = "the agent did not reach it in time"
 _BEGUN = "an earlier process of the agent may have begun it"
-_PERHAPS_BEGUN = f"its time was over when the agent started again; {_BEGUN}"
+_PERHAPS_BEGUN = f"it had expired when the agent restarted; {_BEGUN}"
 
 
 class CommandRunner:
@@ -79,7 +78,7 @@ class CommandRunner:
         """
         self._queues = queues
         for command in self._journal.open_commands():
-            log.info("an interrupted command is taken up again", extra=command_fields(command))
+            log.info("resuming interrupted command", extra=command_fields(command))
             self._enter(command, resumed=True)
 
     # --- called by the receiver's thread ---
@@ -89,7 +88,7 @@ class CommandRunner:
             self._receive(received)
         except JournalUnavailable as error:  # nothing has been done
             fields = command_fields(received.command, reason=str(error))
-            log.error("a command is refused, because it cannot be written down", extra=fields)
+            log.error("refusing command: journal unavailable", extra=fields)
             self._turn_away(received, ended(envelope.FAILED, str(error)))
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
@@ -138,15 +137,15 @@ class CommandRunner:
             near = did_you_mean(command.action, self._executors)
             return turn_away(envelope.UNSUPPORTED, f"this agent does not know {command.action}{near}")
         if (refusal := self._context.policy.refusal(command)) is not None:
-            log.warning("a command is refused by the policy", extra=command_fields(command, reason=refusal))
+            log.warning("command refused by the policy", extra=command_fields(command, reason=refusal))
             return turn_away(envelope.REJECTED, refusal)
         # An undo is accepted even during a name conflict, because the command was carried out here.
         if command.undo_of is None and (other := self._replies.name_conflict()) is not None:
             node = self._context.node
-            reason = f"two agents call themselves {node}, the other is {other}; stop one, or give it another name"
+            reason = f"two agents use the name {node}, the other is {other}; stop one, or rename it"
             return turn_away(envelope.FAILED, reason)
         if len(self._deadlines) >= command_book.MOST_WAITING:
-            return turn_away(envelope.FAILED, f"{command_book.MOST_WAITING} commands wait on this node already")
+            return turn_away(envelope.FAILED, f"{command_book.MOST_WAITING} commands are already waiting on this node")
         return None
 
     def _claim(self, command: envelope.Command) -> None:
@@ -180,7 +179,7 @@ class CommandRunner:
             outcome = self._outcome(accepted)
         except CommandInterrupted as interrupted:
             fields = command_fields(accepted.command, reason=str(interrupted))
-            log.info("a command goes on at the next start", extra=fields)
+            log.info("command will resume at the next start", extra=fields)
             return
         self._report_outcome(accepted.command, outcome)
 
@@ -208,10 +207,10 @@ class CommandRunner:
         except CommandNotExecuted as error:
             return CommandRecord(error.status, {**error.output, "reason": str(error)})
         except JournalUnavailable as error:
-            log.error("a command was not carried out", extra=command_fields(command, reason=str(error)))
+            log.error("command not executed: journal unavailable", extra=command_fields(command, reason=str(error)))
             return ended(envelope.FAILED, str(error))
         except Exception as error:  # boundary: an executor's bug fails its command, not its queue
-            log.exception("a command failed unexpectedly", extra=command_fields(command))
+            log.exception("command failed unexpectedly", extra=command_fields(command))
             self._context.counters.loop_error(executor.queue)
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
@@ -227,7 +226,7 @@ class CommandRunner:
         try:
             executor.abandon(accepted)
         except Exception:  # the command is still answered; an operator must check its remains
-            log.exception("what was begun of a command could not be taken back", extra=command_fields(accepted.command))
+            log.exception("cannot undo partial effects of command", extra=command_fields(accepted.command))
             self._context.counters.loop_error(executor.queue)
             return False
         return True
@@ -235,9 +234,8 @@ class CommandRunner:
     def _is_undoable(self, executor: Executor, command_id: str) -> bool:
         """Return whether the command to be undone may have had an effect.
 
-        If it never arrived, it is revoked: it may still be on its way, and must not act after its undo. Raises
-        CommandFailed while it is running, or if the journal may have been lost since it was sent. Raises
-        JournalUnavailable.
+        A command that never arrived is revoked, so that it cannot act after its undo. Raises CommandFailed while it is
+        running, or if the journal may have been lost since it was sent; JournalUnavailable.
         """
         record = self._known(command_id)
         if record is None and isinstance(executor, RemembersEffects) and executor.remembers(command_id):
@@ -246,7 +244,7 @@ class CommandRunner:
         # A failed command may have changed something before it failed.
         effect = command_book.effect_of(record, lambda: undoing.is_covered(command_id, since), CommandEffect.POSSIBLE)
         if effect is CommandEffect.OPEN:
-            raise CommandFailed("the command that it takes back is still being carried out; try again")
+            raise CommandFailed("the command to undo is still running; try again")
         if effect is CommandEffect.UNKNOWN:
             raise CommandFailed(undoing.unknown_command(f"the agent on node {self._context.node!r}", since))
         if record is None or record.status == envelope.EXPIRED:
@@ -271,9 +269,9 @@ class CommandRunner:
             self._journal.record_outcome(command.id, outcome)
         except JournalUnavailable as error:
             fields = command_fields(command, status=outcome.status, reason=str(error))
-            log.error("the outcome of a command is not in the journal", extra=fields)
+            log.error("cannot journal command outcome", extra=fields)
             with self._lock:
                 self._unwritten[command.id] = outcome
         self._replies.send_outcome(command.id, outcome)
         self._context.counters.command(command.action, outcome.status)
-        log.info("a command was answered", extra=command_fields(command, status=outcome.status))
+        log.info("command answered", extra=command_fields(command, status=outcome.status))

@@ -16,11 +16,12 @@ from trainmedic_agent.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """Identity, policy, journal and counters of the agent.
+    """State of the agent.
 
-    ``node``: the name to which commands are addressed. ``find_redis``: returns the URL of Redis. None until a server
-    has stored one. ``redis``: the agent's connection, shared by its threads. ``signer``: verifies commands, and signs
-    replies and presence. None if no signing key is set.
+    - ``node``: name to which commands are addressed
+    - ``find_redis``: returns the URL of Redis. None until a server has stored one
+    - ``redis``: connection shared by all threads
+    - ``signer``: verifies commands, and signs replies and presence. None without a signing key
     """
 
     node: str
@@ -34,5 +35,5 @@ class AgentContext:
 
     def __post_init__(self) -> None:
         # All threads lose Redis at the same time, so they share one outage log.
-        outage = OutageLog(f"node {self.node}", "what is begun goes on")
+        outage = OutageLog(f"node {self.node}", "running commands continue")
         object.__setattr__(self, "redis", RedisConnection(self.find_redis, outage))

@@ -1,10 +1,8 @@
-"""The agent's SQLite file, ``<state-dir>/agent.db``: opening, locking, transactions, table versions.
+"""The agent's SQLite file, ``<state-dir>/agent.db``. Every failure raises `JournalUnavailable`.
 
-Each write is synced before the call returns. On a full disk it uses reserved space (``reserved_space``), because the
-command that frees the disk must be journaled first.
-
-`Journal` extends `AgentDatabase`. Other parts of the agent add tables with `AgentDatabase.install` and
-`AgentDatabase.write`. Every failure of the file raises `JournalUnavailable`.
+Each write is synced. On a full disk it uses reserved space (``reserved_space``), because the command that frees the
+disk must be journaled first. `Journal` extends `AgentDatabase`; other parts of the agent add tables with
+`AgentDatabase.install`.
 """
 
 from __future__ import annotations
@@ -86,8 +84,7 @@ class AgentDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection within a transaction: commit and sync at the end of the block, roll back on an
-        exception.
+        """Yield the connection within a synced transaction.
 
         Do not nest it, and keep the block fast: it blocks the whole agent. Use `write` for what must also succeed on a
         full disk. Raises JournalUnavailable for every SQLite error.

@@ -2,24 +2,22 @@
 
 The tree, below `trainmedic.errors.TrainmedicError`::
 
-  JournalUnavailable          the agent's journal cannot be read or written
-  GpuError                    the GPU or its driver cannot do what was requested
-  ├── GpuAbsent               the node has no such GPU
-  ├── GpuLost                 the GPU stopped responding; it may recover
-  ├── DriverAbsent            no driver is loaded, or it is being reloaded
-  ├── NotSupported            this GPU or its MIG mode does not support the operation
-  ├── NoPermission            the agent's user may not do it
-  ├── GpuTaken                another agent of this machine controls the GPU
-  └── GpuFailure              any other driver error; a retry may succeed
-      └── GpuStuck            a driver call has not returned; it may still take effect
-  CommandNotExecuted          raised by an executor to answer its command
-  ├── CommandRejected         the command is invalid here, or the policy does not allow it
-  ├── CommandUnsupported      this node cannot execute such a command
-  ├── CommandFailed           the attempt failed; a retry may succeed
-  ├── CommandWithdrawn        the server withdrew a read-only command
-  └── CommandInterrupted      the agent is stopping; the command resumes at its next start
-
-The SDK's ``Refusal`` is separate: it carries only a reason, while these also carry ``output`` and can be failures.
+  JournalUnavailable
+  GpuError
+  ├── GpuAbsent
+  ├── GpuLost
+  ├── DriverAbsent
+  ├── NotSupported
+  ├── NoPermission
+  ├── GpuTaken
+  └── GpuFailure
+      └── GpuStuck
+  CommandNotExecuted
+  ├── CommandRejected
+  ├── CommandUnsupported
+  ├── CommandFailed
+  ├── CommandWithdrawn
+  └── CommandInterrupted
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ class CommandRejected(CommandNotExecuted):
 
 
 class CommandUnsupported(CommandNotExecuted):
-    """This node cannot carry out such a command."""
+    """This node cannot execute such a command."""
 
     status = envelope.UNSUPPORTED
 

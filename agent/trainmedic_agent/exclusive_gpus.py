@@ -1,10 +1,8 @@
 """Exclusive control of GPUs: no second agent on the machine can set their limits.
 
-Each agent remembers the limit from before its first cap and restores it. A second agent would take the first one's cap
-for that limit, and leave the GPU capped permanently.
-
-A GPU is held by UUID from when the driver first lists it until the process ends. Agents in other network namespaces are
-not detected; pods of one node share the chart's state directory instead.
+Each agent restores the limit from before its first cap. A second agent would take the first one's cap for that limit,
+and leave the GPU capped permanently. Agents in other network namespaces are not detected; pods of one node share the
+chart's state directory instead.
 """
 
 from __future__ import annotations
@@ -116,8 +114,8 @@ def _name(uuid: str) -> str:
 def _simulated_in() -> list[str]:
     """Return device and inode of a simulated driver's state files, none for a real driver.
 
-    Several simulations on one machine may have the same UUIDs, but each has its own file, which its processes map.
-    NVIDIA's driver keeps its state in the kernel. SQLite's shared mappings are excluded.
+    Several simulations on one machine may have the same UUIDs, but each has its own mapped file. SQLite's shared
+    mappings are excluded.
     """
     try:
         mappings = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]

@@ -1,11 +1,11 @@
 """Interface between the agent and the code that acts on the node.
 
-An `Executor` executes one action. One thread per worker queue calls it, so commands of one queue never overlap. The
-command is already verified, allowed and journaled. The return value becomes the output of an ``applied`` reply; an
-exception gives the reply's status and reason.
+One thread per worker queue calls executors, so commands of one queue never overlap. Commands are already verified,
+allowed and journaled. The return value becomes the output of an ``applied`` reply; an exception gives status and
+reason.
 
-A command may be executed again (``resumed``) after the agent stopped in between. So an executor works towards a state
-that the command and its own records define, such as an absolute value, not relative to the state it finds.
+A command may be executed again (``resumed``) after the agent stopped. So an executor works towards a state that the
+command and its own records define, not relative to the state it finds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ def _never() -> bool:
 class AcceptedCommand(Struct, frozen=True):
     """A journaled command, which the agent will answer.
 
-    ``resumed``: an earlier process may have begun it under the same ID. ``is_stopping``: true once the agent is
-    stopping. A long-running executor checks it between pieces of work and raises `CommandInterrupted`; the command
-    resumes at the next start. ``is_withdrawn``: true once the server has withdrawn the command (see
-    `SupportsWithdrawal`).
+    - ``resumed``: an earlier process may have begun it under the same ID.
+    - ``is_stopping``: true once the agent is stopping. A long-running executor then raises `CommandInterrupted`.
+    - ``is_withdrawn``: true once the server has withdrawn the command (`SupportsWithdrawal`).
     """
 
     command: Command
@@ -49,20 +48,17 @@ class Executor(Protocol):
 
     @property
     def queue(self) -> str:
-        """Worker queue that calls it: ``gpu``, ``disk``, ``facts`` or ``logs``. A long cleanup so never delays a power
-        cap.
-        """
+        """Worker queue that calls it: ``gpu``, ``disk``, ``facts`` or ``logs``."""
         ...
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         """Execute the command and return its output as JSON-compatible values.
 
-        A command with ``undo_of`` reverts an earlier one. It arrives here only if the earlier one may have had an
-        effect: it was applied, it failed, or the executor remembers it (`RemembersEffects`).
+        A command with ``undo_of`` reverts an earlier one that may have had an effect: it was applied, it failed, or the
+        executor remembers it (`RemembersEffects`).
 
         Raises CommandRejected (invalid or not allowed), CommandUnsupported (impossible on this node), CommandFailed (a
-        retry may succeed) or CommandInterrupted (see `AcceptedCommand`). Other exceptions are logged and answered as
-        failed.
+        retry may succeed) or CommandInterrupted. Other exceptions are logged and answered as failed.
         """
         ...
 
@@ -110,9 +106,9 @@ class SupportsWithdrawal(Protocol):
 @runtime_checkable
 class SupportsAbandon(Protocol):
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Revert all effects of an expired command that an earlier process may have begun.
+        """Revert all effects of an expired command that an earlier process may have begun, before it is answered
+        ``expired``.
 
-        Called instead of `Executor.perform`, before the command is answered ``expired``. The same command may be sent
-        again with a later deadline.
+        The same command may be sent again with a later deadline.
         """
         ...

@@ -1,9 +1,8 @@
 """Record of the node's GPUs and their XID errors, which survives restarts of the agent.
 
-The driver reports an XID error once. A restarted agent, a later harmless error or an absent GPU does not repair the
-fault, so errors count until a reboot or GPU reset. An absent GPU stays missing until another GPU has its PCI address.
-
-A reset is detected when the driver's energy counter decreases, or when the recovery action it requested is gone.
+The driver reports an XID error once, so errors count until a reboot or GPU reset. An absent GPU stays missing until
+another GPU has its PCI address. A reset is detected when the driver's energy counter decreases, or when the recovery
+action it requested is gone.
 """
 
 from __future__ import annotations
@@ -34,9 +33,10 @@ _RESETS = frozenset({"reset", "reboot", "drain_and_reset", "bus_reset", "system_
 class KnownGpu(Struct, frozen=True):
     """A GPU that this node has or had.
 
-    ``is_present``: whether the driver lists it now, even if it is stuck. ``xids``: its errors by code, since the last
-    reboot or reset. ``recovery_action``: requested by the driver. None if unknown. ``energy_mj``: last reading of its
-    energy counter, in mJ.
+    - ``is_present``: whether the driver lists it now, even if it is stuck
+    - ``xids``: its errors by code, since the last reboot or reset
+    - ``recovery_action``: requested by the driver. None if unknown
+    - ``energy_mj``: last reading of its energy counter, in mJ
     """
 
     info: GpuInfo
@@ -121,7 +121,7 @@ class GpuRecord:
         try:
             self._journal.write(write)
         except JournalUnavailable as error:
-            log.error("the record of the GPUs cannot be written; trying again later", extra={"reason": str(error)})
+            log.error("cannot write GPU record; retrying later", extra={"reason": str(error)})
             return
         self._written = self._gpus
 

@@ -1,10 +1,8 @@
 """Journal of commands, which survives restarts of the agent and of Redis.
 
-A command is written before it is executed, and its outcome afterwards. So no command is begun twice under one ID,
-interrupted commands are resumed, and unsent replies are retained. On `JournalUnavailable` the caller must not act: the
-agent could execute a command twice.
-
-An undo of an unknown command is safe only if the journal is complete since before that command (`Journal.whole_since`).
+A command is written before it is executed, and its outcome afterwards. On `JournalUnavailable` the caller must not act:
+the agent could execute a command twice. An undo of an unknown command is safe only if the journal is complete since
+before that command (`Journal.whole_since`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Field-by-field validation of the policy's mappings, which collects all errors.
 
-Input are the mappings and lists from YAML. A `FieldFault` gives keys and positions; ``policy`` adds line and column.
-Pydantic is avoided because it adds 8 MB, a fifth, to the agent's memory (``docs/decisions.md``).
-
-A field's parser returns the checked value, or raises ValueError with a message for people.
+Pydantic is avoided because it adds 8 MB, a fifth, to the agent's memory (``docs/decisions.md``). A field's parser
+returns the checked value, or raises ValueError with a message for people.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ FieldPath = tuple[str | int, ...]
 class FieldFault(Struct, frozen=True):
     """An invalid field.
 
-    ``path``: keys and positions from the top of the policy: ("cleaning", "rules", "tmp", "do"). ``message``: the error,
-    which follows the path.
+    - ``path``: keys and positions from the top of the policy: ("cleaning", "rules", "tmp", "do")
+    - ``message``: the error, which follows the path
     """
 
     path: FieldPath

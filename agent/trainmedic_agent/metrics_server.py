@@ -1,7 +1,6 @@
 """HTTP server for one page, which bounds its clients' use of threads, memory and open files.
 
-When all places are taken, a new connection replaces the one that has been sending its request longest. Every exchange
-must end within `_EXCHANGE_SECONDS`.
+When all places are taken, a new connection replaces the one that has been sending its request longest.
 """
 
 from __future__ import annotations
@@ -87,9 +86,9 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
-            log.debug("a client of the metrics has left", extra={"client": client_address[0], "error": repr(error)})
+            log.debug("metrics client disconnected", extra={"client": client_address[0], "error": repr(error)})
         else:
-            log.error("the metrics could not be shown", extra={"client": client_address[0]}, exc_info=error)
+            log.error("cannot serve metrics", extra={"client": client_address[0]}, exc_info=error)
 
     def _end(self, request: socket.socket) -> None:
         self._places.pop(request, None)

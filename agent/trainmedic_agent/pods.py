@@ -1,8 +1,6 @@
-"""Lookup of the pods that processes belong to, from their control groups.
+"""Lookup of the pods that processes belong to, from their control groups. A container needs ``hostPID``.
 
-In a container this needs the node's process namespace (``hostPID``); without it no pod is found.
-
-The kubelet gives each pod a group with its UID in the name. The container runtime adds groups below it:
+The kubelet gives each pod a group with its UID in the name:
 
 - ``/kubepods/burstable/pod1a2b…-…/cri-containerd…`` with the driver cgroupfs
 - ``/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1a2b…_….slice/crio-….scope`` with systemd
@@ -40,8 +38,7 @@ def pods_of(pids: Iterable[int], proc: Path | None = None) -> tuple[str, ...]:
 def pod_in(groups: bytes) -> str | None:
     """Return the pod's UID from a ``/proc/<pid>/cgroup`` text, version 1 or 2. None if there is none.
 
-    The outermost pod is the cluster's; an inner one belongs to a cluster within a pod. Groups of a login are ignored:
-    the user chooses their names.
+    The outermost pod is the cluster's. Groups of a login are ignored: the user chooses their names.
     """
     match = _POD.search(b"\n".join(line for line in groups.split(b"\n") if _LOGIN not in line))
     return match[1].decode().replace("_", "-") if match is not None else None

@@ -1,16 +1,8 @@
 """The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``).
 
-Parts of the YAML file:
-
-- ``allow``: permitted changing actions
-- ``power``: bounds of power limits
-- ``cleaning``: cleanup rules that commands can name (``disk.rules``)
-- ``containers``: leftovers of a container engine that may be removed (``containers.policy``)
-- ``logs``: logs to read (``log_reading.log_policy``)
-
-Reading actions are always allowed. Without a file the agent only reads. The undo of a power limit is always allowed, so
-that a stricter policy never leaves a GPU capped. Other actions have no undo, so no command can bypass the policy by
-claiming to be one. Executors apply the bounds.
+Reading actions are always allowed. The undo of a power limit is always allowed, so that a stricter policy never leaves
+a GPU capped. Other actions have no undo, so no command can bypass the policy by claiming to be one. Executors apply the
+bounds.
 """
 
 from __future__ import annotations
@@ -48,8 +40,8 @@ _LONGEST_LEASE = timedelta(days=1)
 class PowerBounds(Struct, frozen=True):
     """Bounds of ``gpu.power_limit``.
 
-    ``floor_percent``: minimum limit, in percent of the card's default. ``max_lease``: maximum duration of an unrenewed
-    cap, after which power is restored even if the server is down.
+    - ``floor_percent``: minimum limit, in percent of the card's default
+    - ``max_lease``: maximum duration of an unrenewed cap
     """
 
     floor_percent: float = 50.0
@@ -59,9 +51,11 @@ class PowerBounds(Struct, frozen=True):
 class Policy(Struct, frozen=True):
     """Permissions on this node.
 
-    ``allow``: allowed changing actions. ``containers``: removable leftovers of a container engine. None: nothing may be
-    removed. ``logs``: logs to read. None: the log reader is not loaded. ``source``: the file. None without one.
-    ``digest``: first 12 hexadecimal digits of the file's SHA-256. None without a file.
+    - ``allow``: allowed changing actions
+    - ``containers``: None: nothing may be removed
+    - ``logs``: None: the log reader is not loaded
+    - ``source``: the file. None without one
+    - ``digest``: first 12 hexadecimal digits of the file's SHA-256. None without a file
     """
 
     allow: frozenset[str] = frozenset()
@@ -106,7 +100,7 @@ def parse(text: str, source: str) -> Policy:
     if problems:
         raise ConfigurationError("\n".join(map(str, problems)))
     if len(documents) != 1:
-        raise ConfigurationError(f"{source}: a policy is one YAML document, and {len(documents)} are in the file")
+        raise ConfigurationError(f"{source}: a policy is one YAML document, but the file has {len(documents)}")
     document = documents[0]
     reader = MappingReader((), document.value)
     reader.refuse_unknown_keys(_KEYS)

@@ -1,8 +1,7 @@
 """Replies to the server, and the agent's presence.
 
-Outcomes are journaled before they are sent, and unsent ones are sent after an outage or restart. Other replies
-(``accepted``, refusals) answer a stream entry, which stays on the stream until Redis has the reply. The SDK's
-`ReplyWriter` has the writing thread.
+Unsent outcomes are sent from the journal after an outage or restart. Other replies (``accepted``, refusals) answer a
+stream entry, which stays on the stream until Redis has the reply.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ class AgentReplies:
         other = f"process {presence.get('pid')} on {presence.get('host')!r}"
         if self.name_conflict() != other:
             log.error(
-                "another agent calls itself %s too: %s. Until one of them is stopped, or named otherwise (--node), "
-                "commands are refused, for they could be meant for the other",
+                "another agent has the name %s too: %s; refusing commands until one is stopped or renamed (--node)",
                 self._node,
                 other,
             )
@@ -110,8 +108,7 @@ class AgentReplies:
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
         """Handle replies that Redis has accepted. Called in the writer's thread.
 
-        They are marked in the journal in batches, with the next presence, because each mark is a disk write. If a mark
-        is lost, a reply is sent twice, which is harmless.
+        They are marked in the journal in batches, because each mark is a disk write. Sending a reply twice is harmless.
         """
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:
@@ -133,7 +130,7 @@ class AgentReplies:
         try:
             self._journal.mark_sent(sent_ids)
         except JournalUnavailable as error:
-            log.error("sent replies could not be noted, and will be sent again", extra={"reason": str(error)})
+            log.error("cannot journal sent replies; they will be sent again", extra={"reason": str(error)})
             with self._lock:
                 self._sent_ids = sent_ids + self._sent_ids
 
@@ -141,7 +138,7 @@ class AgentReplies:
         try:
             unsent = self._journal.unsent(_REFILL)
         except JournalUnavailable as error:
-            log.error("unsent replies could not be read", extra={"reason": str(error)})
+            log.error("cannot read unsent replies", extra={"reason": str(error)})
             return
         with self._lock:
             known = {*self._in_flight, *self._sent_ids}

@@ -1,9 +1,7 @@
 """Disk space reserved for the journal by a file of random bytes.
 
-``disk.clean`` must be journaled even on a full disk. When the journal finds no space, the file gives up one piece at a
-time, because other writers may take the freed space first. It is refilled when there is space again.
-
-The bytes are random, because compressing file systems would store nothing for zeros. Nothing here raises.
+``disk.clean`` must be journaled even on a full disk. The file gives up one piece at a time, because other writers may
+take the freed space first. The bytes are random, because compressing file systems would store nothing for zeros.
 """
 
 from __future__ import annotations
@@ -46,11 +44,11 @@ class ReservedSpace:
             else:
                 self._path.unlink()
         except OSError as error:
-            log.error("reserved space cannot be given up", extra={"file": str(self._path), "reason": error.strerror})
+            log.error("cannot free reserved space", extra={"file": str(self._path), "reason": error.strerror})
             self._size = self._measured()  # if it was deleted, it is created again later
             return False
         if not self.is_short:
-            log.warning("the disk is full; the agent works from its reserved space", extra={"file": str(self._path)})
+            log.warning("disk full; using reserved space", extra={"file": str(self._path)})
         self._size = left
         return True
 
@@ -68,7 +66,7 @@ class ReservedSpace:
                 os.close(descriptor)
         except OSError as error:
             fields = {"file": str(self._path), "reason": error.strerror}
-            log.warning("reserved space cannot be filled up, and is tried again", extra=fields)
+            log.warning("cannot refill reserved space; retrying", extra=fields)
             self._not_before = time.monotonic() + _RETRY_SECONDS
         self._size = self._measured()
 

@@ -1,7 +1,6 @@
 """The agent as a whole: ordered start and clean stop of its parts.
 
-Interrupted commands are resumed before the first new one is read. On stop no further command begins; running ones have
-a few seconds to end, and otherwise are resumed at the next start.
+On stop no further command begins; running ones have a few seconds to end, and otherwise are resumed at the next start.
 """
 
 from __future__ import annotations
@@ -59,8 +58,9 @@ class ReadsLogs(Protocol):
 class AgentParts(Struct, frozen=True):
     """The parts that act on the node.
 
-    ``executors``: one for each known action. ``tasks``: recurring work. ``inventory``: returns the GPUs' part of the
-    presence. ``log_reader``: None if the policy names no logs.
+    - ``executors``: one for each known action
+    - ``inventory``: returns the GPUs' part of the presence
+    - ``log_reader``: None if the policy names no logs
     """
 
     executors: Sequence[Executor] = ()
@@ -94,7 +94,7 @@ class _Pruning:
             at_most = self._newest_at + timedelta(seconds=since_boot() - self._began)
             self._journal.prune(min(self._now(), at_most))
         except JournalUnavailable as error:
-            log.warning("old commands could not be forgotten; trying again later", extra={"reason": str(error)})
+            log.warning("cannot prune old commands; retrying later", extra={"reason": str(error)})
 
 
 class Agent:
@@ -145,7 +145,7 @@ class Agent:
             worker_queue.wake()
         running = [name for name, each in self._queues.items() if not each.join(max(deadline - time.monotonic(), 0.0))]
         for name in running:
-            log.warning("a command did not end in time; it is resumed at the next start", extra={"queue": name})
+            log.warning("command did not end in time; resuming it at the next start", extra={"queue": name})
         self._replies.stop(_SEND_SECONDS)
         return not running
 

@@ -58,7 +58,7 @@ class WorkerQueue:
                 if accepted is not None and not self._stopping.is_set():
                     self._carry_out(accepted)
             except Exception:  # thread boundary: a failed command or task must not stop later ones
-                log.exception("a worker queue goes on after an unexpected error", extra={"queue": self.name})
+                log.exception("worker queue continues after an unexpected error", extra={"queue": self.name})
                 self._counters.loop_error(self.name)
                 self._stopping.wait(_PAUSE_AFTER_ERROR)
 

@@ -112,7 +112,7 @@ def test_a_limit_that_is_set_is_read_back_with_what_bounds_it(driver: Driver, gp
 @pytest.mark.parametrize(
     ("code", "error", "says"),
     [
-        (standin.NOT_SUPPORTED, NotSupported, "does not offer that"),
+        (standin.NOT_SUPPORTED, NotSupported, "does not support this"),
         (standin.NO_PERMISSION, NoPermission, "root"),
         (standin.GPU_IS_LOST, GpuLost, "does not answer any more"),
         (standin.DRIVER_NOT_LOADED, DriverAbsent, "not loaded"),

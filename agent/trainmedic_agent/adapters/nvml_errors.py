@@ -34,10 +34,10 @@ def driver_error(error: Any) -> GpuError:
             "NVML and the loaded driver are of different versions: load the new driver, or restart the node"
         )
     if error.value in STALE:
-        return DriverAbsent(f"NVIDIA's driver is not loaded, or was loaded anew: {error}")
+        return DriverAbsent(f"NVIDIA's driver is not loaded, or was reloaded: {error}")
     if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
         return NoPermission(f"the agent may not use NVIDIA's driver: {error}. It needs access to /dev/nvidiactl")
-    return GpuFailure(f"NVIDIA's driver does not answer: {error} (NVML error {error.value})")
+    return GpuFailure(f"NVIDIA's driver does not respond: {error} (NVML error {error.value})")
 
 
 def call_error(error: Any, called: str) -> GpuError:
@@ -45,9 +45,9 @@ def call_error(error: Any, called: str) -> GpuError:
     if error.value in STALE:
         return driver_error(error)
     if error.value in CARD_GONE:
-        return GpuLost(f"{called} does not answer any more: {error}. The driver's log (dmesg, Xid) says why")
+        return GpuLost(f"{called} no longer responds: {error}. Check the driver's log (dmesg, Xid)")
     if error.value in UNAVAILABLE:
-        return NotSupported(f"{called} does not offer that: {error}")
+        return NotSupported(f"{called} does not support this: {error}")
     if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
-        return NoPermission(f"the agent may not do that to {called}: {error}. It needs root, or CAP_SYS_ADMIN")
+        return NoPermission(f"the agent may not change {called}: {error}. It needs root or CAP_SYS_ADMIN")
     return GpuFailure(f"{called}: {error} (NVML error {error.value})")

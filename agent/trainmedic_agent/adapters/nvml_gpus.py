@@ -57,7 +57,7 @@ class NvmlGpus:
         if matches:
             return matches[0]
         if self._nvml.has_seen(name):
-            raise GpuLost(f"{name} was here and does not answer any more")
+            raise GpuLost(f"{name} no longer responds")
         there = ", ".join(f"{info.index} ({info.uuid})" for info in infos) or "none"
         raise GpuAbsent(f"there is no GPU {name!r} on this node; there are: {there}")
 
@@ -68,7 +68,7 @@ class NvmlGpus:
         with self._nvml.card(uuid) as (_, handle):
             # Check right before setting: if NVML mixes up its handles, no other card may be capped.
             if pynvml.nvmlDeviceGetUUID(handle) != uuid:
-                raise GpuFailure(f"the driver takes another GPU for {uuid}; nothing was set")
+                raise GpuFailure(f"the driver confused {uuid} with another GPU; nothing was set")
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, milliwatts)
 
     def read(self, uuid: str) -> gpus.GpuReading:
@@ -104,7 +104,7 @@ class NvmlGpus:
             fixed, unread = _fixed(session, uuid, handle)
             for name in ("power_default", "power_constraints"):
                 if name in unread:
-                    raise GpuFailure(f"{uuid} does not tell its {name.replace('_', ' ')}: {unread[name]}")
+                    raise GpuFailure(f"{uuid} does not report its {name.replace('_', ' ')}: {unread[name]}")
             return gpus.PowerLimits(
                 limit_mw=limit,
                 enforced_mw=enforced if enforced is not None else limit,

@@ -1,9 +1,8 @@
-"""Lifetime of NVML: opening, enumeration of cards, and reopening.
+"""Lifetime of NVML.
 
-NVML is opened at the first call and stays open: without a client, a driver without persistence mode forgets power
-limits. It is reopened after a driver reload, and at most once a minute while a GPU is lost. Both wait until no call is
-running, because closing NVML under a call may crash. While opening blocks all calls, each card is queried through a
-`CallRunner`, which abandons a card that hangs.
+NVML stays open: without a client, a driver without persistence mode forgets power limits. It is reopened after a driver
+reload, and at most once a minute while a GPU is lost, but never under a running call, which could crash. Opening blocks
+all calls, so each card is queried through a `CallRunner`, which abandons a card that hangs.
 """
 
 from __future__ import annotations
@@ -57,11 +56,12 @@ class DirectCalls:
 class NvmlSession(Struct):
     """State of NVML while it is open.
 
-    ``name``: changes after a driver reload or a restart of this process. ``opened_at``: monotonic seconds of the
-    opening, or of the last loss of a card if later. ``infos``, ``handles``: cards that responded at opening; handles by
-    UUID. ``fixed``: constant readings by UUID, once complete. ``events``: event set that collects XIDs. None if it
-    cannot be created. ``lost``: by UUID, a sentence for each card that has stopped responding. ``problems``: a sentence
-    for each card that did not respond at opening. ``driver``: driver version.
+    - ``name``: changes after a driver reload or a restart of this process
+    - ``opened_at``: monotonic seconds of the opening, or of a later loss of a card
+    - ``infos``, ``handles``: cards that responded at opening; handles by UUID
+    - ``fixed``: constant readings by UUID, once complete
+    - ``events``: event set that collects XIDs. None if it cannot be created
+    - ``lost``, ``problems``: a sentence for each card that stopped responding, or did not at opening
     """
 
     name: str
@@ -104,7 +104,7 @@ class NvmlSessions:
         return f"{session.name}/{self._times_lost[uuid]}"
 
     def retried(self, ask: Callable[[], T]) -> T:
-        """Call `ask`, and once more if the driver was reloaded. Only for queries: a setter may have taken effect."""
+        """Call `ask`, and once more after a driver reload. Only for queries: a setter may have taken effect."""
         try:
             return ask()
         except DriverAbsent:
@@ -153,7 +153,7 @@ class NvmlSessions:
                 session = None
         if session is None:
             if self._in_flight:
-                raise DriverAbsent("the driver is being loaded anew; try again in a moment")
+                raise DriverAbsent("the driver is being reloaded; try again in a moment")
             session = self._session = self._opened()
         return session
 
@@ -185,7 +185,7 @@ class NvmlSessions:
             except pynvml.NVMLError as error:
                 if error.value in STALE:
                     raise
-                problems.append(f"GPU {index} does not answer: {error}")
+                problems.append(f"GPU {index} does not respond: {error}")
                 continue
             infos.append(info)
             session.handles[info.uuid] = handle
@@ -214,7 +214,7 @@ class NvmlSessions:
             try:
                 let_go()
             except pynvml.NVMLError as error:
-                log.warning("NVML was not closed properly", extra={"reason": str(error)})
+                log.warning("cannot close NVML", extra={"reason": str(error)})
 
     def _record_failure(self, error: Any, session: NvmlSession, uuid: str | None) -> None:
         with self._lock:

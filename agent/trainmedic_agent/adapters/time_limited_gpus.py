@@ -1,8 +1,7 @@
 """Time limits for driver calls, which may never return.
 
-Each call runs in its own thread. After some seconds its card counts as stuck: the caller and all later callers for this
-card get `GpuStuck` until the call returns. Other cards are unaffected. Calls for no particular card share a key of
-their own. Threads are reused; a card takes at most `_MOST_CALLS`.
+Each call runs in its own thread. If it takes too long, its card counts as stuck, and callers get `GpuStuck` until the
+call returns. Other cards are unaffected. Threads are reused; a card takes at most `_MOST_CALLS`.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class TimeLimitedCalls:
             call.is_given_up = any(other is call for other in self._under_way)
         if not call.is_given_up:  # it returned at the last moment
             return call.result()
-        log.error("a call to the driver has not come back", extra={"stuck": key, "seconds": timeout})
+        log.error("driver call has not returned", extra={"stuck": key, "seconds": timeout})
         raise _stuck(key, timeout)
 
     def stuck(self) -> frozenset[str]:
@@ -123,7 +122,7 @@ class TimeLimitedCalls:
                     self._idle.append(calls)
             if call.is_given_up:
                 seconds = round(self._monotonic() - call.began)
-                log.warning("a call to the driver has come back", extra={"stuck": call.key, "seconds": seconds})
+                log.warning("driver call has returned", extra={"stuck": call.key, "seconds": seconds})
             call.end()
             if not stays:
                 return
@@ -136,8 +135,8 @@ _CallQueue = queue.SimpleQueue[_Call[object] | None]
 
 def _stuck(key: str, seconds: float) -> GpuStuck:
     return GpuStuck(
-        f"{key} is stuck: a call to the driver has not come back for {seconds:.0f} s. Look into the driver's log "
-        "(dmesg, Xid); often only a restart of the node helps"
+        f"{key} is stuck: a driver call has not returned for {seconds:.0f} s. Check the driver's log "
+        "(dmesg, Xid); often only a reboot helps"
     )
 
 
@@ -179,19 +178,19 @@ class TimeLimitedGpus:
         try:
             self._xids = self._calls.run(_DRIVER, self._inner.xids, DRIVER_SECONDS)
         except GpuStuck:
-            log.debug("the driver does not tell its XIDs, since a call has not come back")
+            log.debug("cannot read XIDs: a driver call has not returned")
         return self._xids
 
     def close(self) -> None:
         """Close the driver, unless a call is running: closing could then crash."""
         if not self._calls.is_free():
             stuck = sorted(self._calls.stuck())
-            log.warning("NVML is left open, since a call has not come back", extra={"stuck": stuck})
+            log.warning("leaving NVML open: a driver call has not returned", extra={"stuck": stuck})
             return
         try:
             self._calls.run(_DRIVER, self._inner.close, DRIVER_SECONDS)
         except GpuStuck as error:
-            log.warning("NVML was not closed", extra={"reason": str(error)})
+            log.warning("cannot close NVML", extra={"reason": str(error)})
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:

@@ -92,12 +92,17 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     if report.is_cut_off and len(report.errors) == 1:
         raise exits.Unreachable("Redis cannot be reached")
     if report.errors:
-        raise exits.Failure(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to be put right")
+        raise exits.Failure(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to fix")
 
 
 @agent.command()
 @click.option(
-    "--gpus", type=click.IntRange(0), default=1, show_default=True, metavar="NUMBER", help="How many must answer."
+    "--gpus",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    metavar="NUMBER",
+    help="Minimum number of responding GPUs.",
 )
 def health(gpus: int) -> None:
     """Check that every GPU of this node is usable.
@@ -155,7 +160,7 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
         click.echo("No GPU of this node is capped.")
     failed = sum(isinstance(result, GpuError) for result in results.values())
     if failed:
-        raise exits.Failure(f"{failed} of {len(results)} GPUs not given back; run this again")
+        raise exits.Failure(f"{failed} of {len(results)} GPUs not restored; run this again")
 
 
 def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:

@@ -8,9 +8,9 @@ from trainmedic_core.command import CommandEntry
 
 COMMANDS: Mapping[str, CommandEntry] = {
     "agent": CommandEntry(
-        "trainmedic_agent.cli.agent", "Run the agent of a node, check what it would do, or give back what it holds."
+        "trainmedic_agent.cli.agent", "Run the agent of a node, check its setup, or revert its changes."
     ),
     "agent-reader": CommandEntry(
-        "trainmedic_agent.cli.agent_reader", "Read logs for the agent of a node, in a process of its own."
+        "trainmedic_agent.cli.agent_reader", "Read logs for the agent of a node, in a separate process."
     ),
 }

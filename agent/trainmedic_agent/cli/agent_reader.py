@@ -27,7 +27,9 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command("agent-reader")
 @_flags
-@click.option("--once", is_flag=True, help="End with the link to the agent, which then starts the next process.")
+@click.option(
+    "--once", is_flag=True, help="Exit when the link to the agent ends; the agent then starts the next process."
+)
 def agent_reader(*, once: bool, **flags: Any) -> None:
     """Read logs for the agent of this node.
 
@@ -41,5 +43,5 @@ def agent_reader(*, once: bool, **flags: Any) -> None:
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
-        raise exits.Unreachable(f"The reader of logs cannot start: {error}") from error
+        raise exits.Unreachable(f"The log reader cannot start: {error}") from error
     sys.exit(status)

@@ -1,7 +1,6 @@
-"""Minimal client of Docker's API over its Unix socket; Podman's service has the same API.
+"""Minimal client of Docker's API over its Unix socket, with bounded answers. Podman's service has the same API.
 
-Requests name no API version, so the engine uses its newest. The fields read here exist since Docker 18.09. It uses the
-standard library, to keep the agent small. Answers are bounded in size and time.
+Requests name no API version, so the engine uses its newest. The fields read here exist since Docker 18.09.
 """
 
 from __future__ import annotations

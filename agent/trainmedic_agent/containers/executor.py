@@ -53,7 +53,7 @@ class PruneContainersExecutor:
         """
         command = accepted.command
         if command.undo_of is not None:
-            raise CommandRejected("what disk.prune_containers has removed cannot be brought back, so it has no undo")
+            raise CommandRejected("disk.prune_containers has no undo: removed objects cannot be restored")
         unknown = sorted(name for name in command.params if name not in _PARAMETERS)
         if unknown:
             raise CommandRejected(f"disk.prune_containers does not know {', '.join(map(repr, unknown))[:300]}")
@@ -81,7 +81,7 @@ class PruneContainersExecutor:
         try:
             storage = str(engine.info(seconds_left()).get("DockerRootDir") or "")
             if any(is_of_kubelet(container) for container in engine.containers(seconds_left())):
-                raise CommandRejected("the engine has containers of Kubernetes; its kubelet removes their leftovers")
+                raise CommandRejected("the engine has Kubernetes containers; the kubelet removes their leftovers")
         except EngineAnswer as answer:
             raise CommandFailed(f"the container engine did not list its objects: {answer}") from answer
         self._refuse_other_filesystem(storage, command.params.get("filesystems", ()))
@@ -104,7 +104,7 @@ class PruneContainersExecutor:
     def _refuse_kubernetes(self) -> None:
         sign = self._kubelet_sign()
         if sign is not None:
-            raise CommandRejected(f"{sign}, so this node is of Kubernetes; its kubelet removes images and containers")
+            raise CommandRejected(f"{sign}, so this is a Kubernetes node; its kubelet removes images and containers")
         clocks = Clocks()
         if not FileUsage(clocks, Throttle(clocks, math.inf, lambda: False), str(self._proc)).sees_every_process():
             raise CommandRejected(

@@ -1,11 +1,8 @@
 """Selection and one-by-one removal of unused containers and images.
 
-- **Containers** that stopped or never started. Those with a restart policy stay. Volumes stay.
-- **Images** that no container uses. Their age counts from the last pull, build or naming (``LastTagTime``), because a
-  job may just have pulled an old image. Without that time (Podman), named images stay, and the age of unnamed ones
-  counts from their build.
-
-Removal is never forced: the engine refuses to remove what is in use, which counts as left.
+An image's age counts from its last pull, build or naming (``LastTagTime``), because a job may just have pulled an old
+image. Without that time (Podman), named images stay, and the age of unnamed ones counts from their build. Removal is
+never forced.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ class Leftover(StrEnum):
 class ContainersPolicy(Struct, frozen=True):
     """What `disk.prune_containers` may remove.
 
-    ``socket``: the engine's socket, which serves Docker's API. ``min_age``: minimum age of a container since it
-    stopped, of an image since it was pulled, built or named. ``remove``: the kinds to remove. ``keep``: shell patterns
-    for names of containers and images that stay.
+    - ``socket``: the engine's socket, which serves Docker's API
+    - ``min_age``: of a container since it stopped, of an image since it was pulled, built or named
+    - ``keep``: shell patterns of names that stay
     """
 
     remove: frozenset[Leftover]

@@ -2,17 +2,12 @@
 
 - ``strictatime``: every read is recorded.
 - ``relatime`` (Linux's default): a read is recorded if the access time is not later than the last change, or is 24 h
-  old. So a later access time may lag by up to a day (`AccessTimes.lag_ns`); an earlier one shows that the file was not
-  read since the change.
-- ``noatime`` or read-only: reads leave no trace, even if another mount of the file system records its own. So the
-  mounts of all processes count, including containers.
-- File systems other than `_KEEPING` (network, FUSE, overlay) have their own rules.
+  old. A later access time may lag by a day (`AccessTimes.lag_ns`).
+- ``noatime`` or read-only: reads leave no trace. The mounts of all processes count, including containers.
+- File systems other than `_KEEPING` have their own rules.
 
-If reads may leave no trace (`AccessTimes.untraced`), ages count from the last change, or from the access time if later,
-and deletion must be preceded by watching for reads (``read_watch``).
-
-Undetected are reads with ``O_NOATIME`` (backups), through a mount that has changed since, and by a service that sees
-the file system read-only (``ProtectSystem=strict``).
+If reads may leave no trace (`AccessTimes.untraced`), ages count from the last change, and reads must be watched
+(``read_watch``). Reads with ``O_NOATIME`` or ``ProtectSystem=strict`` are never detected.
 """
 
 from __future__ import annotations
@@ -64,7 +59,7 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
         own = []
     ours = next((entry for entry in own if entry.number == mount), None)
     if ours is None:
-        return AccessTimes(untraced=("it is not known how it is mounted",))
+        return AccessTimes(untraced=("its mount is unknown",))
     untraced = [] if ours.filesystem in _KEEPING else [f"the filesystem is {ours.filesystem}"]
     try:
         others = _mounts_of_others(proc)
@@ -85,8 +80,8 @@ def access_times(mount: int | None, proc: Path, *, sees_every_process: bool) -> 
 def _mounts_of_others(proc: Path) -> list[Mount]:
     """Return the mounts of the machine and of each container. Raises OSError if some cannot be read.
 
-    A mount namespace with the first process's ``/`` belongs to a restricted service of the machine, which sees nearly
-    everything as read-only, so it is skipped.
+    A mount namespace with the first process's ``/`` is skipped: it belongs to a restricted service, which sees nearly
+    everything as read-only.
     """
     mounts = mounts_of(proc / "1")
     top = _top(mounts)

@@ -1,16 +1,12 @@
-"""Deletion of a whole checkpoint, after a final check.
+"""Deletion of a whole checkpoint. A partly deleted one must never look complete:
 
-A partly deleted checkpoint must never look complete:
-
-1. Check: nothing young, nothing open, not pinned, still in place.
-2. Rename the directory to a name that no framework reads (prefix `walk.DELETING`), so that no process opens it any
-  more.
+1. Check that nothing is young, open, pinned or moved.
+2. Rename the directory with the prefix `walk.DELETING`, so that no process opens it any more.
 3. Check again, and restore the name if a process had opened it before.
-4. Delete its files, first those that mark it as complete.
+4. Delete its files, first those that mark it as complete, while it stays in place (``place``).
 
-Before each file the directory must still be in place (``place``). If it was moved, the rest stays; if nothing was
-deleted yet, under its old name. A later run of a rule that matches the old name deletes what an interruption left. A
-trial run makes the same checks, and checks permissions.
+A later run of a rule that matches the old name deletes what an interruption left. A trial run makes the first check,
+and checks permissions.
 """
 
 from __future__ import annotations

@@ -1,21 +1,13 @@
-"""Detection of checkpoint directories, and which checkpoints of a directory to keep.
+"""Detection of checkpoint directories, and which of a directory to keep.
 
-**A checkpoint** is a directory with one of Trainmedic's markers or torch.distributed.checkpoint's index, or with a
-typical name: ``checkpoint-100``, ``step_100``, ``global_step100``, ``iter_0000100``, ``epoch=1-step=100.ckpt``.
+- **A checkpoint** has one of Trainmedic's markers, torch.distributed.checkpoint's index, or a typical name.
+- **Complete** is one with a file that is written last, or named as the latest or earlier by a file next to it
+  (DeepSpeed, Megatron). Names with ``tmp-`` or ``.tmp`` are incomplete, others unknown.
+- **Kept** are the newest two (or ``keep_newest`` if more) complete ones and as many unknown ones, by write time and
+  also by step, which differ after a rollback; rollback targets; the Hugging Face trainer's best; all, if a file needed
+  for the decision is unreadable.
 
-**Complete** is a checkpoint with Trainmedic's marker, that index, or the Hugging Face trainer's state, each written
-last; or if a file next to it names it or a later step as the latest (DeepSpeed, Megatron). Names with ``tmp-`` or
-``.tmp`` are incomplete. Others are unknown.
-
-**Kept** per directory are:
-
-- the newest two (or ``keep_newest`` if more) of the complete ones, and as many unknown ones, by write time and also by
-  step: these differ after a rollback
-- rollback targets
-- the Hugging Face trainer's best checkpoint
-- all, if a file needed for the decision cannot be read
-
-A process without privileges parses the files (``metadata_reader``).
+An unprivileged process parses the files (``metadata_reader``).
 """
 
 from __future__ import annotations

@@ -70,10 +70,10 @@ class Cleaner(Struct, frozen=True):
     """The agent's state directory, which no rule touches."""
 
     def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
-        """Clean, or simulate it, and return the command's output.
+        """Clean, or simulate it, and return the command's output. The rules must exist.
 
-        The rules must exist. ``stopped`` names what ended it early: the target (``free_enough``), a limit, the deadline
-        or the agent's stop. None if everything was processed.
+        ``stopped`` names what ended it early: ``free_enough``, a limit, the deadline or the agent's stop. None at its
+        end.
         """
         throttle = Throttle(self.clocks, request.deadline, is_stopping)
         filesystems = Filesystems(self.measure, request.until_free, dry_run=request.dry_run, throttle=throttle)
@@ -167,7 +167,7 @@ class _RuleRun(Struct):
         self.counters.access_times[root.path] = str(times)
         if times.untraced:
             log.warning(
-                "reads may leave no trace where a rule deletes what is unused; ages count from the last change there",
+                "access times unreliable; ages count from the last change",
                 extra={"rule": self.rule.name, "root": root.path, "reason": ", ".join(times.untraced)},
             )
         return replace(root, access_times=times)

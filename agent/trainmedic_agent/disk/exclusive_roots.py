@@ -1,7 +1,5 @@
-"""Exclusive cleaning roots: a second agent with the same root does not start.
-
-Each of two agents would delete until its own rule is met, unaware of the other. A root is identified by its path,
-because accessing it could hang on an unavailable network file system.
+"""Exclusive cleaning roots: a second agent with the same root does not start, because each would delete until its own
+rule is met. A root is identified by its path: accessing it could hang on an unavailable network file system.
 """
 
 from __future__ import annotations

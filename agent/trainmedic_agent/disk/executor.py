@@ -1,7 +1,7 @@
 """Executor of ``disk.clean``: validation of the command.
 
-A ``resumed`` command is executed again; deleted files cannot be deleted twice. Its output then counts only the second
-part. A stopping agent ends between two files and answers with what it did.
+The output of a ``resumed`` command counts only its second part. A stopping agent ends between two files and answers
+with what it did.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DiskCleanExecutor:
     def _request(self, accepted: AcceptedCommand) -> CleaningRequest:
         command = accepted.command
         if command.undo_of is not None:
-            raise CommandRejected("what disk.clean has deleted cannot be brought back, so it has no undo")
+            raise CommandRejected("disk.clean has no undo: deleted files cannot be restored")
         params = command.params
         unknown = [name for name in params if name not in _PARAMETERS]
         if unknown:

@@ -1,18 +1,15 @@
 """Safe opening of a rule's roots, and free space on their file systems.
 
-**Roots** are opened once per command, from ``/`` component by component without following links, so that all checks
-apply to the directory that is open. A root is refused if it
+**Roots** are opened component by component without following links, and checked by descriptor. A root is refused if it
 
-- is missing or has a symbolic link in its path
-- is owned by a user other than root, the agent's user and the policy's ``owners``
-- has a parent that such a user owns, or that group or others can write without the sticky bit: they could replace the
-  root
-- is ``/`` under another name
-- is within the agent's state directory. A state directory below a root is skipped by the walk (`Root.protected`).
+- is missing, or has a symbolic link in its path
+- has an owner other than root, the agent's user and the policy's ``owners``
+- has a parent with such an owner, or one that group or others can write without the sticky bit
+- is ``/`` or within the agent's state directory
 
-**Free space** is that available to unprivileged processes, as a share of the whole, like node_exporter's
-``node_filesystem_avail_bytes / node_filesystem_size_bytes``. A trial run adds the bytes it would have freed. ZFS and
-btrfs free space seconds after a deletion: if the deleted bytes should suffice, the cleaner waits before deleting more.
+**Free space** is that of unprivileged processes, like node_exporter's ``node_filesystem_avail_bytes /
+node_filesystem_size_bytes``. ZFS and btrfs free space seconds after a deletion, so the cleaner waits if the deleted
+bytes should suffice.
 """
 
 from __future__ import annotations
@@ -152,7 +149,7 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
         if facts.st_uid not in trusted:
             return f"{path} belongs to user {facts.st_uid}; name that user under owners if it may be cleaned"
         if os.path.samestat(facts, top):
-            return f"{path} is the root of the whole filesystem"
+            return f"{path} is the root of the whole file system"
         root = Root(path, fd, facts.st_dev, mount_of(fd), protected)
         fd = -1
         return root
@@ -164,9 +161,9 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
 def _replacement_risk(path: str, facts: os.stat_result, trusted: frozenset[int]) -> str | None:
     """Return why another user could replace entries of this directory on the way to a root. None if no user can."""
     if facts.st_uid not in trusted:
-        return f"{path}, on the way to it, belongs to user {facts.st_uid}, who is not among the owners"
+        return f"{path}, a parent directory, belongs to user {facts.st_uid}, who is not under owners"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX:
-        return f"{path}, on the way to it, may be written by others, who could put another directory in its place"
+        return f"{path}, a parent directory, is writable for others, who could replace the root"
     return None
 
 

@@ -1,11 +1,8 @@
 """Path patterns relative to a cleaning root, matched component by component during a walk.
 
-- ``*`` matches any characters within a component, also none and a leading dot; ``?`` matches one; ``[abc]`` and
-  ``[!abc]`` match one of, or none of, a set. Matching is case-sensitive. There are no escapes or braces: a literal star
-  is ``[*]``.
-- ``**`` as a component matches any number of directories, also none; as the last one, everything below.
-
-Names that are not UTF-8 are matched bytewise (``surrogateescape``), and a line break like any character.
+- ``*``, ``?``, ``[abc]`` and ``[!abc]`` match within a component, also a leading dot. There are no escapes or braces: a
+  literal star is ``[*]``.
+- ``**`` as a component matches any number of directories, as the last one everything below.
 """
 
 from __future__ import annotations

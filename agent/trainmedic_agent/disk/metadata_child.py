@@ -1,7 +1,7 @@
 """Unprivileged process that parses checkpoint metadata: ``python -m trainmedic_agent.disk.metadata_child``.
 
-It drops all privileges before it reads input. Each file arrives on standard input as ``kind length``, a newline and the
-bytes; the answer is a line of JSON (`metadata_reader.MetadataAnswer`).
+Each file arrives on standard input as ``kind length``, a newline and the bytes; the answer is a line of JSON
+(`metadata_reader.MetadataAnswer`).
 """
 
 from __future__ import annotations

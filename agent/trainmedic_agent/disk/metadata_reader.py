@@ -63,8 +63,7 @@ class MetadataReader:
 def _beginning(directory: int, name: str, size: int) -> bytes:
     """Return the first bytes of a regular file, none for anything else. Raises MetadataUnread.
 
-    A job controls these names, and opening a pipe or device can have an effect. So the type is checked first, and
-    exactly the checked file is opened.
+    A job controls these names, and opening a pipe or device can have an effect, so the type is checked first.
     """
     try:
         entry = os.open(name, ENTRY, dir_fd=directory)

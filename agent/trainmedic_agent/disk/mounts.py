@@ -1,8 +1,7 @@
 """Mounts visible to a process, and lookup of the file systems that an alert names.
 
-A mount point is relative to a mount namespace. The alert's exporter may see other mounts than the agent, or the same
-under a prefix. So this process's and the first process's mounts are searched; if they disagree, the alert's device
-decides.
+The alert's exporter may see other mounts than the agent, or the same under a prefix. So this process's and the first
+process's mounts are searched; if they disagree, the alert's device decides.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Detection of files in use, by a write lease or by scanning ``/proc``.
 
-The kernel grants a write lease (`acquire_write_lease`) only if no other process in any container has the file open or
-mapped. It is reliable and costs three system calls. It needs CAP_LEASE for other users' files, and some file systems
-have no leases (NFS, Lustre).
+The kernel grants a write lease only if no other process has the file open or mapped. It needs CAP_LEASE for other
+users' files, and some file systems have no leases (NFS, Lustre).
 
-Otherwise, or to learn *how* a file is open, all processes' descriptors and mappings are read, at most once in
-`FRESH_SECONDS` per file system, without querying other file systems: any user can mount one that hangs. The scan is
-conclusive only if it sees all processes: in the first PID namespace, without ``hidepid``, as root or with
-CAP_SYS_PTRACE. If not, the file is left (`Reason.OPEN_UNKNOWN`). Other machines' use of a shared file system is
-invisible; only age protects files there.
+Otherwise, or to learn *how* a file is open, all processes are scanned, at most once in `FRESH_SECONDS` per file system.
+The scan never queries other file systems: any user can mount one that hangs. It is conclusive only in the first PID
+namespace, without ``hidepid``, as root or with CAP_SYS_PTRACE. If not, the file is left (`Reason.OPEN_UNKNOWN`). Other
+machines' use of a shared file system is invisible.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def acquire_write_lease(fd: int) -> bool:
     """Take a write lease (fcntl(2), F_SETLEASE). Return False if another process has the file open or mapped.
 
-    Until `fd` is closed, other opens of the file block. Raises OSError if there is no lease for another reason: another
-    user's file without CAP_LEASE, or a file system without leases.
+    Until `fd` is closed, other opens of the file block. Raises OSError if the kernel gives no lease for another reason.
     """
     # The kernel signals when another process opens the file. The default SIGIO would kill this process; SIGURG is
     # ignored.
@@ -66,7 +63,7 @@ class OpenFileSnapshot(Struct):
     open: set[int] = field(default_factory=set)
     """Inode numbers."""
     writers: dict[int, bool] = field(default_factory=dict)
-    """By file open for writing: whether all its writers append."""
+    """By file open for writing: True if all its writers append."""
     mapped: set[int] = field(default_factory=set)
     """Mapped inodes on any file system: mappings do not always state the same device as stat(2)."""
 

@@ -1,11 +1,8 @@
 """Watch for reads by inotify(7), for directories where access times do not record them (``access_times``).
 
-Before anything is deleted, its directory is watched for `WATCH_SECONDS` (or the rule's ``min_age`` if less) and until
-its turn. A file that is opened meanwhile is in use, and so are its matched siblings: a training reads one shard now and
-the next in an hour. Of a checkpoint all is in use.
-
-If a directory cannot be watched (kernel limit, queue overflow), it counts as possibly in use (`Reason.OPEN_UNKNOWN`).
-Reads from other machines are invisible.
+A directory is watched for `WATCH_SECONDS` (or the rule's ``min_age`` if less) and until its turn. A file opened
+meanwhile is in use, with its matched siblings: a training reads one shard now and the next in an hour. If a directory
+cannot be watched, it counts as possibly in use (`Reason.OPEN_UNKNOWN`). Reads from other machines are invisible.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """Deletion, truncation or shrinking of one file, after a final check.
 
-**Deletion** opens the file by name in its open directory without following links, and checks device, inode, type, link
-count, age and use (`open_files`). Then it unlinks the name in that directory. Linux cannot unlink by descriptor, so a
-process with write access to the directory has some microseconds to replace the file. The directory itself is verified
-right before (``place``).
+**Deletion** checks the open file, and unlinks its name in the same directory, verified right before (``place``). Linux
+cannot unlink by descriptor, so a process with write access to the directory has microseconds to replace the file.
 
-**Truncation** sets the length to 0 if no process has the log open, or all writers append. Otherwise a writer would
-continue at its old offset after zeros, so a hole is punched instead: the length stays, whole blocks are freed, and the
-writer is unaffected.
+**Truncation** sets the length to 0 if no process has the log open, or all writers append. Other writers would continue
+at their old offset after zeros, so a hole is punched instead.
 
-**Shrinking** punches a hole in all but the last bytes, regardless of writers.
-
-A trial run makes the same checks, and checks permissions.
+**Shrinking** punches a hole in all but the last bytes, regardless of writers. A trial run makes the same checks, and
+checks permissions.
 """
 
 from __future__ import annotations
@@ -100,7 +96,7 @@ class FileRemover(Struct, frozen=True):
     def shrink(self, parent: int, file: MatchedFile, keep_tail: int) -> int | Reason:
         """Free the space of all but the last `keep_tail` bytes. Return the freed bytes, or why the file was left.
 
-        Length and end stay, so writers and readers of the end are unaffected. The beginning reads as zeros.
+        Length and end stay, so writers are unaffected. The beginning reads as zeros.
         """
 
         def shrink_open(fd: int) -> int | Reason:

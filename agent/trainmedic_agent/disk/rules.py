@@ -1,29 +1,8 @@
-"""Cleaning rules, and parsing of the policy's part ``cleaning``. Commands can only name rules.
+"""Cleaning rules, and parsing of the policy's part ``cleaning``, which ``docs/reference/agent-policy.md`` describes.
 
-**Entries** are those below one of ``roots`` whose relative path matches one of ``globs`` and none of ``exclude``
-(`globs`). Mount points below a root, symbolic links, devices, sockets and pipes are neither entered nor touched.
-
-- Kind ``files``: regular files outside checkpoint directories. Directories stay, even if empty.
-- Kind ``checkpoints``: whole directories. A match that is no known checkpoint is left.
-
-**Conditions**, all required:
-
-- ``min_age``: minimum time unused. ``age_by: used`` (the default) counts from the latest write, change (mode, owner,
-  name, links) or read, as far as access times are kept (``access_times``); ``changed`` ignores reads; ``modified``
-  counts only writes, as ``find -mtime``, so a file unpacked with old timestamps is old at once. For a checkpoint the
-  latest time in it counts. At least a minute, except for ``do: truncate`` and ``do: shrink``: a growing log is always
-  young.
-- ``keep_newest``: the N most recently modified matches per directory stay. At least two complete checkpoints stay.
-- ``min_size``, ``max_size``: bytes on disk, inclusive. A sparse file counts its stored blocks.
-- ``when_free_below``: the rule runs on a root only if less than this percentage of its file system is available.
-- Not open in any process (except for ``do: truncate`` and ``do: shrink``), no other hard link, not pinned.
-
-**Order.** A command's rules run in its order, each with the oldest entry first over all its roots. A rule stops on a
-file system when the requested free space is reached, at the deadline, and when ``max_files`` or ``max_bytes`` of policy
-or rule are used up; an entry too large for the remaining bytes is skipped.
-
-**Operations.** ``delete`` unlinks. ``truncate`` empties a log that its writer holds open. ``shrink`` frees all but the
-last ``keep_tail`` bytes (`removal`).
+A command's rules run in its order, each with the oldest entry first over all its roots. A rule stops on a file system
+when the requested free space is reached, at the deadline, and when ``max_files`` or ``max_bytes`` are used up; an entry
+too large for the remaining bytes is skipped.
 
 Parsing does not access the disk: roots are opened, and refused, per command (``filesystems``).
 """
@@ -220,7 +199,7 @@ def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
     for index, root in enumerate(rule.roots):
         for other in rule.roots[:index]:
             if _is_within(root, other) or _is_within(other, root):
-                reader.fault(("roots", index), f"{root} and {other} lie in each other; name the outer one alone")
+                reader.fault(("roots", index), f"{root} and {other} are nested; name only the outer one")
 
 
 def _glob(raw: object) -> Glob:

@@ -1,11 +1,8 @@
 """Search for a rule's files or checkpoints, oldest first, in bounded memory.
 
-**Files.** A tree cannot be listed by age, and a million names do not fit in memory. So each walk keeps the `BATCH_SIZE`
-oldest files; if more are needed, the next walk continues after the last. The order is total (time, root, inode), so
-that a trial run finds the same files.
-
-**Checkpoints.** Each matching checkpoint directory is surveyed; then those of one directory are compared
-(`checkpoints.kept`). A checkpoint within another belongs to the outer one.
+A tree cannot be listed by age, so each walk keeps the `BATCH_SIZE` oldest files; the next walk continues after the
+last. The order is total (time, root, inode), so that a trial run finds the same files. Checkpoints of one directory are
+compared (`checkpoints.kept`); one within another belongs to the outer one.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Load limit and time limit of a cleaning.
 
 The cleaner calls `Throttle.may_continue` between pieces of work. It rests when due, and ends at the deadline or when
-the agent stops. During a rest it measures whether tasks wait for the disk (PSI, Linux 4.20). If so, rests grow up to
-`_MAX_REST_RATIO` times the time worked, so that a concurrent reader loses a few percent at most; otherwise they shrink.
-Without PSI it assumes that tasks always wait.
+the agent stops. While tasks wait for the disk (PSI, Linux 4.20), rests grow to `_MAX_REST_RATIO` times the time worked,
+so that a concurrent reader loses a few percent at most. Without PSI it assumes that tasks always wait.
 
-The thread takes a low CPU priority and the lowest best-effort I/O priority (schedulers BFQ, mq-deadline). Without a
-scheduler (often NVMe) only the rests count. The idle class and nice 19 are too low: on a busy node the cleaning would
-hardly proceed, and a starved thread may hold a directory lock or journal transaction that others need. Time spent
-waiting for a core does not count as work.
+The thread takes a low CPU priority and the lowest best-effort I/O priority. The idle class and nice 19 are too low: on
+a busy node the cleaning would hardly proceed, and a starved thread may hold a directory lock that others need.
 """
 
 from __future__ import annotations
@@ -128,7 +125,7 @@ def take_low_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         _take_last_io_priority()
     except OSError as error:
-        log.info("cleaning runs at the agent's own priority", extra={"reason": str(error)})
+        log.info("cannot lower cleaning priority", extra={"reason": str(error)})
 
 
 def _take_last_io_priority() -> None:

@@ -1,7 +1,6 @@
-"""Bounded-memory walk below a root, which never leaves it.
+"""Streaming walk below a root, which never leaves it.
 
-Directories are streamed, so large ones cost no more memory. Each is opened by name in its open parent and must be on
-the root's file system and mount.
+Each directory is opened by name in its open parent and must be on the root's file system and mount.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class WalkedDirectory(Struct, eq=False):
     def reopen(self) -> int:
         """Open the directory that has this path now; the caller closes it. Raises OSError.
 
-        No link is followed, so it is below the root. It may be another directory than before, so callers compare each
-        entry before touching it.
+        It may be another directory than before, so callers compare each entry before touching it.
         """
         fd = os.dup(self.root.fd)
         for name in self.names():

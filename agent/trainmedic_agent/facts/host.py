@@ -1,7 +1,6 @@
 """CPU, memory and disk facts of this machine, from ``/proc`` and ``statvfs``.
 
-Network file systems are excluded, because a call blocks while their server is down. Facts that the machine does not
-report (swap, pressure) are omitted.
+Network file systems are excluded, because a call blocks while their server is down.
 """
 
 from __future__ import annotations

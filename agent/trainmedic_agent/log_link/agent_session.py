@@ -116,11 +116,11 @@ class AgentSession:
             while True:
                 self._take(agent_message(self.stream.receive()))
         except LinkClosed as error:
-            log.debug("the link to the agent has ended", extra={"reason": str(error)})
+            log.debug("link to the agent ended", extra={"reason": str(error)})
         except FrameFault as fault:
-            log.error("the agent cannot be understood; both must be of the same release", extra={"reason": str(fault)})
+            log.error("invalid message from the agent; both must have the same release", extra={"reason": str(fault)})
         except Exception:  # thread boundary: the process ends and is restarted
-            log.exception("the link to the agent has failed unexpectedly")
+            log.exception("link to the agent failed unexpectedly")
         finally:
             with self._changed:
                 self._is_closed = True
@@ -180,6 +180,6 @@ class AgentSession:
             kind = FailureKind.REJECTED if isinstance(error, CommandRejected) else FailureKind.FAILED
             return SearchFailure(request.id, kind, str(error)[:_LONGEST_REASON])
         except Exception as error:  # boundary: an unexpected error fails one search only
-            log.exception("a search of logs failed unexpectedly")
+            log.exception("log search failed unexpectedly")
             reason = f"{type(error).__name__}: {error}"
             return SearchFailure(request.id, FailureKind.FAILED, reason[:_LONGEST_REASON])

@@ -1,8 +1,7 @@
 """Relay that signs findings and sends them to Redis, and fetches new rules.
 
-It holds one batch at a time; unsent findings stay in the reader's database. Each finding states the node's clock
-difference to Redis. A separate thread sends to the reader, so that a blocked reader does not delay the Redis
-connection, which commands also use.
+It holds one batch at a time; unsent findings stay in the reader's database. A separate thread sends to the reader, so
+that a blocked reader does not delay the Redis connection, which commands also use.
 """
 
 from __future__ import annotations
@@ -171,7 +170,7 @@ class FindingRelay:
             for update in updates:
                 raw = self._checked(update)
                 if raw is None:
-                    log.error("a finding that cannot be read is left out", extra={"number": update.number})
+                    log.error("dropping unreadable finding", extra={"number": update.number})
                     continue
                 fields: dict[Any, Any] = {FIELD: raw}
                 if self._signer is not None:

@@ -70,7 +70,7 @@ class LinkSocket:
         except OSError as error:
             self._socket.close()
             raise ConfigurationError(
-                f"the reader of logs cannot be awaited at {self._path}: {error.strerror or error}"
+                f"cannot accept log reader connections at {self._path}: {error.strerror or error}"
             ) from error
         self._socket.settimeout(_ACCEPT_SECONDS)
 

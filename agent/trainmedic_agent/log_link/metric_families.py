@@ -48,20 +48,18 @@ def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
 def reader_families(*, is_up: bool, restarts: int, clock_error: float | None, uid: int | None) -> Iterator[Metric]:
     """Yield the agent's metrics about the reader. `uid` is the user the reader reports, None without a reader."""
     yield GaugeMetricFamily(
-        "trainmedic_agent_reader_up", "1 while the process that reads logs answers the agent.", int(is_up)
+        "trainmedic_agent_reader_up", "1 while the log reader process answers the agent.", int(is_up)
     )
-    yield CounterMetricFamily(
-        "trainmedic_agent_reader_restarts", "How often the process that reads logs was started again.", restarts
-    )
+    yield CounterMetricFamily("trainmedic_agent_reader_restarts", "Restarts of the log reader process.", restarts)
     if uid is not None:
         yield GaugeMetricFamily(
             "trainmedic_agent_reader_own_user",
-            "1 if the process that reads logs has a user of its own, 0 if it has root's or the agent's.",
+            "1 if the log reader process has its own user, 0 if it has root's or the agent's.",
             int(uid not in {0, os.geteuid()}),
         )
     if clock_error is not None:
         yield GaugeMetricFamily(
             "trainmedic_agent_clock_error_seconds",
-            "By how much this node's clock may differ from that of Redis.",
+            "Maximum difference between this node's clock and that of Redis.",
             clock_error,
         )

@@ -1,7 +1,7 @@
 """Creation of the reader's directory in the state directory.
 
-Earlier agents kept the reader's tables in their journal. Their rows are moved once, so that an upgrade neither loses
-nor repeats lines. The agent writes to the directory only before it belongs to the reader's user.
+Earlier agents kept the reader's tables in their journal; their rows are moved once. The agent writes to the directory
+only before it belongs to the reader's user.
 """
 
 from __future__ import annotations

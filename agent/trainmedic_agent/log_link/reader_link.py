@@ -1,4 +1,4 @@
-"""The agent's end of the link, which accepts only expected messages.
+"""The agent's end of the link.
 
 Each message of the reader must answer one of the agent's, or be the one outstanding batch of findings. Anything else
 closes the link, which bounds the cost of a hostile reader.
@@ -49,8 +49,8 @@ _JOIN_SECONDS = 1.0
 _MOST_WITHDRAWN = 100
 _MOST_LOOPS = 16
 """Maximum loops counted, and errors of each between two heartbeats."""
-STARTING = "the process that reads this node's logs has not connected yet"
-AWAY = "the process that reads this node's logs does not answer; it is started again"
+STARTING = "the log reader process of this node has not connected yet"
+AWAY = "the log reader process of this node does not answer; restarting it"
 
 
 class FindingOutlet(Protocol):
@@ -117,7 +117,7 @@ class ReaderLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether a reader is connected and has answered."""
+        """True if a reader is connected and has answered."""
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
@@ -129,7 +129,7 @@ class ReaderLink:
         try:
             stream.send(encoded(message))
         except LinkClosed as error:
-            self._tell("the link to the reader of logs is closed", str(error))
+            self._tell("link to the log reader closed", str(error))
             return False
         return True
 
@@ -152,7 +152,7 @@ class ReaderLink:
                 return True
             oldest = min(self._pings.values(), default=now)
         if now - oldest > HEARTBEAT_SECONDS:
-            self._tell("the reader of logs is ended", f"it did not answer for {HEARTBEAT_SECONDS:g} s")
+            self._tell("ending log reader", f"it did not answer for {HEARTBEAT_SECONDS:g} s")
             self.kill()
             return False
         self._ping(wants_metrics=False)
@@ -212,7 +212,7 @@ class ReaderLink:
                 if is_stopping():
                     raise CommandInterrupted("the agent stops")
                 if time.monotonic() > until:
-                    raise CommandFailed(f"the reader of logs did not answer within {SEARCH_SECONDS:g} s")
+                    raise CommandFailed(f"the log reader did not answer within {SEARCH_SECONDS:g} s")
                 self._changed.wait(_TURN)
         return answer
 
@@ -235,10 +235,10 @@ class ReaderLink:
                     self._serve(FrameStream(accepted[0], LARGEST_OF_READER), accepted[1])
             except OSError as error:
                 if not self._stopping.is_set():
-                    log.error("the reader of logs cannot be awaited", extra={"reason": error.strerror or str(error)})
+                    log.error("cannot accept log reader connections", extra={"reason": error.strerror or str(error)})
                 self._stopping.wait(1.0)
             except Exception:  # thread boundary: a broken link must not prevent the next
-                log.exception("the link to the reader of logs goes on after an unexpected error")
+                log.exception("link to the log reader continues after an unexpected error")
                 self._counters.loop_error("log-link")
                 self._stopping.wait(1.0)
 
@@ -258,7 +258,7 @@ class ReaderLink:
             reason = str(error)
         except FrameFault as fault:
             reason = str(fault)
-            self._tell("the reader of logs is ended: it broke the rules of the link", reason)
+            self._tell("ending log reader: protocol violation", reason)
             peer.kill()
         finally:
             with self._changed:
@@ -268,12 +268,12 @@ class ReaderLink:
                 self._changed.notify_all()
             stream.release()
             peer.forget()
-        log.info("the link to the reader of logs has ended", extra={"reason": reason})
+        log.info("link to the log reader ended", extra={"reason": reason})
 
     def _take(self, message: ReaderMessage) -> None:
         if isinstance(message, FindingBatch):
             if self.findings is None or not self.findings.offer(message, self.generation):
-                raise FrameFault("findings came before those from before were acknowledged")
+                raise FrameFault("findings arrived before earlier ones were acknowledged")
             return
         with self._changed:
             if isinstance(message, Pong):

@@ -48,8 +48,8 @@ class ReaderUser(Struct, frozen=True):
 def reader_user(name: str | None) -> ReaderUser:
     """Return the user for reading logs. Raises ConfigurationError if a named user does not exist.
 
-    Without a name and without the default user it is one without an account: the agent's own user could send signals to
-    the agent, and root could open root's files.
+    The default is a user without an account if the default name is missing: the agent's own user could signal the
+    agent, and root could open root's files.
     """
     if name is not None and name.isascii() and name.isdigit():
         number = int(name)
@@ -75,7 +75,7 @@ def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) ->
     if user.uid == os.geteuid():
         return user, "this user namespace has no other" if name is None else None
     if (is_started or user.is_without_account) and not may_become(user):
-        return own_user(), f"this process may not start one of user {user.uid}"
+        return own_user(), f"this process may not start another as user {user.uid}"
     for path in paths:
         if (closed := closed_to(user, path)) is not None:
             return own_user(), f"user {user.uid} may not pass through {closed}"
@@ -185,7 +185,7 @@ def confine(user: ReaderUser, memory: int) -> None:
     try:
         confined_child.drop_capabilities()
     except OSError as error:
-        raise ConfigurationError(f"the reader cannot give up its rights: {error.strerror}") from error
+        raise ConfigurationError(f"the reader cannot drop its rights: {error.strerror}") from error
     limit = memory + _STACKS
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)

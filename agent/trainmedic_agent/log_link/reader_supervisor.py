@@ -1,7 +1,7 @@
 """Start and supervision of the log reader.
 
 The agent starts it as a child, unless systemd or the kubelet does. A reader that ends is restarted after a pause, which
-doubles from 1 s to 60 s and resets after a minute of work. A reader without heartbeats is killed by SIGKILL.
+doubles from 1 s to 60 s. A reader without heartbeats is killed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ReaderSupervisor:
             try:
                 self.round()
             except Exception:  # thread boundary: a failed start must not end the supervision
-                log.exception("watching the reader of logs goes on after an unexpected error")
+                log.exception("supervision of the log reader continues after an unexpected error")
                 self._counters.loop_error("log-reader")
                 self._stopping.wait(1.0)
             self._stopping.wait(_LOOK_SECONDS)
@@ -102,7 +102,7 @@ class ReaderSupervisor:
         child = self._child
         if child is not None and child.poll() is None:
             if not self._link.is_connected and now - self._began_at > CONNECT_SECONDS:
-                log.warning("the reader of logs is ended", extra={"reason": "it did not connect"})
+                log.warning("ending log reader", extra={"reason": "it did not connect"})
                 self._end(child)
             elif self._link.is_connected and now - self._began_at > SETTLED_SECONDS:
                 self._pause = FIRST_PAUSE
@@ -110,7 +110,7 @@ class ReaderSupervisor:
             return
         if child is not None:
             log.warning(
-                "the reader of logs has ended; it is started again",
+                "log reader ended; restarting it",
                 extra={"status": child.returncode, "seconds": self._pause},
             )
             self._end(child)  # its own child may be stopped, and would hold the reader's database
@@ -127,7 +127,7 @@ class ReaderSupervisor:
         elif self._stopped_at is None:
             self._stopped_at = now
         elif now - self._stopped_at >= STOPPED_SECONDS:
-            log.warning("the reader of logs is ended", extra={"reason": "a signal has stopped the opener"})
+            log.warning("ending log reader", extra={"reason": "a signal has stopped the opener"})
             self._stopped_at = None
             self._end(child)
 
@@ -138,7 +138,7 @@ class ReaderSupervisor:
         try:
             self._child = self._started()
         except OSError as error:
-            log.error("the reader of logs cannot be started", extra={"reason": error.strerror or str(error)})
+            log.error("cannot start log reader", extra={"reason": error.strerror or str(error)})
             self._start_at = now + self._pause
             self._pause = min(self._pause * 2, LONGEST_PAUSE)
 

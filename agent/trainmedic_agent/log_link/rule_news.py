@@ -45,7 +45,7 @@ class RuleNews:
             return None
         raw: Any = client.getrange(RULES, 0, LARGEST_RULES)
         if not raw or len(raw) > LARGEST_RULES or not notice.is_of(raw):
-            self._refuse("the log rules are not those that the notice names")
+            self._refuse("the log rules differ from those in the notice")
             return None
         self._known = (notice.at, notice)
         self._refused = ""
@@ -54,4 +54,4 @@ class RuleNews:
     def _refuse(self, reason: str) -> None:
         if reason != self._refused:
             self._refused = reason
-            log.error("new log rules are not taken; those from before stay", extra={"reason": reason})
+            log.error("rejecting new log rules; keeping the earlier ones", extra={"reason": reason})

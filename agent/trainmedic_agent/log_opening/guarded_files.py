@@ -1,12 +1,11 @@
 """Files opened with the rights of the users who placed or named them.
 
-The path is walked from ``/`` without following symbolic links. From the first user-owned directory on, the walk uses
-this user's rights, which also works on NFS with root squash. Each further user who could have placed something on the
-path, or has named the file, must be able to reach the same file. So no user can read another's file through a log,
-whatever is linked, moved or replaced during the walk.
+The path is walked without following symbolic links, with the rights of the first user who owns a directory on it. Each
+further user who could have placed something on the path, or has named the file, must be able to reach the same file. So
+no user can read another's file through a log, even if it is moved or replaced during the walk.
 
-Paths controlled by administrators alone are opened with this process's rights. Only files below the policy's
-directories are opened. Without CAP_SETUID and CAP_SETGID, file modes are compared instead (`Rights.may`).
+Paths controlled by administrators alone are opened with this process's rights. Without CAP_SETUID and CAP_SETGID, file
+modes are compared instead (`Rights.may`).
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class GuardedFiles:
 
     @property
     def takes_rights(self) -> bool:
-        """Whether users' rights are taken, instead of comparing file modes."""
+        """True if users' rights are taken, instead of comparing file modes."""
         return self._switch is not None
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
@@ -145,8 +144,7 @@ class GuardedFiles:
     def _rights_of_namer(self, named_by: NamedBy, path: str) -> list[Rights]:
         """Return the rights that a naming file has: its owner's, and those of all users who could have placed it.
 
-        If root owns the file or a directory of the job, root of any container may have created it. It has no rights
-        outside its own place.
+        If root owns the file or a directory of the job, root of any container may have created it.
         """
         own_place = self._own_place(named_by.path)
         with self._walked(named_by.path, None) as way:

@@ -1,8 +1,7 @@
-"""Port for opening, listing and inspecting log files.
+"""Port for opening, listing and inspecting log files. No symbolic link in a path is followed.
 
 A path named by a job comes with `NamedBy`, the file that names it. Rights derive from that file's owner, not from the
-caller, so hostile text cannot choose rights. Paths are absolute, without ``.`` and ``..``. No symbolic link in a path
-is followed.
+caller, so hostile text cannot choose rights.
 """
 
 from __future__ import annotations

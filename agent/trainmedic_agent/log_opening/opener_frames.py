@@ -1,7 +1,6 @@
 """Messages between opener and reader, as frames on a Unix socket.
 
-A frame is four bytes of length, big-endian, and a MessagePack body of at most 1 MiB. `Opened` and `AddConnection` carry
-a descriptor. Paths are bytes, because they need not be UTF-8.
+A frame is four bytes of length, big-endian, and a MessagePack body. `Opened` and `AddConnection` carry a descriptor.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Users who could have placed an entry in a directory.
-
-All of these users must be able to read a file: one who cannot could have moved it there to read it through a log.
+"""Users who could have placed an entry in a directory. A file is read only if all of them may read it.
 
 - A directory's owner can rename its entries.
 - Users with write access can move files into it that they cannot read, even into sticky directories.
 - Moving a directory also requires write access to it, so its own writers count.
 
-One gap remains: writers of a non-sticky directory can rename other users' directories in it. So a name alone does not
-identify a job if the directory itself states another (``log_reading.finders``), and ``trainmedic agent check`` asks for
-the sticky bit.
+Writers of a non-sticky directory can rename other users' directories in it. So a name alone does not identify a job
+(``log_reading.finders``), and ``trainmedic agent check`` asks for the sticky bit.
 """
 
 from __future__ import annotations

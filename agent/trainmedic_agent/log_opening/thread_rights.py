@@ -1,8 +1,7 @@
-"""File access rights of another user for the calling thread.
+"""File access rights of another user for the calling thread, by system calls: the C library changes all threads.
 
-The C library changes users for all threads, so this uses system calls. Only file system user and groups change, not the
-effective user: the tenant's processes cannot send signals to this one, and the tenant's FUSE file system, which could
-hang, stays closed to it. File capabilities are dropped meanwhile, because they would override the user's rights.
+Only file system user and groups change. So the tenant's processes cannot signal this one, and the tenant's FUSE file
+system, which could hang, stays closed to it. File capabilities are dropped, because they would override the rights.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class ThreadRights:
                 raise PermissionError("the kernel does not give the rights back")
         except OSError:
             # A thread must not continue with a user's rights as if they were its own.
-            log.critical("cannot take back the rights of this process; it ends")
+            log.critical("cannot restore process rights; exiting")
             os._exit(_EXIT_CODE)
 
     def _set_groups(self, groups: Sequence[int]) -> None:

@@ -1,6 +1,4 @@
-"""Log reading on a node: which files, from where, line by line, and what the rules find in them.
+"""Log reading on a node. Loaded only if the policy has a ``logs`` part (except ``log_policy``).
 
-Loaded only if the policy has a ``logs`` part (except ``log_policy``). Lines go from ``files`` and ``kernel_log`` to
-``rule_runner``, which stores findings together with read positions (``log_store``), and from there to
-``finding_sender``.
+Lines go from ``files`` and ``kernel_log`` to ``rule_runner``, and findings through ``log_store`` to ``finding_sender``.
 """

@@ -1,11 +1,8 @@
 """Arrival times of log bytes, for lines without a timestamp, stored in the reader's database.
 
-Each look at a grown file records a *block*: the new size, its time, and the time of the previous look. Looks within a
-second share a block. Blocks are stored in chunks of `_OF_CHUNK`. If a file has too many chunks, two neighbours are
-merged with half their blocks, so that a block's duration stays roughly proportional to its age.
-
-A file is identified by device and inode; one that has shrunk starts again. The scan looks at all files, and
-``followed_file`` more often at those it reads.
+Each look at a grown file records a *block*: the new size, its time, and the time of the previous look. If a file has
+too many chunks of blocks, two neighbours are merged with half their blocks, so that a block's duration stays roughly
+proportional to its age. A file is identified by device and inode; one that has shrunk starts again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Budgets of log reading per user and per job.
+"""Budgets of log reading per user and per job: `FairTurns` divides time, `HourlyBudget` bounds counts.
 
-`FairTurns` divides time, `HourlyBudget` bounds counts. The least served goes first. So a user with thousands of files
-delays only their own jobs, and a job only itself. ``cut_record`` records what was dropped.
+The least served goes first. So a user with thousands of files delays only their own jobs, and a job only itself.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class FairTurns:
         """Yield all items: next that of the least served user and job.
 
         The time until the next item is requested counts as used by this one's owner. `expected` estimates it in
-        seconds, so that short items precede long ones of owners without usage.
+        seconds.
         """
         self._fade()
         jobs: dict[int | None, list[_Turn[Item]]] = {}

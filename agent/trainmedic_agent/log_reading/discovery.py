@@ -148,8 +148,7 @@ class Discovery:
         """Scan everything once. `known` are device and inode of files followed under any name.
 
         With `seconds` it ends about then; for jobs not reached, the previous result counts. One job may take
-        `job_seconds`, or longer if earlier looks were too short. `is_asked` states that a caller waits: cheap units are
-        then scanned early.
+        `job_seconds` or longer. `is_asked` states that a caller waits: cheap units are then scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -233,7 +232,7 @@ class Discovery:
                 self._errors += 1
                 unit.looked(now, self._budget, count)
                 if self._log_limit.lets_through():
-                    log.exception("looking at a job's logs has ended unexpectedly", extra={"path": unit.path})
+                    log.exception("scanning a job's logs failed unexpectedly", extra={"path": unit.path})
             is_cut |= self._budget.is_cut
             self._late -= not self._budget.is_late
         return is_cut

@@ -1,8 +1,7 @@
-"""Flight recorder dumps of jobs on this node, reported as one finding per attempt.
+"""Flight recorder dumps of jobs on this node, reported as one finding per attempt with a digest line per rank.
 
-The finding's excerpt has a digest line per rank (``trainmedic_logs.diagnosis.flight_recorder.digest``). After a
-restart, dumps of the last hour are read again and give the same finding. Jobs write these files, so they are opened
-like logs and parsed by a confined process. `found` and `read` are called by different threads.
+After a restart, dumps of the last hour are read again and give the same finding. Jobs write these files, so they are
+opened like logs and parsed by a confined process. `found` and `read` are called by different threads.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ BYTES_OF_JOB = 1024**3
 """Bytes per hour of one job's dumps."""
 DUMPS_OF_JOB = 4 * MOST_RANKS
 """Maximum dumps per job, from its newest attempts."""
-_NO_BUDGET = "dumps of this job have used up the hourly budget of its reading"
+_NO_BUDGET = "the hourly budget for dumps of this job is used up"
 _AT_ONCE = 4
 _LOOK_SECONDS = 1.0
 
@@ -169,7 +168,7 @@ class DumpReading:
         with os.fdopen(self._files.open(found.path, found.named_by), "rb") as file:
             raw = file.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
-            raise DumpError(f"it has more than {MOST_BYTES:,} bytes; an agent reads no larger one")
+            raise DumpError(f"it has more than {MOST_BYTES:,} bytes, the agent's limit")
         return raw
 
     def _tell(self, directory: str, files: Sequence[FoundFile]) -> None:

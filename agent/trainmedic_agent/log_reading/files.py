@@ -1,8 +1,7 @@
 """Following of log files across restarts, renames and truncation, within budgets.
 
-Files are polled, which works on every file system; kernel notifications do not work over NFS. One thread reads, another
-scans, so that a hanging directory does not delay open files. A file idle for an hour is closed, and reopened when it
-grows.
+Files are polled, because kernel notifications do not work over NFS. One thread reads, another scans, so that a hanging
+directory does not delay open files.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class Positions(Protocol):
 
     @property
     def can_take(self) -> bool:
-        """Whether files are to be read now."""
+        """True if files are to be read now."""
         ...
 
     def kept(self) -> Mapping[str, Any]: ...
@@ -211,7 +210,7 @@ class FileFollowing(Generic[FollowedT]):
                 self._put_away(key, file)
         except OSError as error:
             # The file system is gone or failing; the next scan finds the file again.
-            log.warning("a log cannot be read further", extra={"path": file.origin.stream, "reason": str(error)})
+            log.warning("cannot continue reading a log", extra={"path": file.origin.stream, "reason": str(error)})
             self._put_away(key, file)
         return False
 
@@ -223,8 +222,7 @@ class FileFollowing(Generic[FollowedT]):
     def _adopt(self, scan: Scan) -> None:
         """Open found files with new data, within each owner's share, most recently written first.
 
-        They are opened and read in the order of their last writes, because a failure belongs to the first attempt that
-        shows it.
+        They are read in the order of their last writes, because a failure belongs to the first attempt that shows it.
         """
         refused = Counter(scan.refused)
         now = self._now().timestamp()

@@ -1,7 +1,6 @@
 """Queue of findings to send: ordered within a job, with users and jobs in turn.
 
-A finding is numbered when its turn comes, so numbers give the order of sending. A job with many findings delays only
-its own. Called within ``log_store``'s transactions.
+A finding is numbered when its turn comes, so numbers give the order of sending.
 """
 
 from __future__ import annotations

@@ -72,11 +72,11 @@ class FindingSender:
                 return  # the process ends with its link
             except JournalUnavailable as error:
                 if self._log_limit.lets_through():
-                    log.error("findings cannot be read from the journal", extra={"reason": str(error)})
+                    log.error("cannot read findings from the journal", extra={"reason": str(error)})
             except Exception:  # thread boundary: otherwise no finding would be sent any more
                 self._counters.loop_error(NAME)
                 if self._log_limit.lets_through():
-                    log.exception("sending findings goes on after an unexpected error")
+                    log.exception("sending findings continues after an unexpected error")
             if not self._stopping.is_set():
                 self._has_findings.wait(_IDLE_SECONDS)
                 self._has_findings.clear()

@@ -1,7 +1,7 @@
 """Sources files of one job's attempts, in which ranks describe themselves.
 
 Any writer of the directory can forge one, so it decides little: the rank of a records file, and which further files are
-read within the policy's paths. The server checks the job's presence to verify that the job runs on this node.
+read within the policy's paths.
 """
 
 from __future__ import annotations

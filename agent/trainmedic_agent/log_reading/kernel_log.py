@@ -1,8 +1,7 @@
 """The kernel's log of this boot, from ``/dev/kmsg`` or the journal.
 
-Both contain lines from before the agent's start. A line's place is its number in ``/dev/kmsg``, or for the journal its
-microseconds since boot, so it is the same when read again. A file such as ``kern.log`` is followed by ``files``. Lines
-overwritten before they were read are counted.
+A line's place is its number in ``/dev/kmsg``, or for the journal its microseconds since boot, so it is the same when
+read again. A file such as ``kern.log`` is followed by ``files``.
 """
 
 from __future__ import annotations

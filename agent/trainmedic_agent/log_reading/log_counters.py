@@ -25,7 +25,7 @@ class LogCounters:
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
         self.takes_rights = False
-        """Whether files are opened with users' rights, instead of comparing file modes."""
+        """True if files are opened with users' rights, instead of comparing file modes."""
         self.rules = ""
         self.problem = ""
         """Why lines are not processed now, empty if they are."""

@@ -1,7 +1,7 @@
 """Reading of a log file that grows, is truncated or renamed.
 
-A file is identified by its inode, its first bytes, and the last bytes before the read position. If these differ, it was
-truncated or the inode reused, and it is read from the beginning as another file.
+A file is identified by its inode, its first bytes, and the last bytes before the read position. If these differ, it is
+read from the beginning as another file.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class GrowingFile:
 
     @property
     def has_more(self) -> bool:
-        """Whether the last look found more than was read."""
+        """True if the last look found more than was read."""
         return self._cutter.offset < self._size
 
     @property

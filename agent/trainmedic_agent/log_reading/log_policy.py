@@ -1,7 +1,6 @@
 """The policy's part ``logs``: which logs the agent reads. Commands and jobs cannot extend it.
 
-Files named by a job (`SOURCES` of ``trainmedic.wire.log_layout``) are read if they are below ``roots`` or ``paths``.
-Paths are opened without following symbolic links, and may not exist yet. Every agent loads this module, so it has few
+Files named by a job are read if they are below ``roots`` or ``paths``. Every agent loads this module, so it has few
 imports.
 """
 
@@ -136,9 +135,9 @@ def _pattern(raw: object) -> PathPattern:
 def _source(raw: object) -> str:
     name = mapping_reader.text(raw)
     if name == "kernel":
-        raise ValueError("the kernel's log is read by kernel, which knows what is older than the boot")
+        raise ValueError("read the kernel's log with the key kernel")
     if name == FLIGHT_RECORDER:
-        raise ValueError("dumps are no lines; those below roots are read")
+        raise ValueError("dumps are not lines; those below roots are read automatically")
     if fault := fault_of_source(name):
         raise ValueError(fault)
     return name
@@ -147,7 +146,7 @@ def _source(raw: object) -> str:
 def _namespace(raw: object) -> str:
     name = mapping_reader.text(raw)
     if not _NAMESPACE.match(name):
-        raise ValueError(f"{name!r} is no namespace, nor a pattern for some")
+        raise ValueError(f"{name!r} is not a namespace or a pattern")
     return name
 
 

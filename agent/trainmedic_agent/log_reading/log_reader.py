@@ -44,7 +44,7 @@ TURN_SECONDS = 0.5
 """
 HUNG_SECONDS = 30.0
 """Seconds after which a round of reading or scanning counts as hung."""
-_HUNG = "looking at log files has not ended for {:g} s: a file system, or the process that opens files, does not answer"
+_HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _PAUSE_AFTER_ERROR = 1.0
 _KERNEL_WAIT = 0.5
 
@@ -175,7 +175,7 @@ class LogReader:
             try:
                 wait = run()
             except Exception:  # thread boundary: one log's error must not stop the others
-                log.exception("reading logs goes on after an unexpected error", extra={"loop": name})
+                log.exception("reading logs continues after an unexpected error", extra={"loop": name})
                 self._context.counters.loop_error(name)
                 wait = _PAUSE_AFTER_ERROR
             self._began.pop(name)

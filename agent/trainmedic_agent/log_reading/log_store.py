@@ -1,8 +1,8 @@
-"""Persistent state of log reading: positions, rule state and unsent findings, in the reader's database.
+"""Persistent state of log reading: positions, rule state and unsent findings.
 
-All change in one transaction. So after a kill positions and findings are consistent: no line is lost, and none gives a
-second finding. Unsent findings are bounded; beyond that, the oldest of the largest user are dropped and counted. The
-space reserved for commands is not used: on a full disk reading waits.
+All change in one transaction. So after a kill no line is lost, and none gives a second finding. Unsent findings are
+bounded; beyond that, the oldest of the largest user are dropped and counted. On a full disk reading waits: the reserved
+space is for commands.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class LogStore:
                     self._write_lost(connection, lost)
                 self._counters.findings_lost += lost
                 if lost and self._log_limit.lets_through():
-                    log.error("findings that cannot be read are left out", extra={"count": lost})
+                    log.error("dropping unreadable findings", extra={"count": lost})
             return self._journal.rows("SELECT number, body FROM log_findings ORDER BY number LIMIT ?", (most,))
 
     def sent(self, numbers: Iterable[int]) -> None:

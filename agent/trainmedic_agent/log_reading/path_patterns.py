@@ -1,7 +1,6 @@
 """Patterns for log paths with placeholders for a file's origin: ``/data/logs/{job}/rank-{rank}.log``.
 
-Patterns are absolute. Within a component, ``*`` matches any characters, ``?`` one, ``[abc]`` and ``[!abc]`` one of, or
-none of, a set. Each placeholder occurs at most once and matches at least one character:
+Within a component, ``*``, ``?``, ``[abc]`` and ``[!abc]`` work as in a shell. Each placeholder occurs at most once:
 
 - ``{job}``: the job's name, greedy
 - ``{attempt}``, ``{rank}``, ``{local_rank}``, ``{node_rank}``: a number
@@ -30,7 +29,7 @@ def checked_path(path: str) -> str:
     if not path.startswith("/") or path.startswith("//") or posixpath.normpath(path) != path or "\0" in path:
         raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
     if path == "/" or len(path) > _LONGEST:
-        raise ValueError(f"{path!r} must name a directory or file in at most {_LONGEST} characters, not all of them")
+        raise ValueError(f"{path!r} must name a directory or file below /, in at most {_LONGEST} characters")
     if any(path == place or path.startswith(f"{place}/") for place in _NOT_FOR_LOGS):
         raise ValueError(f"{path} cannot be read as a log: it belongs to the kernel")
     return path
@@ -49,7 +48,7 @@ class PathPattern(Struct, frozen=True):
         places = _PLACE.findall(text)
         for place in places:
             if place not in PLACES:
-                raise ValueError(f"{text!r}: {{{place}}} is not a place; there are {', '.join(PLACES)}")
+                raise ValueError(f"{text!r}: {{{place}}} is not a placeholder; use {', '.join(PLACES)}")
             if places.count(place) > 1:
                 raise ValueError(f"{text!r} has {{{place}}} twice")
         names = text.split("/")[1:]

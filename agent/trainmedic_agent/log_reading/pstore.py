@@ -1,7 +1,7 @@
 """Kernel panic records, which survive the boot; each is read once.
 
-Firmware keeps the last lines of a panic. The next boot shows them as files, which systemd moves to its own directory.
-Findings in them predate this boot, so they are only reported.
+The next boot shows them as files, which systemd moves to its own directory. Findings in them predate this boot, so they
+are only reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Execution of rules on all streams, and storage of findings together with read positions.
 
-Any thread may call it. A stream's lines come from one thread, in order. Findings are committed within a moment,
-positions alone every few seconds: lines read again give the same findings with the same IDs.
+A stream's lines come from one thread, in order. Positions alone are committed every few seconds: lines read again give
+the same findings with the same IDs.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RuleRunner:
 
     @property
     def can_take(self) -> bool:
-        """Whether there are rules, and capacity for findings."""
+        """True if there are rules, and capacity for findings."""
         return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
 
     def use(self, rule_set: RuleSet) -> None:
@@ -196,7 +196,7 @@ class RuleRunner:
                 self._tracker.stored(changes)
             except JournalUnavailable as error:
                 if not self._counters.problem:
-                    log.error("findings cannot be written down; trying again", extra={"reason": str(error)})
+                    log.error("cannot store findings; retrying", extra={"reason": str(error)})
                 self._counters.problem = str(error)
                 return
             self._counters.problem = ""

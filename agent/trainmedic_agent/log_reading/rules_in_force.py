@@ -34,7 +34,7 @@ class RulesInForce:
             if kept is not None and self._use(kept[1]):
                 self._now = kept
         except ValueError as error:
-            log.error("the log rules of the disk cannot be read", extra={"reason": str(error)})
+            log.error("cannot read log rules on disk", extra={"reason": str(error)})
 
     def take(self, at: datetime, raw: bytes) -> None:
         """Activate verified rules, unless they are older than the active ones."""
@@ -45,7 +45,7 @@ class RulesInForce:
             try:
                 self._store.keep_rules(at, raw)
             except JournalUnavailable as error:
-                log.warning("the log rules could not be kept", extra={"reason": str(error)})
+                log.warning("cannot store log rules", extra={"reason": str(error)})
 
     def _use(self, raw: bytes) -> bool:
         try:
@@ -57,10 +57,10 @@ class RulesInForce:
         self._refused = ""
         log.info("log rules", extra={"version": rule_set.version, "rules": len(rule_set.rules)})
         if rule_set.left_out:
-            log.warning("log rules of a newer server are left out", extra={"rules": list(rule_set.left_out)})
+            log.warning("skipping log rules of a newer server", extra={"rules": list(rule_set.left_out)})
         return True
 
     def _refuse(self, reason: str) -> None:
         if reason != self._refused:
             self._refused = reason
-            log.error("new log rules are not taken; those from before stay", extra={"reason": reason})
+            log.error("rejecting new log rules; keeping the earlier ones", extra={"reason": reason})

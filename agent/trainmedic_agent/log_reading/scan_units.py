@@ -1,7 +1,7 @@
 """Scan units: job directories with owner, last result and next scan time.
 
-Each look is bounded by entries and seconds. A unit that needs longer gets more seconds next time, and is scanned rarely
-in proportion to its cost. So a job with a large directory delays only its own logs.
+Each look is bounded by entries and seconds. An expensive unit is scanned rarely, so that a job with a large directory
+delays only its own logs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Times of the lines of one file, in order.
 
 A line has the time it states, unless it arrived long before or after. A line without one is between its timed
-neighbours, and within the arrival interval of its bytes if recorded (``log_reading.arrivals``).
+neighbours, and within the arrival interval of its bytes.
 """
 
 from __future__ import annotations

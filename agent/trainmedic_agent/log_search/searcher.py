@@ -65,7 +65,7 @@ class LogFileFound(Struct, frozen=True):
 class LogPage(Struct, frozen=True):
     lines: Sequence[FoundLine]
     places: Places
-    """Where the next page continues, by file."""
+    """Start of the next page, by file."""
     is_end: bool
     notes: Sequence[str] = field(default=())
     """Notes for the user, such as files not searched, or lines out of order."""
@@ -162,7 +162,7 @@ class LogSearcher:
         notes = []
         untimed = sum(file.is_untimed for file in opened)
         if untimed and is_first:
-            notes.append(f"{untimed} files on {self._node} state no times; only the last 1 MiB of each is searched")
+            notes.append(f"{untimed} files on {self._node} have no timestamps; only the last 1 MiB of each is searched")
         cut = sum(isinstance(file, PackedLines) and file.is_cut for file in opened)
         if cut:
             most = packed_lines.MOST_UNPACKED >> 20
@@ -181,13 +181,12 @@ class LogSearcher:
         notes = []
         if self._late:
             notes.append(
-                f"the directories of {self._late} jobs on {self._node} were not looked through in time; files may be "
-                "missing"
+                f"the directories of {self._late} jobs on {self._node} were not scanned in time; files may be missing"
             )
         if self._is_stale:
-            notes.append(f"looking for files on {self._node} has not ended in time; new files may be missing")
+            notes.append(f"the scan for files on {self._node} did not end in time; new files may be missing")
         if self._is_cut:
-            notes.append(f"a directory on {self._node} has more entries than are looked at; files may be missing")
+            notes.append(f"a directory on {self._node} has too many entries; files may be missing")
         return notes
 
     def _found(self, scan: Scan) -> list[LogFileFound]:
@@ -234,7 +233,7 @@ class LogSearcher:
                 files.append(file)
         files.sort(key=lambda file: -file.written_at)
         if len(files) > MOST_FILES:
-            notes.append(f"of {len(files)} files on {self._node} the last written {MOST_FILES} are searched")
+            notes.append(f"of {len(files)} files on {self._node} only the {MOST_FILES} last written are searched")
         return files[:MOST_FILES]
 
     def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
@@ -365,7 +364,7 @@ def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], b
         try:
             line = files[number].next()
         except OSError as error:
-            log.warning("a log cannot be read on", extra={"reason": error.strerror})
+            log.warning("cannot continue reading a log", extra={"reason": error.strerror})
             return
         if line is not None:
             latest[number] = max(line.at, latest.get(number, line.at))
@@ -408,4 +407,4 @@ def places_of_json(text: str) -> dict[str, FilePlace]:
             for key, (offset, is_skipping, at, *mark) in members.items()
         }
     except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError("the cursor is none of this agent's") from error
+        raise ValueError("the cursor is not from this agent") from error

@@ -1,9 +1,5 @@
-"""Shipping of log lines to Loki or VictoriaLogs.
+"""Shipping of log lines to Loki or VictoriaLogs. Loaded only if the policy has ``logs.ship`` (except ``ship_policy``).
 
-Loaded only if the policy has ``logs.ship`` (except ``ship_policy``). The files themselves are the buffer: a file is
-read further once the store has accepted earlier lines, and this position is stored. So an unavailable store neither
-consumes space nor delays findings. Lines deleted too early, or refused by the store, are lost and counted.
-
-``shipped_file`` and ``shipped_kernel`` read lines; ``entries`` adds times and labels and masks secrets; ``shipper``
-merges batches by time; ``store_push`` sends them.
+The files themselves are the buffer: a file is read further once the store has accepted earlier lines. So an unavailable
+store neither consumes space nor delays findings. Lines deleted too early, or refused by the store, are counted.
 """

@@ -1,7 +1,7 @@
 """Conversion of lines to store entries with unique times, labels and masked secrets.
 
-A store merges lines of a stream with the same time and text. So each line of a file gets its own nanosecond. A line
-with a timestamp gets the same one again after a kill, so that the store deduplicates repeats.
+A store merges lines with the same time and text, so each line of a file gets its own nanosecond: the same one after a
+kill, so that repeats are deduplicated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StoreEntry(Struct, frozen=True):
     text: str
     source: str
     place: int
-    """Where rereading must start to ship this line, with the right masking."""
+    """Offset at which rereading must start to ship this line with the right masking."""
     turn: int = 0
     """Number of truncations of the file; places from before one are invalid."""
     lost: LostReason | None = None
@@ -64,7 +64,7 @@ class EntryMaker:
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
         """`last` is the previous entry's time in nanoseconds, if an earlier process made it."""
         self.skips_ranks = False
-        """Whether lines with torchrun's rank prefix are skipped, because the rank's own file has them."""
+        """True if lines with torchrun's rank prefix are skipped, because the rank's own file has them."""
         self._booted_at = booted_at
         self._oldest = oldest
         self._last = last

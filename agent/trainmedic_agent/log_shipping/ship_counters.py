@@ -74,10 +74,10 @@ class ShipCounters:
         with self._lock:
             lines, lost, lost_bytes = dict(self._lines), dict(self._lost_lines), dict(self._lost_bytes)
             failures = dict(self._failures)
-        yield _counted("log_shipped_lines", "Lines that the store has taken.", "source", lines)
+        yield _counted("log_shipped_lines", "Lines that the store accepted.", "source", lines)
         yield _counted("log_ship_lost_lines", "Lines that are not in the store.", "reason", lost)
         yield _counted("log_ship_lost_bytes", "Bytes of files that are not in the store.", "reason", lost_bytes)
-        yield _counted("log_ship_failures", "Pushes that failed, and are made again.", "reason", failures)
+        yield _counted("log_ship_failures", "Failed pushes, which are retried.", "reason", failures)
         yield GaugeMetricFamily(
             "trainmedic_agent_log_ship_behind_bytes", "Bytes in files that the store does not have yet.", self.behind
         )

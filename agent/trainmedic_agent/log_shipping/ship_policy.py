@@ -60,7 +60,7 @@ def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
     )
     if kind is StoreKind.VICTORIALOGS and policy.tenant and not _NUMBERS.match(policy.tenant):
         parent.faults.append(
-            FieldFault((*reader.path, "tenant"), "of VictoriaLogs is the number of an account, or account:project")
+            FieldFault((*reader.path, "tenant"), "must be an account number or account:project for VictoriaLogs")
         )
     return policy
 

@@ -79,7 +79,7 @@ class ShipPositions:
                 connection.executemany("INSERT OR REPLACE INTO ship_positions VALUES (?, ?, ?)", rows)
                 connection.executemany("DELETE FROM ship_positions WHERE stream = ?", [(key,) for key in gone])
         except JournalUnavailable as error:
-            log.warning("how far lines were shipped cannot be written down", extra={"reason": str(error)})
+            log.warning("cannot store shipping positions", extra={"reason": str(error)})
             return
         self._written = {key: text for key, text in {**self._written, **changed}.items() if key not in gone}
         self._forgotten.clear()

@@ -1,8 +1,7 @@
 """Shipping thread: merges lines by time into batches, and pushes each until the store has it.
 
-Loki rejects lines far behind others with the same labels, and files have different backlogs after an outage. So the
-oldest line of all files always goes next. A batch is pushed every second or when full. While the store is unavailable,
-files are still polled, so that renamed ones are not lost, but not read further.
+Loki rejects lines far behind others with the same labels, so the oldest line of all files goes next. While the store is
+unavailable, files are still polled, so that renamed ones are not lost, but not read further.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ class LogShipping:
             try:
                 wait = self.round()
             except Exception:  # thread boundary: one log's error must not stop the others
-                log.exception("shipping logs goes on after an unexpected error")
+                log.exception("shipping logs continues after an unexpected error")
                 self._context.counters.loop_error("log-ship")
                 wait = _PAUSE_AFTER_ERROR
             self._stopping.wait(wait)
@@ -182,7 +181,7 @@ class LogShipping:
         try:
             reader = kernel_log.opened(way, kept.get("place", {}), self._boot.boot, self._kmsg)
         except OSError as error:
-            log.warning("the kernel's log cannot be shipped", extra={"reason": str(error)})
+            log.warning("cannot ship the kernel's log", extra={"reason": str(error)})
             return
         last = int(kept.get("stream", {}).get("at", 0)) if is_same else 0
         self._kernel = ShippedKernel(reader, origin, self._booted_at, self._ship.oldest, last, self.counters)
@@ -280,19 +279,19 @@ class LogShipping:
         for reason, count in lost.items():
             self.counters.lose_lines(reason, count)
         if lost and self._log_limit.lets_through():
-            log.warning("the store of logs does not take some lines", extra={"answer": answer.words})
+            log.warning("log store rejected lines", extra={"answer": answer.words})
         self.counters.shipped(Counter(entry.source for entry in entries[sum(lost.values()) :]))
 
     def _recovered(self) -> None:
         self._most, self._pause, self._refusals = min(self._most * 2, MOST_BYTES), _FIRST_PAUSE, 0
         if self.counters.problem:
-            log.info("the store of logs takes lines again")
+            log.info("log store accepts lines again")
             self.counters.problem = ""
 
     def _failed(self, answer: Answer) -> None:
         self.counters.fail(answer.reason)
         if not self.counters.problem:
-            log.warning("the store of logs takes no lines; trying again", extra={"answer": answer.words})
+            log.warning("log store accepts no lines; retrying", extra={"answer": answer.words})
         self.counters.problem = f"{answer.reason}: {answer.words}"
         pause = answer.retry_after or self._pause * random.uniform(0.75, 1.25)  # noqa: S311
         self._retry_at = self._monotonic() + pause
@@ -311,5 +310,5 @@ def _head(source: Source) -> StoreEntry | None:
     try:
         return source.head()
     except OSError as error:
-        log.warning("a log cannot be shipped further now", extra={"reason": str(error)})
+        log.warning("cannot continue shipping a log", extra={"reason": str(error)})
         return None

@@ -1,4 +1,4 @@
-"""Port to the node's GPUs: inventory, readings and power limits.
+"""Port to the node's GPUs.
 
 Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Every method is thread-safe, does
 not wait for other threads' calls, and raises only `trainmedic_agent.errors.GpuError`.
@@ -15,8 +15,10 @@ from msgspec import Struct, field
 class GpuInfo(Struct, frozen=True):
     """Identity of a GPU.
 
-    ``index``: number on the node, from 0; it may change when the driver is reloaded. ``uuid``: the driver's ``GPU-…``,
-    constant. ``name``: model, such as ``NVIDIA H100 80GB HBM3``. ``pci_address``: such as ``0000:18:00.0``.
+    - ``index``: number on the node, from 0; it may change when the driver is reloaded
+    - ``uuid``: the driver's ``GPU-…``, constant
+    - ``name``: model, such as ``NVIDIA H100 80GB HBM3``
+    - ``pci_address``: such as ``0000:18:00.0``
     """
 
     index: int
@@ -28,8 +30,9 @@ class GpuInfo(Struct, frozen=True):
 class Inventory(Struct, frozen=True):
     """GPUs of the node.
 
-    ``gpus``: those that respond, by index. ``problems``: a sentence for the driver, and for each GPU that does not
-    respond or that another agent holds. ``driver``: driver version. None without a driver.
+    - ``gpus``: those that respond, by index
+    - ``problems``: a sentence for the driver, and for each GPU that does not respond or that another agent holds
+    - ``driver``: driver version. None without a driver
     """
 
     gpus: tuple[GpuInfo, ...] = ()
@@ -40,10 +43,11 @@ class Inventory(Struct, frozen=True):
 class PowerLimits(Struct, frozen=True):
     """A GPU's power limits in milliwatts. None if the card does not report one.
 
-    ``limit_mw``: the configured limit. ``enforced_mw``: the effective limit, the lowest of several limiters.
-    ``session``: changes when the driver may have forgotten settings: a reload, a lost GPU, or a restart of this
-    process. ``default_mw``, ``min_mw``, ``max_mw``: default, lowest and highest limit of the card. ``draw_mw``: current
-    draw.
+    - ``limit_mw``: configured limit
+    - ``enforced_mw``: effective limit, the lowest of several limiters
+    - ``session``: changes when the driver may have forgotten settings: a reload, a lost GPU, a restart of this process
+    - ``default_mw``, ``min_mw``, ``max_mw``: default, lowest and highest limit of the card
+    - ``draw_mw``: current draw
     """
 
     limit_mw: int
@@ -67,8 +71,9 @@ class EccErrors(Struct, frozen=True):
 class RemappedRows(Struct, frozen=True):
     """Memory rows replaced by spare ones.
 
-    ``corrected``, ``uncorrected``: number by kind of the causing error. ``is_pending``: the next reset will replace
-    rows. ``has_failed``: no spare row was left; the card must be replaced.
+    - ``corrected``, ``uncorrected``: number by kind of the causing error
+    - ``is_pending``: the next reset will replace rows
+    - ``has_failed``: no spare row was left; the card must be replaced
     """
 
     corrected: int
@@ -80,12 +85,13 @@ class RemappedRows(Struct, frozen=True):
 class GpuReading(Struct, frozen=True):
     """Readings of a GPU at one moment. None if it does not support one. Field names end with the unit.
 
-    ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was read or written.
-    ``slowdown_celsius``: temperature at which the chip throttles. ``power_enforced_mw``: effective limit;
-    ``power_limit_mw`` is the configured one. ``throttle_reasons``: from `THROTTLE_REASONS`. ``is_mig``: whether MIG is
-    enabled. ``energy_mj``: consumption since the driver was loaded or the card was reset. ``recovery_action``:
-    requested by the driver, from `RECOVERY_ACTIONS`. ``last_xid``: last XID error since this process began to listen
-    (`Gpus.xids`). ``unread``: by name, the error of each reading that is supported but failed.
+    - ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was read or written
+    - ``slowdown_celsius``: temperature at which the chip throttles
+    - ``power_enforced_mw``: effective limit; ``power_limit_mw`` is the configured one
+    - ``energy_mj``: consumption since the driver was loaded or the card was reset
+    - ``recovery_action``: requested by the driver, from `RECOVERY_ACTIONS`
+    - ``last_xid``: last XID error since this process began to listen (`Gpus.xids`)
+    - ``unread``: by name, the error of each reading that is supported but failed
     """
 
     utilization_percent: float | None = None
@@ -158,8 +164,8 @@ class Gpus(Protocol):
         ...
 
     def find(self, name: str) -> GpuInfo:
-        """Return the GPU by UUID (any case, with or without ``GPU-``), PCI address (any case, domain of four or eight
-        digits) or index.
+        """Return the GPU by UUID (any case, with or without ``GPU-``), PCI address (domain of four or eight digits) or
+        index.
 
         Raises GpuAbsent, which lists the existing GPUs, or NotSupported for a MIG instance.
         """

@@ -1,7 +1,7 @@
 """Power caps of a GPU, and the limit that follows from them, as values without clock or driver.
 
-Each cap has a lease. The lowest active cap counts, and no cap raises a limit. After the last cap the original limit is
-restored. Power is in milliwatts, times are Unix seconds.
+The lowest active cap counts, and no cap raises a limit. After the last cap the original limit is restored. Power is in
+milliwatts, times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ _SAME_MW = 1000
 class PowerCap(Struct, frozen=True):
     """Upper bound of one GPU's power, set by one command.
 
-    ``id``: ID of that command. ``limit_mw``: the cap in milliwatts, within the bounds of card and policy.
-    ``lease_until``: end of the lease in Unix seconds, used after a reboot; before that `ends_at` counts.
-    ``lease_seconds``: granted lease. ``previous_mw``: the driver's limit before. ``requested_mw``: limit requested by
-    the command. ``clamped``: the bound that changed the request, ``floor`` or ``card``. None if none did. ``ended_at``:
-    Unix seconds. None while active. ``ended_by``: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or ``undo
-    <command id>``. None while active. ``boot``: boot ID for `ends_at`; empty if an earlier agent wrote the cap.
-    ``ends_at``: end of the lease in seconds since that boot, a clock that cannot be set.
+    - ``id``: ID of that command
+    - ``limit_mw``: the cap, within the bounds of card and policy
+    - ``lease_until``: end of the lease in Unix seconds, used after a reboot; before that `ends_at` counts
+    - ``previous_mw``, ``requested_mw``: the driver's limit before, and the requested one
+    - ``clamped``: the bound that changed the request, ``floor`` or ``card``. None if none did
+    - ``ended_at``: Unix seconds. None while active
+    - ``ended_by``: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or ``undo <command id>``. None while
+      active
+    - ``boot``: boot ID for `ends_at`; empty if an earlier agent wrote the cap
+    - ``ends_at``: end of the lease in seconds since that boot, a clock that cannot be set
     """
 
     id: str
@@ -63,12 +66,14 @@ class LeaseEnd(Struct, frozen=True):
 
 
 class PowerBaseline(Struct, frozen=True):
-    """Known limits of a GPU that this agent controls. If the driver shows ``set_mw`` or ``pending_mw``, no other
-    process has changed the limit.
+    """Known limits of a GPU that this agent controls.
 
-    ``original_mw``: limit before the first cap. ``set_mw``: limit last confirmed after this agent set it. ``session``:
-    driver session at that time (`PowerLimits.session`). ``pending_mw``: limit about to be set. None once the driver
-    shows it.
+    If the driver shows ``set_mw`` or ``pending_mw``, no other process has changed the limit.
+
+    - ``original_mw``: limit before the first cap
+    - ``set_mw``: limit last confirmed after this agent set it
+    - ``session``: driver session at that time (`PowerLimits.session`)
+    - ``pending_mw``: limit about to be set. None once the driver shows it
     """
 
     original_mw: int
@@ -80,8 +85,8 @@ class PowerBaseline(Struct, frozen=True):
 class GpuPowerState(Struct, frozen=True):
     """The agent's record of one GPU's power.
 
-    ``baseline``: None while the agent does not control the limit. ``caps``: active caps, and the last `KEPT_ENDED`
-    ended ones.
+    - ``baseline``: None while the agent does not control the limit
+    - ``caps``: active caps, and the last `KEPT_ENDED` ended ones
     """
 
     baseline: PowerBaseline | None = None
@@ -93,7 +98,7 @@ class GpuPowerState(Struct, frozen=True):
 
     @property
     def needs_reconciling(self) -> bool:
-        """Whether the original limit must be restored, or a change is unconfirmed."""
+        """True if the original limit must be restored, or a change is unconfirmed."""
         return self.baseline is not None and (not self.active or self.baseline.pending_mw is not None)
 
     def has_active(self, cap_ids: Collection[str]) -> bool:
@@ -116,8 +121,7 @@ class GpuPowerState(Struct, frozen=True):
     def is_overridden(self, present: PowerLimits) -> bool:
         """Return whether another process has changed the limit since this agent set it.
 
-        A limit back at the card's default in a new driver session was forgotten by the driver. Its caps stay active,
-        and the agent sets it again.
+        A limit back at the card's default in a new driver session was forgotten by the driver, so its caps stay active.
         """
         baseline = self.baseline
         if baseline is None or is_same(present.limit_mw, self.desired_mw()):
@@ -191,8 +195,8 @@ class GpuPowerState(Struct, frozen=True):
 class ClampedLimit(Struct, frozen=True):
     """Result of clamping a request.
 
-    ``limit_mw``: milliwatts, within all bounds. ``by``: the deciding bound, ``floor`` (of the policy) or ``card``. None
-    if unchanged.
+    - ``limit_mw``: milliwatts, within all bounds
+    - ``by``: the deciding bound, ``floor`` (of the policy) or ``card``. None if unchanged
     """
 
     limit_mw: int

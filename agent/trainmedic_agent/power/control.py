@@ -1,9 +1,8 @@
 """Application of the active caps to the driver.
 
-The ledger records the intent before a driver call and the outcome afterwards, so interrupted changes can be finished. A
-limit is set only if it differs from the driver's. A limit that another process has set stays, and the active caps end
-(`caps.GpuPowerState.is_overridden`). A limit that the driver forgot is set again. A GPU that does not respond is
-retried later. Used by one thread.
+The ledger records the intent before a driver call and the outcome afterwards, so that interrupted changes can be
+finished. A limit that another process has set stays, and the active caps end. A limit that the driver forgot is set
+again. A GPU that does not respond is retried later. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ def boot_id() -> str:
 class PowerOutcome(Struct, frozen=True):
     """Result of setting or restoring a GPU's limit.
 
-    ``before``, ``after``: the driver's limits. ``state``: the agent's record afterwards. ``set_by_agent_mw``: the
-    agent's last limit, if another process has changed it. None otherwise.
+    - ``before``, ``after``: the driver's limits
+    - ``state``: the agent's record afterwards
+    - ``set_by_agent_mw``: the agent's last limit, if another process has changed it. None otherwise
     """
 
     before: PowerLimits
@@ -48,7 +48,7 @@ class PowerOutcome(Struct, frozen=True):
 
     @property
     def is_overridden(self) -> bool:
-        """Whether another process has set the limit, which therefore stays."""
+        """True if another process has set the limit, which therefore stays."""
         return self.set_by_agent_mw is not None
 
 
@@ -83,16 +83,16 @@ class PowerControl:
     def cap(self, cap_id: str, requested: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float) -> Outcomes:
         """Cap all these GPUs, or none if one fails; the outcomes then have its error.
 
-        ``requested`` returns the milliwatts for a card, or raises GpuError. An active cap is only applied to the
-        driver. Raises JournalUnavailable; no cap is active then.
+        ``requested`` returns the milliwatts for a card, or raises GpuError. Raises JournalUnavailable; no cap is active
+        then.
         """
         return self._cap(cap_id, lambda _, present: requested(present), uuids, lease, "failed: {}")
 
     def set_again(self, cap_id: str, until: float) -> Outcomes:
         """Reapply an expired cap until `until` on all its GPUs, or on none if one fails.
 
-        The limit follows from the original request and the current bounds. Returns an empty result if there is no
-        expired cap with this ID.
+        The limit follows from the original request and the current bounds. The result is empty if no such cap has
+        expired.
         """
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
         requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}
@@ -187,8 +187,7 @@ class PowerControl:
     def reconcile(self, uuids: Iterable[str]) -> Outcomes:
         """Apply the ledger's limits to these GPUs. Failures are returned, and remain to be done.
 
-        The ledger is written once before and once after for all GPUs, so that a slow disk does not delay the last of
-        them.
+        The ledger is written once before and once after for all GPUs, so that a slow disk does not delay the last ones.
         """
         outcomes: Outcomes = {}
         intended: dict[str, GpuPowerState] = {}
@@ -208,7 +207,7 @@ class PowerControl:
                 outcomes[uuid] = PowerOutcome(present, present, intended[uuid], state.baseline.set_mw)
             else:
                 if present.session != state.baseline.session and not is_same(present.limit_mw, state.desired_mw()):
-                    log.warning("the driver has forgotten a power limit; it is set again", extra={"gpu": uuid})
+                    log.warning("driver lost a power limit; setting it again", extra={"gpu": uuid})
                 intended[uuid] = state.about_to_set(present)
                 due[uuid] = present
         self.ledger.save_best_effort(intended)
@@ -232,7 +231,7 @@ class PowerControl:
             self.gpus.set_power_limit(uuid, target)
             after = self.gpus.power(uuid)
             fields = {"gpu": uuid, "milliwatts": after.limit_mw, "before": present.limit_mw}
-            log.info("a power limit was set", extra=fields)
+            log.info("power limit set", extra=fields)
         return PowerOutcome(present, after, state.confirmed(after))
 
     def _log_errors(self, outcomes: Mapping[str, PowerOutcome | GpuError]) -> None:
@@ -242,13 +241,13 @@ class PowerControl:
                 self._logged_errors.pop(uuid, None)
             elif self._logged_errors.get(uuid) != str(outcome):
                 fields = {"gpu": uuid, "reason": str(outcome)}
-                log.warning("a power limit is not what it should be, and is tried again", extra=fields)
+                log.warning("cannot set power limit; retrying", extra=fields)
                 self._logged_errors[uuid] = str(outcome)
 
     def _log_override(self, uuid: str, state: GpuPowerState, present: PowerLimits) -> None:
         assert state.baseline is not None
         fields = {"gpu": uuid, "milliwatts": present.limit_mw, "set_by_agent": state.baseline.set_mw}
-        log.warning("somebody else has set a power limit; it is left, and the caps end", extra=fields)
+        log.warning("power limit changed externally; keeping it and ending caps", extra=fields)
 
     # --- leases ---
 

@@ -46,7 +46,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         ended_by = self.control.ended_by(command.id)
         if ended_by is not None:
             reason = outputs.end_reason(ended_by)
-            raise CommandFailed(f"the cap was begun before the agent was restarted, and it has ended since: {reason}")
+            raise CommandFailed(f"the cap was begun before the agent restarted and has ended since: {reason}")
         outcomes = self.control.cap(command.id, requested, uuids, lease)
         errors = outputs.errors_of(outcomes)
         if errors:
@@ -96,7 +96,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         ]
         if outcomes or (begun and ended_by == by):
             return self._restored(outcomes | self.control.reconcile(begun))
-        note = outputs.end_reason(ended_by) if ended_by else "no such cap stands here"
+        note = outputs.end_reason(ended_by) if ended_by else "no such cap is active here"
         return undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note=note)
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
@@ -108,14 +108,15 @@ class PowerLimitExecutor(Struct, frozen=True):
         errors = outputs.errors_of(outcomes)
         if errors:
             reason = "; ".join(f"{uuid}: {error}" for uuid, error in errors.items())
-            raise CommandFailed(f"not given back yet: {reason}. The agent goes on trying", {"owed": sorted(errors)})
+            raise CommandFailed(f"not restored yet: {reason}. The agent keeps trying", {"owed": sorted(errors)})
         return outputs.one_or_all(outputs.restored(outcomes), len(outcomes) > 1)
 
 
 class RenewLeaseExecutor(Struct, frozen=True):
     """``gpu.renew_lease``: extends leases of caps to ``issued_at + lease_seconds``.
 
-    ``holds``: IDs of the commands that set the caps. Those also in ``again`` are reapplied if their lease has expired.
+    - ``holds``: IDs of the commands that set the caps
+    - ``again``: those of them to reapply if their lease has expired
     """
 
     control: PowerControl
@@ -169,9 +170,7 @@ def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None
 
     def fraction_of_default(limits: PowerLimits) -> int:
         if limits.default_mw is None:
-            raise NotSupported(
-                "the card does not tell its default limit, so a percentage of it means nothing: give watts"
-            )
+            raise NotSupported("the card does not report its default limit, so percent is undefined: use watts")
         return round(limits.default_mw * value / 100)
 
     return fraction_of_default
@@ -197,4 +196,4 @@ def _number(params: Mapping[str, Any], name: str, default: float) -> float:
 
 def _set_again_failure(outcomes: Outcomes) -> str:
     errors = [str(error) for error in outputs.errors_of(outcomes).values()]
-    return f", and it could not be set again: {'; '.join(errors)}" if errors else ""
+    return f", and it could not be reapplied: {'; '.join(errors)}" if errors else ""

@@ -49,7 +49,7 @@ class LeaseExpiry:
     def run(self) -> None:
         overdue = self._control.overdue()
         for cap_id in overdue:
-            log.warning("a lease is over and was not renewed; its power cap ends", extra={"command": cap_id})
+            log.warning("lease expired; ending power cap", extra={"command": cap_id})
         self._schedule_retries(self._control.end(overdue, EXPIRED))
         now = self._boottime()
         verifies = now >= self._verify_at

@@ -1,7 +1,7 @@
 """Persistent power state of each GPU, in the agent's database.
 
-The table is read once at start. New caps are on disk before they take effect (`save`). Ended caps take effect even if
-the disk is full (`save_best_effort`); an unwritten end is repeated at the next start. Any thread may read, one writes.
+New caps are on disk before they take effect (`save`). Ended caps take effect even if the disk is full
+(`save_best_effort`); an unwritten end is repeated at the next start. Any thread may read, one writes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PowerLedger:
             self.save(states)
         except JournalUnavailable as error:
             log.error(
-                "the end of a power cap is not in the journal, and takes effect all the same",
+                "cannot journal the end of a power cap; ending it anyway",
                 extra={"reason": str(error)},
             )
             with self._lock:

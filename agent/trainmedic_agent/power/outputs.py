@@ -58,8 +58,8 @@ def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecute
 def end_reason(ended_by: str) -> str:
     """Return `PowerCap.ended_by` in words."""
     if ended_by.startswith("undo"):
-        return "it was given back before"
-    reasons = {EXPIRED: "its lease had run out", "overridden": "somebody else had set the limit since"}
+        return "it was reverted before"
+    reasons = {EXPIRED: "its lease had run out", "overridden": "another process had changed the limit"}
     return reasons.get(ended_by, ended_by)
 
 
@@ -94,11 +94,11 @@ def _card(limits: PowerLimits) -> dict[str, Any]:
 
 def _cap_note(limit_mw: int, after: PowerLimits) -> str | None:
     if after.enforced_mw + 1000 <= limit_mw:
-        return f"a lower limit of {in_watts(after.enforced_mw):g} W is in force already, and a cap never raises one"
+        return f"a lower limit of {in_watts(after.enforced_mw):g} W is already active, and a cap never raises it"
     if after.enforced_mw >= limit_mw + 1000:
         return f"the driver enforces {in_watts(after.enforced_mw):g} W, not the {in_watts(limit_mw):g} W that were set"
     if after.draw_mw is not None and after.draw_mw < after.enforced_mw - 1000:
-        return f"the GPU draws {in_watts(after.draw_mw):g} W, less than this limit, so for now it cools nothing"
+        return f"the GPU draws {in_watts(after.draw_mw):g} W, less than this limit, so the cap has no effect now"
     return None
 
 
@@ -115,5 +115,5 @@ def _restored(uuid: str, outcome: PowerOutcome) -> dict[str, Any]:
             f"set {in_watts(outcome.set_by_agent_mw):g} W"
         )
     elif outcome.state.active:
-        description["note"] = f"{len(outcome.state.active)} other cap(s) on this GPU still stand"
+        description["note"] = f"{len(outcome.state.active)} other cap(s) on this GPU are still active"
     return description

@@ -1,8 +1,7 @@
 """Composition root of the node agent.
 
-Start order: policy, because nothing may start without a valid one; journal, whose lock excludes a second agent; GPUs,
-executors and exporter; the agent itself, which resumes interrupted commands. Stop reverses it. Tests replace
-`node_parts`.
+The policy comes first, because nothing may start without a valid one; then the journal, whose lock excludes a second
+agent; the agent itself is last. Tests replace `node_parts`.
 """
 
 from __future__ import annotations

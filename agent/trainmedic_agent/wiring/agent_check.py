@@ -1,7 +1,6 @@
 """``trainmedic agent check``: what an agent with these settings could do here, and what would prevent it.
 
-It only reads, takes no lock and does not disturb a running agent. Privileges are those of this process, so run it as
-the agent's user.
+It takes no lock. Privileges are those of this process, so run it as the agent's user.
 """
 
 from __future__ import annotations
@@ -47,9 +46,10 @@ _ASK_AS = "run the check as the agent's user, or give the agent's service what i
 class CheckReport(Struct):
     """Result of the check.
 
-    ``values``: plain values with the names documented for ``--json``. ``errors``: what prevents something that the
-    policy allows. ``warnings``: possible oversights. ``is_cut_off``: whether Redis is unreachable. ``agents``: by UUID,
-    process IDs of the agents that hold this node's GPUs.
+    - ``values``: plain values with the names documented for ``--json``
+    - ``errors``: what prevents something that the policy allows
+    - ``warnings``: possible oversights
+    - ``agents``: by UUID, process IDs of the agents that hold this node's GPUs
     """
 
     values: dict[str, Any]

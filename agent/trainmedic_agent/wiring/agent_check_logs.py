@@ -44,10 +44,10 @@ def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
     report.values["files"] = len(scan.files)
     report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
     for reason, count in report.values["refused"].items():
-        report.warnings.append(f"{count} of what lies where logs are read is not read: {reason}")
+        report.warnings.append(f"{count} files in log directories are not read: {reason}")
     if scan.is_cut:
         report.warnings.append(
-            "a directory has more entries than a scan looks at, so logs in it may not be read; remove old files, or "
+            "a directory has more entries than a scan allows, so logs in it may not be read; remove old files, or "
             "raise max_job_entries"
         )
     unreadable = [file.path for file in scan.files if not _may_open(file, files)]
@@ -71,7 +71,7 @@ def _user(settings: AgentSettings, report: LogsCheck) -> None:
     report.values["user"] = user.uid
     if reason is not None:
         report.warnings.append(
-            f"logs would be read under the agent's own user {user.uid}: {reason}. What reads them could send signals "
+            f"logs would be read under the agent's own user {user.uid}: {reason}. That process could send signals "
             "to the agent, and open its files; name another user with --reader-user, or give the agent CAP_SETUID, "
             "CAP_SETGID and CAP_CHOWN"
         )

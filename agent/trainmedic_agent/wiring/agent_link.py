@@ -41,7 +41,7 @@ def linked_reading(
     """Return the agent's log reading, and the executor of searches. Raises ConfigurationError, JournalUnavailable."""
     user, reason = chosen_user(settings)
     if reason is not None:
-        log.warning("logs are read under the agent's own user", extra={"reason": reason, "user": user.uid})
+        log.warning("reading logs as the agent's own user", extra={"reason": reason, "user": user.uid})
     prepare(settings.state_dir, context.journal, user)
     outage = OutageLog(f"logs of node {context.node}", "findings wait")
     link = ReaderLink(LinkSocket(settings.state_dir, user.uid, user.gid), context.counters)

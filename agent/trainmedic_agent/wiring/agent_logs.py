@@ -36,7 +36,7 @@ _MEMORY_OF_DUMPS = 192 * 1024**2
 _LONGEST_ANSWER = 1024**2
 """Maximum bytes of the parser's answer per dump. Parsed, they need ten times as much."""
 _LONGEST_PROBLEM = 1000
-_STOPPED = "a signal has stopped the process that opens this node's logs; none is read until it is continued or ended"
+_STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
 
 
 class LinkPorts(FindingPort, Protocol):

@@ -1,8 +1,7 @@
 """Composition root of the log reader: one process opens files, another reads them.
 
 The first process receives the agent's greeting and forks. The parent keeps the rights to open files and reads no
-content (``trainmedic_agent.log_opening``). The child drops all rights, serves the link and reads. Each link has its own
-child.
+content. The child drops all rights, serves the link and reads.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
     status = 0
     user, reason = reader_process.usable_user(settings.reader_user, [settings.state_dir], is_started=True)
     if reason is not None and not once:  # for a child of the agent, the agent has logged it
-        log.warning("logs are read under the opener's own user", extra={"reason": reason, "user": user.uid})
+        log.warning("reading logs as the opener's own user", extra={"reason": reason, "user": user.uid})
     has_rights = reader_process.has_rights_to_read()
     parent = os.getppid() if once else None
     if has_rights:
@@ -79,7 +78,7 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
         stream.release()
         if once:
             break
-        log.info("the link to the agent has ended; waiting for the next one")
+        log.info("link to the agent ended; waiting for the next")
     return status
 
 
@@ -167,7 +166,7 @@ def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
     try:
         return session, session.greeted()
     except (LinkClosed, FrameFault) as error:
-        log.warning("the agent has not greeted the reader of logs", extra={"reason": str(error)})
+        log.warning("agent did not greet the log reader", extra={"reason": str(error)})
         return None
 
 
@@ -209,7 +208,7 @@ def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Ev
     """
     reading.stream.wait_for_end()
     if not child_ended.wait(_HANG_SECONDS):
-        log.error("the process that reads logs does not end; ending both")
+        log.error("log reader does not end; killing it")
         kill_as_user.kill(child, reading.user.uid)
         os._exit(1)
 
@@ -223,9 +222,9 @@ def _be_child(read: Callable[[], None], files: NodeFiles) -> None:
         read()
         status = 0
     except TrainmedicError as error:
-        log.error("logs cannot be read", extra={"reason": str(error)})
+        log.error("cannot read logs", extra={"reason": str(error)})
     except BaseException:  # process boundary: no code of the parent may run in the child
-        log.exception("reading logs has ended unexpectedly")
+        log.exception("log reader failed unexpectedly")
     finally:
         sys.stderr.flush()
         os._exit(status)

@@ -29,7 +29,7 @@ def check(expected: int) -> GpuHealth:
     answering = facts.get("gpus") or []
     faults = [*facts.get("gpu_problems", ()), *(fault for gpu in answering for fault in _faults(gpu))]
     if len(answering) < expected:
-        faults.append(f"{len(answering)} GPUs answer, and there must be {expected}")
+        faults.append(f"{len(answering)} GPUs respond, but {expected} are required")
     return GpuHealth(tuple(f"GPU {gpu['index']} {gpu['uuid']} {gpu['name']}" for gpu in answering), tuple(faults))
 
 
@@ -37,12 +37,12 @@ def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:
     name = f"GPU {gpu['index']} ({gpu['uuid']})"
     rows, errors = gpu.get("remapped_rows") or {}, gpu.get("ecc") or {}
     if errors.get("volatile_uncorrected"):
-        yield f"{name} has had {errors['volatile_uncorrected']} memory errors that ECC could not mend since its reset"
+        yield f"{name} has had {errors['volatile_uncorrected']} uncorrectable memory errors since its reset"
     if rows.get("has_failed"):
-        yield f"{name} has no spare rows left for its broken memory: it has to be replaced"
+        yield f"{name} has no spare memory rows left: replace it"
     if (action := gpu.get("recovery_action", "none")) != "none":
-        yield f"{name} does not work again before what its driver asks for: {action}"
+        yield f"{name} needs the recovery action that its driver requests: {action}"
     if rows.get("is_pending"):
-        yield f"{name} has broken rows of memory, which its next reset replaces"
+        yield f"{name} has broken memory rows: reset it to replace them"
     for reading, reason in (gpu.get("unread") or {}).items():
-        yield f"{name} does not tell its {reading}: {reason}"
+        yield f"{name} does not report its {reading}: {reason}"

@@ -203,7 +203,7 @@ def test_of_a_large_file_without_times_the_end_is_searched_and_that_is_said(node
     """Its lines have the time at which it was written last, and say that it is guessed."""
     node.write("launcher-gpu-07.log", *(f"{'x' * 100} line {number}" for number in range(30_000)))
     page = node.searcher().page(QUERY, {})
-    assert page.notes == ["1 files on gpu-07 state no times; only the last 1 MiB of each is searched"]
+    assert page.notes == ["1 files on gpu-07 have no timestamps; only the last 1 MiB of each is searched"]
     assert {line.is_sure for line in page.lines} == {False}
     numbers = [int(line.text.rpartition(" ")[2]) for line in page.lines]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))

@@ -83,7 +83,7 @@ def test_the_kernels_log_is_read_in_one_of_several_ways(value: str, kernel: Kern
         ("files: [/dev/kmsg]", "it belongs to the kernel"),
         ("files: ['/*.log']", "must begin with a directory's name"),
         ("files: ['/a/**/b.log']", "'**' has no meaning here"),
-        ("files: ['/a/{jub}.log']", "{jub} is not a place; there are job"),
+        ("files: ['/a/{jub}.log']", "{jub} is not a placeholder; use job"),
         ("files: ['/a/{rank}/{rank}.log']", "has {rank} twice"),
         ("files: [{source: x}]", "path is missing"),
         ("files: [{path: /a/b, source: kernel}]", "the kernel's log is read by kernel"),

@@ -196,7 +196,7 @@ def test_the_lowest_of_several_caps_counts(node: Node) -> None:
     assert (output["limit_watts"], output["requested_watts"], node.watts()) == (420, 490, 420)
     node.undo("b")
     assert node.watts() == 490
-    assert node.undo("a")["note"] == "1 other cap(s) on this GPU still stand"
+    assert node.undo("a")["note"] == "1 other cap(s) on this GPU are still active"
     assert node.watts() == 490
     assert node.undo("c")["limit_watts"] == 650
     assert node.watts() == 650
@@ -217,12 +217,16 @@ def test_an_undo_of_what_does_not_stand_says_why(node: Node) -> None:
     assert node.undo("a", "again") == {
         "nothing_to_undo": True,
         "known": "not_in_force",
-        "note": "it was given back before",
+        "note": "it was reverted before",
     }
     node.cap("b", percent=80, lease_seconds=60)
     node.passes(61)
     assert node.undo("b") == {"nothing_to_undo": True, "known": "not_in_force", "note": "its lease had run out"}
-    assert node.undo("never") == {"nothing_to_undo": True, "known": "not_in_force", "note": "no such cap stands here"}
+    assert node.undo("never") == {
+        "nothing_to_undo": True,
+        "known": "not_in_force",
+        "note": "no such cap is active here",
+    }
 
 
 def test_a_restore_ends_every_cap_on_the_gpu(node: Node) -> None:
@@ -314,11 +318,11 @@ def test_the_caps_end_when_somebody_else_decides(node: Node) -> None:
     assert node.renew("a") == {
         "renewed": [],
         "unknown": ["a"],
-        "ended": {"a": "somebody else had set the limit since"},
+        "ended": {"a": "another process had changed the limit"},
     }
     node.passes(3600)
     assert node.watts() == 300
-    assert node.undo("a")["note"] == "somebody else had set the limit since"
+    assert node.undo("a")["note"] == "another process had changed the limit"
 
 
 def test_a_cap_after_somebody_elses_limit_goes_back_to_that(node: Node) -> None:
