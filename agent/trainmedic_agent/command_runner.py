@@ -66,7 +66,6 @@ class CommandRunner:
         self._lock = threading.Lock()
         self._deadlines: dict[str, datetime] = {}  # by unfinished command; a repeat can extend it
         self._withdrawn: set[str] = set()
-        """Unfinished commands that the server has withdrawn."""
         # Outcomes that could not be written: in the journal these commands are still open, and resumed at the next
         # start.
         self._unwritten: dict[str, CommandRecord] = {}
@@ -92,7 +91,6 @@ class CommandRunner:
             self._turn_away(received, ended(envelope.FAILED, str(error)))
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        """Answer a command with a wrong signature, or for another node."""
         self._replies.refuse(received.command.id, reason, received.entry)
         self._context.counters.command("", envelope.REJECTED)
 

@@ -21,8 +21,6 @@ from trainmedic_core.machine_locks import NameLock, holder_of
 
 
 class ExclusiveGpus:
-    """Wrapper of `trainmedic_agent.ports.gpus.Gpus` that offers only GPUs no other agent holds."""
-
     def __init__(self, inner: gpus.Gpus) -> None:
         self._inner = inner
         self._lock = threading.Lock()
@@ -67,7 +65,6 @@ class ExclusiveGpus:
         return self._inner.xids()
 
     def close(self) -> None:
-        """Close the driver, then release the GPUs."""
         self._inner.close()
         with self._lock:
             while self._held:

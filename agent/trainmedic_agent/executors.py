@@ -42,9 +42,7 @@ class AcceptedCommand(Struct, frozen=True):
 
 class Executor(Protocol):
     @property
-    def action(self) -> str:
-        """Name of the action, such as ``gpu.power_limit``."""
-        ...
+    def action(self) -> str: ...
 
     @property
     def queue(self) -> str:

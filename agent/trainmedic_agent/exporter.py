@@ -188,7 +188,6 @@ class Exporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving, without waiting for scrapes in progress."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -21,8 +21,6 @@ Reading = tuple[GpuInfo, GpuReading]
 
 
 class _Gauge(Struct, frozen=True):
-    """``field`` is a `GpuReading` field; ``convert`` returns it in the metric's unit."""
-
     name: str
     help: str
     field: str
@@ -141,7 +139,6 @@ def _recovery(readings: Sequence[Reading]) -> Metric:
 
 
 def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
-    """Yield the metrics of all recorded GPUs, including those that do not respond."""
     present = GaugeMetricFamily("gpu_present", "0 for a GPU that the driver no longer lists.", labels=LABELS)
     xids = CounterMetricFamily(
         "gpu_xid_errors",

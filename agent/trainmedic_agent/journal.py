@@ -98,7 +98,6 @@ class Journal(AgentDatabase):
         return [envelope.Command.decode(raw) for (raw,) in rows]
 
     def unsent(self, most: int) -> list[tuple[str, CommandRecord]]:
-        """Return up to `most` of the oldest outcomes with unsent replies."""
         rows = self.rows(
             "SELECT id, status, at, output FROM commands WHERE is_sent = 0 ORDER BY at, id LIMIT ?", (most,)
         )

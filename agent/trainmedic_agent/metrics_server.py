@@ -38,7 +38,6 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         self._places: dict[socket.socket, float] = {}
         """Deadline by connection, in order of arrival."""
         self._asking: dict[socket.socket, None] = {}
-        """Connections whose request is incomplete."""
         self._open: set[socket.socket] = set()
         """Connections that are not closed yet, including those without a place."""
         self._lock = threading.Lock()
@@ -65,7 +64,6 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         return True
 
     def asked(self, request: socket.socket) -> None:
-        """Record that the request has arrived completely."""
         with self._lock:
             self._asking.pop(request, None)
 
@@ -98,8 +96,6 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
 
 
 class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
-    """Handler of one bounded request, answered by the subclass's `page`."""
-
     server: MetricsServer
     server_version = "trainmedic-agent"
     sys_version = ""

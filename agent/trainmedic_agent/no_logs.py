@@ -13,8 +13,6 @@ from trainmedic_logs.domain.log_search import READ
 
 
 class NoLogsExecutor(Struct, frozen=True):
-    """Rejects each ``logs.read``."""
-
     action: str = READ
     queue: str = "facts"
 

@@ -27,12 +27,9 @@ from trainmedic_core import duration, yaml_text
 from trainmedic_core.problems import did_you_mean, shown
 
 READING = frozenset({"node.facts", "logs.read"})
-"""Read-only actions."""
 CHANGING = ("gpu.power_limit", "disk.clean", "disk.prune_containers")
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
-"""Actions allowed together with another one."""
 _TAKES_BACK = frozenset({"gpu.power_limit"})
-"""Actions whose undo is always allowed."""
 _KEYS = ("allow", "power", "cleaning", "containers", "logs")
 _LONGEST_LEASE = timedelta(days=1)
 

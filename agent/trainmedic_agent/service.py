@@ -42,17 +42,13 @@ _PRUNE_EVERY = 3600.0
 
 
 class ReadsLogs(Protocol):
-    """The log reader, as built by ``trainmedic_agent.wiring.agent_logs``."""
-
     def start(self) -> None:
         """Raises JournalUnavailable."""
         ...
 
     def stop(self, timeout: float) -> None: ...
 
-    def presence(self) -> Mapping[str, Any]:
-        """Return its part of the presence."""
-        ...
+    def presence(self) -> Mapping[str, Any]: ...
 
 
 class AgentParts(Struct, frozen=True):

@@ -43,7 +43,6 @@ class WorkerQueue:
         self._queue.put(accepted)
 
     def wake(self) -> None:
-        """Make the thread check whether the agent is stopping."""
         self._queue.put(None)
 
     def join(self, timeout: float) -> bool:

@@ -137,4 +137,3 @@ FIXED: Queries = {
         "slowdown_celsius": pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     },
 }
-"""Queries whose values are constant while the driver is loaded."""

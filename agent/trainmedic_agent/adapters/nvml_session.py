@@ -44,8 +44,6 @@ class CallRunner(Protocol):
 
 
 class DirectCalls:
-    """`CallRunner` without a time limit."""
-
     def run(self, key: str, function: Callable[[], T]) -> T:
         return function()
 

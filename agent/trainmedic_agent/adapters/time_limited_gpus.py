@@ -91,7 +91,6 @@ class TimeLimitedCalls:
         raise _stuck(key, timeout)
 
     def stuck(self) -> frozenset[str]:
-        """Return the keys of abandoned calls that have not returned."""
         with self._lock:
             return frozenset(call.key for call in self._under_way if call.is_given_up)
 
@@ -106,7 +105,6 @@ class TimeLimitedCalls:
             raise _stuck(key, self._monotonic() - min(call.began for call in given_up or calls))
 
     def dismiss(self) -> None:
-        """End idle threads; later calls start new ones."""
         with self._lock:
             idle, self._idle = self._idle, []
         for calls in idle:
@@ -141,8 +139,6 @@ def _stuck(key: str, seconds: float) -> GpuStuck:
 
 
 class TimeLimitedGpus:
-    """Wrapper of `trainmedic_agent.ports.gpus.Gpus` with time limits."""
-
     def __init__(self, inner: gpus.Gpus, calls: TimeLimitedCalls) -> None:
         self._inner = inner
         self._calls = calls

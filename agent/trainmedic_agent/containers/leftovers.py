@@ -32,7 +32,6 @@ class Pruning(Struct):
     removed: Counter[Leftover] = field(default_factory=Counter)
     cache_bytes: int = 0
     left: dict[str, list[str]] = field(default_factory=dict)
-    """Names by reason."""
 
     def leave(self, reason: str, name: str) -> None:
         self.left.setdefault(reason, []).append(name)
@@ -49,8 +48,6 @@ class Pruning(Struct):
 
 
 class LeftoverRemover(Struct):
-    """Remover of one engine's leftovers by kind. It calls `may_continue` before each removal."""
-
     engine: ContainerEngine
     policy: ContainersPolicy
     now: datetime

@@ -21,7 +21,6 @@ from msgspec import Struct
 from trainmedic_agent.disk.mounts import Mount, mounts_of
 
 _KEEPING = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
-"""Local file systems that follow their mount options."""
 _DAY_NS = 86_400 * 10**9
 """RELATIME_MARGIN of the kernel."""
 _HAS_ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.EINVAL})

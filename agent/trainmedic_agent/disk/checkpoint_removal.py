@@ -43,7 +43,6 @@ class CheckpointRemover(Struct, frozen=True):
     throttle: Throttle
     age_by: AgeBy
     cutoff_ns: int
-    """As in the search."""
     dry_run: bool
 
     def delete(self, checkpoint: MatchedCheckpoint) -> CheckpointRemoval:

@@ -49,7 +49,6 @@ _SHOWN_NAMES = 4
 
 class CleaningRequest(Struct, frozen=True):
     rules: tuple[str, ...]
-    """Names of the policy's rules, in order of execution."""
     deadline: float
     """Seconds since the epoch."""
     until_free: float | None = None
@@ -67,7 +66,6 @@ class Cleaner(Struct, frozen=True):
     """Mount point of the process file system."""
     batch_size: int = BATCH_SIZE
     state_dir: Path | None = None
-    """The agent's state directory, which no rule touches."""
 
     def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
         """Clean, or simulate it, and return the command's output. The rules must exist.

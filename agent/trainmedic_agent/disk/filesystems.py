@@ -32,10 +32,8 @@ _LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
 _MAX_LATE_SPACE_WAITS = 2
 """Maximum waits per file system. After these, another process must be filling it."""
 _BLOCK_BYTES = 512
-"""Unit of ``st_blocks``."""
 
 Inode = tuple[int, int]
-"""Device and inode number."""
 
 
 def inode_of(facts: os.stat_result) -> Inode:
@@ -60,7 +58,6 @@ class Root(Struct, frozen=True):
     """Mount ID of the root (see `mount_of`)."""
     protected: Inode | None = None
     access_times: AccessTimes = KEPT
-    """Reliability of access times, for rules by last use."""
 
     def contains(self, fd: int) -> bool:
         return os.fstat(fd).st_dev == self.device and mount_of(fd) == self.mount

@@ -62,7 +62,6 @@ class GlobState(Struct, frozen=True):
     positions: frozenset[tuple[int, int]]
     """Index of a pattern, and of its component to compare with names in this directory."""
     last: tuple[Matcher, ...]
-    """Matchers of last components: a match completes a path."""
 
     @classmethod
     def of(cls, globs: Iterable[Glob]) -> GlobState:

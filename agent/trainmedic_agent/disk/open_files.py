@@ -35,7 +35,6 @@ _KERNEL_THREAD = 0x00200000
 _WITHOUT_FILES = ("/dev/", "/proc/", "/sys/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108
 _DESCRIPTORS_PER_CHECK = 128
-"""Descriptors of a process between two time checks."""
 # statx(2): flags, and offset of the device numbers in its result.
 _FROM_HERE, _DO_NOT_SYNC = -100, 0x4000
 _STATX_BYTES, _STATX_DEVICE_AT, _STATX_DEVICE = 256, 136, struct.Struct("II")
@@ -61,7 +60,6 @@ class OpenFileSnapshot(Struct):
     device: int
     is_complete: bool = True
     open: set[int] = field(default_factory=set)
-    """Inode numbers."""
     writers: dict[int, bool] = field(default_factory=dict)
     """By file open for writing: True if all its writers append."""
     mapped: set[int] = field(default_factory=set)

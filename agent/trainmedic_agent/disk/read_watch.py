@@ -25,7 +25,6 @@ WATCH_SECONDS = 60.0
 _STEP_SECONDS = 0.5
 """Interval between reads of the queue, which holds 16,384 events by default."""
 _MAX_OPENED = 100_000
-"""Maximum remembered names of opened files."""
 _EVENT = struct.Struct("iIII")
 """Watch, kind, cookie, and length of the following name."""
 _BUFFER_BYTES = 64 * 1024
@@ -54,7 +53,6 @@ class ReadWatch:
         self._opened: dict[int, set[str]] = {}
         self._opened_count = 0
         self._own_opens: set[tuple[int, str]] = set()
-        """Files that this process opened since the queue was last read."""
 
     def close(self) -> None:
         if self._queue is not None and self._queue >= 0:
@@ -88,7 +86,6 @@ class ReadWatch:
         return Reason.READ if any(names is None or name in names for name in opened) else None
 
     def ignore(self, directory: WalkedDirectory, name: str) -> None:
-        """Ignore this process's own opening of a file."""
         self._own_opens.update((number, name) for number in self._numbers.get(directory, ()))
 
     def _watch(self, directories: Iterable[WalkedDirectory], *, is_deep: bool) -> None:

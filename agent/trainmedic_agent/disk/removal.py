@@ -44,7 +44,6 @@ class FileRemover(Struct, frozen=True):
     usage: FileUsage
     age_by: AgeBy
     cutoff_ns: int
-    """As in the search."""
     dry_run: bool
 
     def delete(self, parent: int, file: MatchedFile) -> int | Reason:

@@ -91,7 +91,6 @@ class _LeftEntries(Struct):
 
 class RuleCounters(Struct):
     matched: int = 0
-    """Entries selected for deletion."""
     files: int = 0
     """Deleted or truncated files, including those of deleted checkpoints."""
     bytes: int = 0
@@ -101,7 +100,6 @@ class RuleCounters(Struct):
     free_enough_roots: list[str] = field(default_factory=list)
     """Roots skipped because enough is free."""
     access_times: dict[str, str] = field(default_factory=dict)
-    """By root, the reliability of access times, for rules by last use."""
     is_first_pass: bool = True
     """False after all roots were walked once: later walks must not count entries again."""
     _left: dict[Reason, _LeftEntries] = field(default_factory=dict)

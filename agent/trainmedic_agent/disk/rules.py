@@ -30,7 +30,6 @@ from trainmedic_core import duration
 
 MIN_AGE_TO_DELETE = timedelta(minutes=1)
 MIN_KEPT_CHECKPOINTS = 2
-"""Complete checkpoints per directory that always stay."""
 MAX_KEEP_NEWEST = 1000
 DEFAULT_MAX_FILES = 100_000
 """Default maximum of files per command: some minutes of work."""
@@ -38,7 +37,6 @@ _MAX_MAX_FILES = 10_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
-"""Directories that are, and contain, no roots, except `_MEMORY_BACKED`."""
 _MEMORY_BACKED = ("/dev/shm", "/run/user")  # noqa: S108
 _TOO_HIGH = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/spool")
 _CLEANED_BY_OTHERS = {
@@ -65,8 +63,6 @@ _EARLIEST_NS = -(2**63)
 
 
 class AgeBy(StrEnum):
-    """Timestamp from which an entry's age counts."""
-
     USED = "used"
     CHANGED = "changed"
     MODIFIED = "modified"
@@ -110,8 +106,6 @@ class CleaningRule(Struct, frozen=True):
 
 
 class CleaningPolicy(Struct, frozen=True):
-    """The policy's part ``cleaning``."""
-
     rules: Mapping[str, CleaningRule] = field(default_factory=dict)
     owners: frozenset[int] = frozenset()
     """User IDs that may own a root, in addition to root and the agent's user."""

@@ -46,7 +46,6 @@ class _Search(Struct):
     throttle: Throttle
     counters: RuleCounters
     gone: Set[Inode]
-    """Entries that earlier rules of a trial run would have deleted."""
 
     def _walk(self, root: Root, visit: VisitDirectory) -> closing[Generator[WalkedEntry, None, None]]:
         return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
@@ -57,7 +56,6 @@ class MatchedFile(Struct, frozen=True):
     name: str
     inode: Inode
     last_used_ns: int
-    """Time from which its age counts, by the rule."""
     stored: int
 
 
@@ -86,7 +84,6 @@ class _OldestFiles(Struct):
             self.trim()
 
     def trim(self) -> None:
-        """Sort, and drop files that are too young, and unused directories."""
         self._packed.sort()
         if len(self._packed) <= self.size:
             return

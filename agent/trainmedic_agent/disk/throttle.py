@@ -87,7 +87,6 @@ class Throttle:
         """Reason to stop, set once by `may_continue`."""
 
     def may_continue(self) -> bool:
-        """Rest if due. Return whether to continue."""
         if self.stop_reason is not None:
             return False
         passed = self._clocks.steady() - self._began

@@ -41,7 +41,6 @@ class WalkedDirectory(Struct, eq=False):
         return parts[::-1]
 
     def path(self, name: str = "") -> str:
-        """Return the absolute path, or that of its entry `name`."""
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
     def reopen(self) -> int:

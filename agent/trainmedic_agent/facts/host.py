@@ -24,8 +24,6 @@ _ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
 
 
 class CpuTimes(Struct, frozen=True):
-    """Ticks since boot, summed over all CPUs."""
-
     idle: int
     waiting: int
     total: int

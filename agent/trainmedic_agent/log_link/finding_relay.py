@@ -76,7 +76,6 @@ class FindingRelay:
         self._unsent.put(None)
 
     def begin(self, generation: int) -> None:
-        """Serve a new reader: drop the old batch, and send the rules."""
         with self._lock:
             self._batch = None
             self._generation = generation

@@ -54,7 +54,6 @@ class FrameStream:
         return self._exactly(length)
 
     def wait_for_end(self) -> None:
-        """Wait until either end closes the link, without receiving."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         while not poll.poll():

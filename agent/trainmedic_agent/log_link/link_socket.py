@@ -88,7 +88,6 @@ class LinkSocket:
         return None
 
     def wake(self) -> None:
-        """End `accept` permanently."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

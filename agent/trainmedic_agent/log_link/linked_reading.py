@@ -79,8 +79,6 @@ class LinkedReading:
 
 
 class LinkedSearch(Struct, frozen=True):
-    """Executor of ``logs.read``: the reader searches the logs that the policy names."""
-
     link: ReaderLink
     action: str = READ
     queue: str = "logs"

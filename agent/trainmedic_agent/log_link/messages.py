@@ -57,8 +57,6 @@ class FindingsTaken(Struct, frozen=True, tag="findings_taken"):
 
 
 class SearchRequest(Struct, frozen=True, tag="search"):
-    """Parameters of a ``logs.read``, answered by `SearchAnswer` or `SearchFailure`."""
-
     id: int
     params: dict[str, Any]
 
@@ -87,8 +85,6 @@ AgentMessage = (
 
 
 class QueuedFinding(Struct, frozen=True):
-    """A numbered update, encoded by ``trainmedic_logs.domain.finding_codec``."""
-
     number: _Number
     body: Annotated[bytes, Meta(max_length=LARGEST_UPDATE)]
 
@@ -100,8 +96,6 @@ class FindingBatch(Struct, frozen=True, tag="findings"):
 
 
 class SearchAnswer(Struct, frozen=True, tag="answer"):
-    """A page of lines, in pieces of ``trainmedic_logs.domain.log_pages``."""
-
     id: int
     pieces: Annotated[list[Annotated[str, Meta(max_length=8192)]], Meta(max_length=256)]
 
@@ -131,7 +125,6 @@ class ReaderStatus(Struct, frozen=True):
     """None if shipping is disabled."""
     cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
     uid: _Number | None = None
-    """User of the parsing process, as reported by itself."""
 
 
 class MetricKind(StrEnum):

@@ -15,7 +15,6 @@ _LONGEST_VALUE = 256
 
 
 def written(families: Iterable[Metric]) -> list[LogMetric]:
-    """Return the metrics as messages, without families of unknown types."""
     kinds = {kind.value: kind for kind in MetricKind}
     return [
         LogMetric(
@@ -33,7 +32,6 @@ def written(families: Iterable[Metric]) -> list[LogMetric]:
 
 
 def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
-    """Yield metrics from messages, each family once."""
     names: set[str] = set()
     for metric in metrics:
         if metric.name in names:

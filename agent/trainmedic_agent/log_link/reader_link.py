@@ -48,7 +48,6 @@ _TURN = 0.2
 _JOIN_SECONDS = 1.0
 _MOST_WITHDRAWN = 100
 _MOST_LOOPS = 16
-"""Maximum loops counted, and errors of each between two heartbeats."""
 STARTING = "the log reader process of this node has not connected yet"
 AWAY = "the log reader process of this node does not answer; restarting it"
 
@@ -78,7 +77,6 @@ class ReaderLink:
         self._stream: FrameStream | None = None
         self._peer: Peer | None = None
         self.generation = 0
-        """Number of links since the agent started."""
         self.status = ReaderStatus()
         self._metrics: Sequence[LogMetric] = ()
         self._pings: dict[int, float] = {}
@@ -117,7 +115,6 @@ class ReaderLink:
 
     @property
     def is_up(self) -> bool:
-        """True if a reader is connected and has answered."""
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
@@ -159,7 +156,6 @@ class ReaderLink:
         return True
 
     def kill(self) -> None:
-        """Close the link, and kill the reader if permitted."""
         with self._changed:
             peer = self._peer
             if peer is not None:

@@ -134,7 +134,6 @@ class ReaderChild(subprocess.Popen[bytes]):
         return is_stopped(self.pid)
 
     def kill(self) -> None:
-        """Kill every process of the group, including stopped ones."""
         # The group keeps its number while it has a process. After the leader is reaped the number could be reused.
         if self.returncode is None or not Path(f"/proc/{self.pid}").exists():
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -66,7 +66,6 @@ class ReaderSupervisor:
         self._stopping.set()
 
     def stop(self) -> None:
-        """End a child that does not end by itself within a moment."""
         self.halt()
         # End the child first: the kernel ends it with the thread that started it.
         child = self._child

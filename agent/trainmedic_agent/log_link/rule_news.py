@@ -28,7 +28,6 @@ class RuleNews:
         self._refused = ""
 
     def forget(self) -> None:
-        """Return the rules again at the next look, for a new reader."""
         self._known = None
 
     def look(self, client: redis.Redis) -> RulesNow | None:

@@ -45,8 +45,6 @@ class _Bound(Struct, frozen=True):
 
 
 class _Way:
-    """A walked path, with open directories and end."""
-
     def __init__(self, steps: list[WayStep], bounds: list[_Bound], user: Rights | None) -> None:
         self.steps = steps
         self.bounds = bounds
@@ -85,7 +83,6 @@ class GuardedFiles:
 
     @property
     def takes_rights(self) -> bool:
-        """True if users' rights are taken, instead of comparing file modes."""
         return self._switch is not None
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:

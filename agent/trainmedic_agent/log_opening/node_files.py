@@ -40,8 +40,6 @@ class LogRefused(Exception):
 
 
 class NamedBy(Struct, frozen=True):
-    """A job's file that names a path, as it was when read."""
-
     path: str
     device: int
     inode: int
@@ -58,7 +56,6 @@ class FileFacts(Struct, frozen=True):
     written_ns: int
     """Last write, in nanoseconds since 1970."""
     uid: int
-    """Owner."""
 
     @classmethod
     def of(cls, facts: os.stat_result) -> FileFacts:
@@ -74,8 +71,6 @@ class FileFacts(Struct, frozen=True):
 
 
 class ListedName(Struct, frozen=True):
-    """A directory entry, as the directory itself describes it."""
-
     name: str
     inode: int
     is_directory: bool

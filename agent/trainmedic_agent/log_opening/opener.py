@@ -34,9 +34,7 @@ log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 32
 MOST_LISTED = 200_000
-"""Maximum entries listed of one directory."""
 MOST_NAMES = 2000
-"""Maximum entries inspected at once."""
 _PAGE = 1000
 
 

@@ -112,8 +112,6 @@ class OpenerClient:
 
 
 class _Connection:
-    """One thread's connection, closed when the thread ends."""
-
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.reader = FrameReader(connection)

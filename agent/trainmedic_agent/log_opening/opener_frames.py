@@ -21,8 +21,6 @@ _DESCRIPTOR_BYTES = array.array("i").itemsize
 
 
 class Namer(Struct, frozen=True, array_like=True):
-    """Serialised `NamedBy`."""
-
     path: bytes
     device: int
     inode: int
@@ -63,8 +61,6 @@ class Opened(Struct, frozen=True, tag="opened"):
 
 
 class ListedPage(Struct, frozen=True, tag="listed"):
-    """Some entries of a directory: name, inode, and whether it is a directory."""
-
     device: int
     entries: list[tuple[bytes, int, bool]]
     is_cut: bool

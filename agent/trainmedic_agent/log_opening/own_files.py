@@ -27,8 +27,6 @@ READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class OwnFiles:
-    """Files that this process may read; implements `NodeFiles`."""
-
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         *directories, name = _parts_of_file(path)
         with _directory(directories) as parent:

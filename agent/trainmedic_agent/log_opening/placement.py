@@ -19,8 +19,6 @@ from trainmedic_agent.log_opening.rights import ANYONE, Rights, UserDatabase, ha
 
 
 class WayStep(Struct, frozen=True):
-    """A directory or entry on a path, open with ``O_PATH``."""
-
     name: str
     fd: int
     facts: os.stat_result

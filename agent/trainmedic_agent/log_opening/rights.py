@@ -46,7 +46,6 @@ ANYONE = Rights(None, NOBODY_ID)
 
 
 def of_group(gid: int) -> Rights:
-    """Return the rights that every member of a group has."""
     return Rights(None, gid)
 
 

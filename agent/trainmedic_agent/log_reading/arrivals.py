@@ -54,7 +54,6 @@ _NO_SPAN = 2**64 - 1
 _ENDLESS = 2**63
 
 FileKey = tuple[int, int]
-"""Device and inode."""
 
 
 class Block(NamedTuple):
@@ -65,8 +64,6 @@ class Block(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Arrival of a byte."""
-
     after: datetime | None
     """Earliest time. None if unknown."""
     at: datetime
@@ -206,7 +203,6 @@ class ArrivalIndex:
                 self._let_go(self._files)
 
     def begin_anew(self, key: FileKey) -> None:
-        """Forget a file that was truncated, or whose inode was reused."""
         with self._lock:
             self._forget(key)
 

@@ -117,8 +117,6 @@ class FairTurns:
 
 
 class HourlyBudget:
-    """Hourly count per job; a user has `_JOBS_OF_USER` times as much."""
-
     def __init__(self, most: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._monotonic = monotonic

@@ -22,8 +22,6 @@ TABLES = (
 
 
 class FindingQueue:
-    """The table of unnumbered findings. The caller has a lock."""
-
     def __init__(self) -> None:
         self._turns = 0
         self._served: dict[BudgetOwner, int] = {}

@@ -30,8 +30,6 @@ _IDLE_SECONDS = 1.0
 
 
 class FindingPort(Protocol):
-    """Connection to the agent."""
-
     def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
         """Send updates and wait until Redis has them. Raises ConnectionError if the link ends first."""
         ...

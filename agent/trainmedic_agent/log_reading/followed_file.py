@@ -140,7 +140,6 @@ class FollowedFile:
         self.stream = self._new_stream(self.stream.to_json())
 
     def end(self, now: datetime) -> None:
-        """Process held lines, close the file and forget its position."""
         try:
             self._end_stream(now)
         finally:

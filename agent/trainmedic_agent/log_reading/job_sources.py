@@ -36,13 +36,10 @@ class _RankSources(Struct, frozen=True):
     origin: Origin
     files: tuple[tuple[str, str], ...]
     outside: int
-    """Number of files that are not allowed."""
     named_by: NamedBy
 
 
 class JobSources:
-    """This node's sources files of one job, reread when changed."""
-
     def __init__(self, policy: LogsPolicy, node: str, files: NodeFiles = OwnFiles()) -> None:
         self._files = files
         self._allowed = (*policy.roots, *policy.paths)
@@ -62,7 +59,6 @@ class JobSources:
 
     @property
     def outside(self) -> int:
-        """Number of named files that the policy does not allow."""
         return sum(said.outside for said in self._all())
 
     def look_at(self, directory: str, names: Sequence[str]) -> None:

@@ -54,9 +54,7 @@ class KernelReader(Protocol):
         """Return the next lines in the format of ``/dev/kmsg``. Raises OSError."""
         ...
 
-    def place_json(self) -> Mapping[str, Any]:
-        """Return what it needs to continue after a restart."""
-        ...
+    def place_json(self) -> Mapping[str, Any]: ...
 
     def close(self) -> None: ...
 
@@ -71,8 +69,6 @@ open_kmsg: Callable[[str], int] = own_kmsg
 
 
 class KmsgReader:
-    """Records of ``/dev/kmsg`` from number `first` on."""
-
     def __init__(self, first: int, path: str = KMSG) -> None:
         """Raises OSError if not permitted."""
         self.lost = 0

@@ -86,7 +86,6 @@ class FilePosition(Struct, frozen=True):
 class ReadSizes(Struct, frozen=True):
     piece: int = LARGEST_READ
     longest: int = MOST_KEPT
-    """Per line; the rest is dropped."""
 
 
 class GrowingFile:
@@ -187,7 +186,6 @@ class GrowingFile:
 
     @property
     def has_more(self) -> bool:
-        """True if the last look found more than was read."""
         return self._cutter.offset < self._size
 
     @property

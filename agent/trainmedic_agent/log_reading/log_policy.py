@@ -40,15 +40,11 @@ class KernelReading(StrEnum):
 
 
 class KernelLog(Struct, frozen=True):
-    """The policy's ``kernel``. ``path``: the file, for `KernelReading.FILE`."""
-
     by: KernelReading
     path: str = KERNEL_FILE
 
 
 class FilesOfSource(Struct, frozen=True):
-    """Files of a program without Trainmedic's layout."""
-
     path: PathPattern
     source: str = "training"
     """Source name for rules: ``training``, ``launcher``, ``fabric-manager``, or a custom name."""
@@ -61,7 +57,6 @@ class LogsPolicy(Struct, frozen=True):
     """Directories for further files that a job may name."""
     files: tuple[FilesOfSource, ...] = ()
     slurm: tuple[PathPattern, ...] = ()
-    """Output of Slurm jobs."""
     pods: tuple[str, ...] = ()
     """Shell patterns of namespaces whose container logs are read."""
     kernel: KernelLog | None = None
@@ -70,13 +65,11 @@ class LogsPolicy(Struct, frozen=True):
     max_lines: int = DEFAULT_MAX_LINES
     """Lines per second of one file that rules process, averaged over ten seconds. The kernel's log is unlimited."""
     max_job_files: int = DEFAULT_MAX_JOB_FILES
-    """Files of one job followed at a time."""
     max_job_lines: int = DEFAULT_MAX_JOB_LINES
     """Lines per second of one job that rules process, averaged over ten seconds."""
     max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES
     """Directory entries of one job per scan, newest attempt first."""
     max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
-    """Findings of one job reported per hour."""
     ship: ShipPolicy | None = None
     """Store to which lines are pushed. None if they stay on the node."""
 
@@ -85,7 +78,6 @@ class LogsPolicy(Struct, frozen=True):
 
 
 def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
-    """Parse the part ``logs``. Errors are added to `faults`."""
     reader = MappingReader(("logs",), section if section is not None else {}, faults)
     reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
     return LogsPolicy(

@@ -59,12 +59,9 @@ class NodeBoot(Struct, frozen=True):
 
 
 class OutgoingFinding(Struct, frozen=True):
-    """An update of a finding, with its excerpt if known."""
-
     finding: Finding
     excerpt: Excerpt | None = None
     owner: BudgetOwner = NODE_ITSELF
-    """Owner whose turn it uses."""
 
 
 class LogStore:

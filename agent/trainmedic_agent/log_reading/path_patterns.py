@@ -38,7 +38,6 @@ def checked_path(path: str) -> str:
 class PathPattern(Struct, frozen=True):
     text: str
     base: str
-    """Fixed directory before the first pattern."""
     parts: tuple[re.Pattern[str], ...]
     """Expressions for the components below `base`, the last one for the file name."""
 

@@ -58,8 +58,6 @@ class ReadStream(Protocol):
 
 
 class RuleRunner:
-    """The active rules, and findings not stored yet."""
-
     def __init__(
         self,
         store: LogStore,
@@ -86,11 +84,9 @@ class RuleRunner:
         self.is_first = store.is_new
         """True if no log was read on this node before this process."""
         self.has_findings = threading.Event()
-        """Set when findings were stored for sending."""
 
     @property
     def can_take(self) -> bool:
-        """True if there are rules, and capacity for findings."""
         return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
 
     def use(self, rule_set: RuleSet) -> None:

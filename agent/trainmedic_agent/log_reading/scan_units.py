@@ -41,7 +41,6 @@ MOST_JOBS = 10_000
 MOST_FOUND = 2_000
 """Remembered files per job, most recently written."""
 MOST_OF_USER = 10_000
-"""Remembered files per user."""
 _SHARE = 50
 """A job's scans take at most a fiftieth of the time."""
 _OFTEN = 1.0
@@ -49,8 +48,6 @@ _UNITS_A_SECOND = 1000
 
 
 class FoundFile(Struct, frozen=True):
-    """A log file, or one that was a log under another name."""
-
     path: str
     device: int
     inode: int
@@ -60,7 +57,6 @@ class FoundFile(Struct, frozen=True):
     origin: Origin | None
     """None for a renamed file known only by inode."""
     owner: BudgetOwner = NODE_ITSELF
-    """Owner whose budget its reading uses."""
     named_by: NamedBy | None = None
     """The job's file that names it. None if the policy names it, or if it is in a job's directory."""
 
@@ -83,7 +79,6 @@ class ScanBudget:
 
     @property
     def room(self) -> int:
-        """Number of entries that may still be listed."""
         return max(self._left - 1, 0)
 
     def take_entries(self, count: int) -> None:
@@ -97,8 +92,6 @@ class ScanBudget:
 
 
 class ScanUnit(Struct):
-    """A directory directly below a policy directory, usually that of a job."""
-
     name: str
     path: str
     owner: BudgetOwner
@@ -108,7 +101,6 @@ class ScanUnit(Struct):
     found_by: Finder
     """The finder without this directory's specifics."""
     identity: tuple[int, int, int]
-    """Device, inode and owner of the directory."""
     first_name: str
     files: tuple[FoundFile, ...] = ()
     named: tuple[FoundFile, ...] = ()

@@ -58,7 +58,6 @@ class LineStream:
 
     @property
     def oldest_place(self) -> int | None:
-        """Offset of the oldest held line."""
         return self._assembler.oldest_place
 
     def feed(self, placed: Sequence[PlacedLine], arrived: datetime, prefilter: Prefilter | None = None) -> list[Line]:

@@ -45,8 +45,6 @@ class LineTime(NamedTuple):
 
 
 class LineClock:
-    """Assigns times to lines in file order."""
-
     def __init__(
         self,
         written_at: datetime,
@@ -63,7 +61,6 @@ class LineClock:
         self.latest = BEGINNING
         self.before = BEGINNING
         self.goes_back = False
-        """True if a line states an earlier time than previous lines."""
         self._written_at = written_at
         self._born_at = born_at
         self._zone = zone

@@ -60,9 +60,7 @@ def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 """Longer windows are cut to these bounds, so that times can be added to their ends."""
 _OF_FILES = ("attempt", "node_rank")
-"""Attributes that a path or sources file can state, but not a line."""
 _OF_LINES = ("rank", "local_rank")
-"""Attributes that a line and its file can state."""
 
 
 class Answers(StrEnum):
@@ -92,7 +90,6 @@ class LineFilter(Struct, frozen=True):
         return level not in self.levels or self._is_in_window(moment) is False
 
     def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
-        """Return whether a line matches, and the name of its unknown attribute."""
         is_known = self._is_in_window(moment)
         if is_known is False or line.level not in self.levels:
             return Answers.NO, ""

@@ -32,11 +32,9 @@ class Rotations:
         self._files = files
         self._until = time.monotonic() + seconds
         self.left_out = 0
-        """Files whose older parts were not searched for."""
         self._names: dict[tuple[str, NamedBy | None], list[str]] = {}
 
     def of(self, path: str, since: float, named_by: NamedBy | None = None) -> list[OlderPart]:
-        """Return the older parts written after `since`, newest first."""
         directory, _, name = path.rpartition("/")
         if (directory, named_by) not in self._names and time.monotonic() > self._until:
             self.left_out += 1

@@ -19,8 +19,6 @@ from trainmedic_logs.domain.log_search import LogQuery
 
 
 class SearchPages(Struct, frozen=True):
-    """Pages of searches in the policy's logs."""
-
     searcher: LogSearcher
 
     def page(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:

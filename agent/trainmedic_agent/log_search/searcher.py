@@ -40,9 +40,7 @@ log = logging.getLogger(__name__)
 
 MOST_FILES = 256
 MOST_LINES = 5000
-"""Lines per page."""
 MOST_TEXT = 512 * 1024
-"""Characters per page."""
 MOST_READ = 64 * 1024 * 1024
 """Bytes read per page."""
 MOST_SECONDS = 4.0
@@ -65,14 +63,12 @@ class LogFileFound(Struct, frozen=True):
 class LogPage(Struct, frozen=True):
     lines: Sequence[FoundLine]
     places: Places
-    """Start of the next page, by file."""
     is_end: bool
     notes: Sequence[str] = field(default=())
     """Notes for the user, such as files not searched, or lines out of order."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """By attribute: lines and files excluded because this requested attribute is unknown."""
     job_files: int = 0
-    """The job's files on this node, before other filters."""
 
 
 class LooksForFiles(Protocol):

@@ -59,8 +59,6 @@ class StoreEntry(Struct, frozen=True):
 
 
 class EntryMaker:
-    """Converts one file's lines in order."""
-
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
         """`last` is the previous entry's time in nanoseconds, if an earlier process made it."""
         self.skips_ranks = False

@@ -30,7 +30,6 @@ class StoreKind(StrEnum):
 class ShipPolicy(Struct, frozen=True):
     kind: StoreKind = StoreKind.LOKI
     url: str = ""
-    """The store's URL without API path."""
     tenant: str = ""
     """Loki's organisation; VictoriaLogs' ``account`` or ``account:project``."""
     token_file: str | None = None

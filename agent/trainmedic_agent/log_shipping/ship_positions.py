@@ -26,9 +26,7 @@ class ShippedSource(Protocol):
         """Return where reading resumes after a restart. Raises OSError."""
         ...
 
-    def state(self) -> Mapping[str, Any]:
-        """Return further state for a restart."""
-        ...
+    def state(self) -> Mapping[str, Any]: ...
 
 
 class ShipPositions:

@@ -79,7 +79,6 @@ class ShippedFile:
         return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
 
     def begin(self) -> None:
-        """Record soon that it is followed."""
         self._positions.begin()
 
     def poll(self, now: datetime, monotonic: float) -> bool:

@@ -105,7 +105,6 @@ class GpuPowerState(Struct, frozen=True):
         return any(cap.id in cap_ids for cap in self.active)
 
     def has_expired(self, cap_id: str) -> bool:
-        """Return whether such a cap existed and only its lease has ended it."""
         cap = self.cap(cap_id)
         return cap is not None and cap.ended_by == EXPIRED
 

@@ -163,7 +163,6 @@ class PowerControl:
         return next((cap.ended_by for cap in caps if cap is not None and cap.ended_by is not None), None)
 
     def has_expired(self, cap_id: str) -> bool:
-        """Return whether a command's caps can be reapplied."""
         return any(state.has_expired(cap_id) for state in self.ledger.all().values())
 
     def forget(self, cap_id: str) -> None:
@@ -235,7 +234,6 @@ class PowerControl:
         return PowerOutcome(present, after, state.confirmed(after))
 
     def _log_errors(self, outcomes: Mapping[str, PowerOutcome | GpuError]) -> None:
-        """Log each new error of a GPU once."""
         for uuid, outcome in outcomes.items():
             if isinstance(outcome, PowerOutcome):
                 self._logged_errors.pop(uuid, None)

@@ -21,7 +21,6 @@ DEFAULT_LEASE = 300.0
 """Lease in seconds if the command has none."""
 _PARAMETERS = ("watts", "percent", "restore", "lease_seconds")
 MOST_GPUS = 64
-"""Per command."""
 
 
 class PowerLimitExecutor(Struct, frozen=True):
@@ -58,7 +57,6 @@ class PowerLimitExecutor(Struct, frozen=True):
         return any(state.cap(command_id) is not None for state in self.control.ledger.all().values())
 
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Remove the cap of an expired command, which may be sent again."""
         self.control.forget(accepted.command.id)
 
     def _uuids(self, target: Mapping[str, Any]) -> list[str]:

@@ -21,8 +21,6 @@ _TABLES = ("CREATE TABLE power (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHO
 
 
 class PowerLedger:
-    """`caps.GpuPowerState` by GPU UUID."""
-
     def __init__(self, journal: Journal) -> None:
         """Raises JournalUnavailable, or ConfigurationError if a newer agent has written the table."""
         journal.install("power", [_TABLES])

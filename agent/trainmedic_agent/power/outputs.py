@@ -56,7 +56,6 @@ def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecute
 
 
 def end_reason(ended_by: str) -> str:
-    """Return `PowerCap.ended_by` in words."""
     if ended_by.startswith("undo"):
         return "it was reverted before"
     reasons = {EXPIRED: "its lease had run out", "overridden": "another process had changed the limit"}

@@ -226,7 +226,6 @@ SETTINGS: Mapping[str, AgentSetting] = {
         "Least level of the JSON log lines on standard error: debug, info, warning, error.",
     ),
 }
-"""All settings by field name, in the order of the documentation."""
 assert (*SETTINGS, "read_keys") == tuple(setting.name for setting in fields(AgentSettings))
 
 # Variables of other programs with the same prefix: the server may share the environment.

@@ -23,7 +23,6 @@ class GpuHealth(Struct, frozen=True):
 
 
 def check(expected: int) -> GpuHealth:
-    """Query every reading of each GPU; `expected` is the minimum number of GPUs."""
     with contextlib.closing(node_gpus()) as gpus:
         facts = all_facts(gpus)
     answering = facts.get("gpus") or []
