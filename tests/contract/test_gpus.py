@@ -114,7 +114,7 @@ def test_a_limit_that_is_set_is_read_back_with_what_bounds_it(driver: Driver, gp
     [
         (standin.NOT_SUPPORTED, NotSupported, "does not support this"),
         (standin.NO_PERMISSION, NoPermission, "root"),
-        (standin.GPU_IS_LOST, GpuLost, "does not answer any more"),
+        (standin.GPU_IS_LOST, GpuLost, "no longer responds"),
         (standin.DRIVER_NOT_LOADED, DriverAbsent, "not loaded"),
         (standin.TIMEOUT, GpuFailure, "Timeout"),
         (standin.UNKNOWN, GpuFailure, "999"),

@@ -144,7 +144,7 @@ def test_it_refuses_a_node_of_kubernetes(engine: DockerEngine) -> None:
         "/containers/create?name=pause",
         b'{"Image": "localhost/job:old", "Cmd": ["/busybox"], "Labels": {"io.kubernetes.pod.name": "web-0"}}',
     )
-    with pytest.raises(CommandRejected, match="has containers of Kubernetes"):
+    with pytest.raises(CommandRejected, match="has Kubernetes containers"):
         pruned(engine)
     assert "ended" in engine.states()
 
