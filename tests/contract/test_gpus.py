@@ -276,7 +276,7 @@ def test_a_gpu_that_is_lost_when_the_agent_starts_is_found_when_it_is_back(make_
     clock = [0.0]
     gpus = NvmlGpus(lambda: clock[0])
     assert [one.uuid for one in gpus.inventory().gpus] == [FIRST]
-    assert gpus.inventory().problems == ("GPU 1 does not answer: GPU is lost",)
+    assert gpus.inventory().problems == ("GPU 1 does not respond: GPU is lost",)
     driver.lose(1, lost=False)
     assert len(gpus.inventory().gpus) == 1
     clock[0] = 61
