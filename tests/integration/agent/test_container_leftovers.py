@@ -137,7 +137,7 @@ def test_it_refuses_a_node_of_kubernetes(engine: DockerEngine) -> None:
     """By a process, or by the labels of a container; the kubelet counts on what it has pulled."""
     filled(engine)
     policy = ContainersPolicy(ALL, timedelta(0), str(engine.path))
-    with pytest.raises(CommandRejected, match="the process kubelet runs here, so this node is of Kubernetes"):
+    with pytest.raises(CommandRejected, match="the process kubelet runs here, so this is a Kubernetes node"):
         PruneContainersExecutor(policy, kubelet_sign=lambda: "the process kubelet runs here").perform(ordered({}))
     engine.ask(
         "POST",
