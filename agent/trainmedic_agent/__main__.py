@@ -1,4 +1,4 @@
-"""``python -m trainmedic_agent`` is ``trainmedic``."""
+"""Entry point of ``python -m trainmedic_agent``, the same as ``trainmedic``."""
 
 from trainmedic_core.command import main
 

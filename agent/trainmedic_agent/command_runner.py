@@ -1,12 +1,13 @@
-"""The commands of a node: which ones are carried out, and that each has one outcome, in the journal before all else.
+"""Admission and execution of a node's commands, with exactly one journaled outcome each.
 
-A command that is not carried out is answered at once: one with a wrong signature or node, or that the policy does not
-allow (``rejected``), one with an unknown action (``unsupported``), one that came too late (``expired``), and one that
-cannot be written down, would wait behind too many others, or could be meant for another agent of the same name
-(``failed``). A repeat is answered from the journal. A withdrawal is noted, without journal and reply.
+Commands that are not executed are answered at once:
 
-The thread of the node's command receiver (``trainmedic.wire.receiver``) hands commands in, and the threads of the
-worker queues have them carried out.
+- ``rejected``: wrong signature or node, or not allowed by the policy
+- ``unsupported``: unknown action
+- ``expired``: too late
+- ``failed``: no journal, too many waiting commands, or another agent with the same name
+
+The receiver's thread admits commands; the worker queues' threads execute them.
 """
 
 from __future__ import annotations
@@ -45,14 +46,12 @@ from trainmedic_core.problems import did_you_mean
 
 log = logging.getLogger(__name__)
 
-_TOO_LATE = "the agent did not come to it in time"
+_TOO_LATE = "the agent did not reach it in time"
 _BEGUN = "an earlier process of the agent may have begun it"
-_PERHAPS_BEGUN = f"its time was over when the agent started again; {_BEGUN}"
+_PERHAPS_BEGUN = f"it had expired when the agent restarted; {_BEGUN}"
 
 
 class CommandRunner:
-    """The commands of one node, from their arrival to their outcome."""
-
     def __init__(
         self, context: AgentContext, executors: Mapping[str, Executor], replies: AgentReplies, stopping: threading.Event
     ) -> None:
@@ -65,44 +64,42 @@ class CommandRunner:
         self._stopping = stopping
         self._queues: Mapping[str, WorkerQueue] = {}
         self._lock = threading.Lock()
-        self._deadlines: dict[str, datetime] = {}  # of the unfinished commands; a repeat can put one off
+        self._deadlines: dict[str, datetime] = {}  # by unfinished command; a repeat can extend it
         self._withdrawn: set[str] = set()
-        """Unfinished commands for whose outcome no caller waits."""
-        # Outcomes that the journal could not take: there the commands are still open, and resumed at the next start.
+        # Outcomes that could not be written: in the journal these commands are still open, and resumed at the next
+        # start.
         self._unwritten: dict[str, CommandRecord] = {}
 
     def begin(self, queues: Mapping[str, WorkerQueue]) -> None:
-        """Put commands into these queues from now on, and first what an earlier process accepted and did not finish.
+        """Use these queues from now on, and first resume the commands that an earlier process left open.
 
-        Called before the first command is read. Raises JournalUnavailable.
+        Call it before the first command is read. Raises JournalUnavailable.
         """
         self._queues = queues
         for command in self._journal.open_commands():
-            log.info("an interrupted command is taken up again", extra=command_fields(command))
+            log.info("resuming interrupted command", extra=command_fields(command))
             self._enter(command, resumed=True)
 
-    # --- what the receiver's thread calls -----------------------------------------------------------------
+    # --- called by the receiver's thread ---
 
     def receive(self, received: ReceivedCommand) -> None:
-        """Answer a genuine command, or let it through."""
         try:
             self._receive(received)
         except JournalUnavailable as error:  # nothing has been done
             fields = command_fields(received.command, reason=str(error))
-            log.error("a command is refused, because it cannot be written down", extra=fields)
+            log.error("refusing command: journal unavailable", extra=fields)
             self._turn_away(received, ended(envelope.FAILED, str(error)))
 
     def refuse(self, received: ReceivedCommand, reason: str) -> None:
-        """Answer a command with a wrong signature, or for another node."""
         self._replies.refuse(received.command.id, reason, received.entry)
         self._context.counters.command("", envelope.REJECTED)
 
     def note_unreadable(self) -> None:
-        """Count a message that is no command; it gets no reply."""
+        """Count a message that is not a command; it gets no reply."""
         self._context.counters.command("", "unreadable")
 
     def connected(self, client: redis.Redis) -> None:
-        """Do nothing: the agent's memory is its journal, and not in Redis."""
+        """Do nothing: the agent keeps its state in the journal, not in Redis."""
 
     def _receive(self, received: ReceivedCommand) -> None:
         command = received.command
@@ -112,7 +109,7 @@ class CommandRunner:
             return
         record = self._known(command.id)
         if record is not None and record.status == envelope.EXPIRED:
-            record = None  # it was never applied, and may come again with more time
+            record = None  # never applied; it may be sent again with a later deadline
         decision = command_book.admit(
             command, record, self._now(), lambda: self._refusal(command), lambda: self._claim(command)
         )
@@ -121,84 +118,73 @@ class CommandRunner:
             self._enter(command)
         elif decision.outcome is None:
             self._extend(command)
-            received.drop()  # its outcome will be sent when there is one
+            received.drop()  # the outcome is sent when the command ends
         elif record is None:
             self._turn_away(received, decision.outcome)
         else:
             self._replies.answer(command.id, decision.outcome, received.entry)
 
     def _turn_away(self, received: ReceivedCommand, outcome: CommandRecord) -> None:
-        """Answer a command that is not entered, and count it."""
         command = received.command
         self._replies.answer(command.id, outcome, received.entry)
-        # An action's name comes from outside: only those that exist make a series of their own.
+        # The sender chooses the action's name; only known actions get a series.
         self._context.counters.command(command.action if command.action in self._executors else "", outcome.status)
 
     def _refusal(self, command: envelope.Command) -> CommandDecision | None:
-        """Return the answer to a command that this agent does not carry out; None where it does."""
         if command.action not in self._executors:
             near = did_you_mean(command.action, self._executors)
             return turn_away(envelope.UNSUPPORTED, f"this agent does not know {command.action}{near}")
         if (refusal := self._context.policy.refusal(command)) is not None:
-            log.warning("a command is refused by the policy", extra=command_fields(command, reason=refusal))
+            log.warning("command refused by the policy", extra=command_fields(command, reason=refusal))
             return turn_away(envelope.REJECTED, refusal)
         # An undo is accepted even during a name conflict, because the command was carried out here.
         if command.undo_of is None and (other := self._replies.name_conflict()) is not None:
             node = self._context.node
-            reason = f"two agents call themselves {node}, the other is {other}; stop one, or give it another name"
+            reason = f"two agents use the name {node}, the other is {other}; stop one, or rename it"
             return turn_away(envelope.FAILED, reason)
         if len(self._deadlines) >= command_book.MOST_WAITING:
-            return turn_away(envelope.FAILED, f"{command_book.MOST_WAITING} commands wait on this node already")
+            return turn_away(envelope.FAILED, f"{command_book.MOST_WAITING} commands are already waiting on this node")
         return None
 
     def _claim(self, command: envelope.Command) -> None:
-        """Enter a command in the journal.
-
-        Only this thread enters any, so a row that is there already is of the same command, which expired. It can be
-        open still, where the journal could not take that.
-        """
         self._journal.claim(command, self._now())
 
     def _enter(self, command: envelope.Command, resumed: bool = False) -> None:
-        """Count a command of the journal as unfinished, until `carry_out` has recorded its outcome, and queue it."""
         with self._lock:
             self._deadlines[command.id] = command.expires_at
-            self._unwritten.pop(command.id, None)  # it had expired; from now on a repeat finds it open
+            self._unwritten.pop(command.id, None)  # it had expired; a repeat now finds it open
         executor = self._executors.get(command.action)
-        # A command of the journal may be of an older agent; any queue brings it to `carry_out`, which answers it.
+        # An older agent may have accepted an action that is unknown here. Any queue will do: `carry_out` answers it.
         name = executor.queue if executor is not None else next(iter(self._queues))
         accepted = AcceptedCommand(command, resumed, self._stopping.is_set, lambda: command.id in self._withdrawn)
         self._queues[name].put(accepted)
 
     def _extend(self, command: envelope.Command) -> None:
-        """Give an open command that has come again as much time as the repeat has."""
         with self._lock:
             if command.id in self._deadlines:
                 self._deadlines[command.id] = max(self._deadlines[command.id], command.expires_at)
 
     def _withdraw(self, command_id: str) -> None:
-        """Note that no caller waits for this command's outcome. Commands that are finished or unknown are ignored."""
         with self._lock:
             if command_id in self._deadlines:
                 self._withdrawn.add(command_id)
 
-    # --- what the threads of the worker queues call -------------------------------------------------------
+    # --- called by the worker queues' threads ---
 
     def carry_out(self, accepted: AcceptedCommand) -> None:
-        """Run a command to its end, unless the agent stops in the middle: then it stays open in the journal."""
+        """Execute a command to its end. If the agent stops in between, it stays open in the journal."""
         try:
             outcome = self._outcome(accepted)
         except CommandInterrupted as interrupted:
             fields = command_fields(accepted.command, reason=str(interrupted))
-            log.info("a command goes on at the next start", extra=fields)
+            log.info("command will resume at the next start", extra=fields)
             return
         self._report_outcome(accepted.command, outcome)
 
     def _outcome(self, accepted: AcceptedCommand) -> CommandRecord:
-        """Carry a command out, and return how it ended. Raises CommandInterrupted."""
         command = accepted.command
         executor = self._executors.get(command.action)
-        if executor is None:  # another version of the agent has accepted it
+        if executor is None:  # accepted by another version of the agent
             return ended(envelope.UNSUPPORTED, f"this agent does not know {command.action}")
         with self._lock:
             deadline = self._deadlines[command.id]
@@ -219,17 +205,17 @@ class CommandRunner:
         except CommandNotExecuted as error:
             return CommandRecord(error.status, {**error.output, "reason": str(error)})
         except JournalUnavailable as error:
-            log.error("a command was not carried out", extra=command_fields(command, reason=str(error)))
+            log.error("command not executed: journal unavailable", extra=command_fields(command, reason=str(error)))
             return ended(envelope.FAILED, str(error))
-        except Exception as error:  # an executor's own error is answered like any failure, and does not end its queue
-            log.exception("a command failed unexpectedly", extra=command_fields(command))
+        except Exception as error:  # boundary: an executor's bug fails its command, not its queue
+            log.exception("command failed unexpectedly", extra=command_fields(command))
             self._context.counters.loop_error(executor.queue)
             return ended(envelope.FAILED, f"{type(error).__name__}: {error}")
 
     def _leaves_nothing(self, executor: Executor, accepted: AcceptedCommand) -> bool:
-        """Undo what an earlier process may have begun of a command that this one must not finish.
+        """Undo what an earlier process may have begun of a command that is not to be finished.
 
-        Return whether certainly nothing is left of it.
+        Return whether it certainly has no effect left.
         """
         if not accepted.resumed:
             return True
@@ -237,27 +223,26 @@ class CommandRunner:
             return False
         try:
             executor.abandon(accepted)
-        except Exception:  # the command is answered all the same; a person must deal with what is left of it
-            log.exception("what was begun of a command could not be taken back", extra=command_fields(accepted.command))
+        except Exception:  # the command is still answered; an operator must check its remains
+            log.exception("cannot undo partial effects of command", extra=command_fields(accepted.command))
             self._context.counters.loop_error(executor.queue)
             return False
         return True
 
     def _is_undoable(self, executor: Executor, command_id: str) -> bool:
-        """Whether the command that is to be taken back may have had an effect.
+        """Return whether the command to be undone may have had an effect.
 
-        Where it never came, it is barred from now on: it may still be on its way, and must not act after its undo.
-        Raises CommandFailed while it is being carried out, and where the journal may have been lost since it came;
-        JournalUnavailable.
+        A command that never arrived is revoked, so that it cannot act after its undo. Raises CommandFailed while it is
+        running, or if the journal may have been lost since it was sent; JournalUnavailable.
         """
         record = self._known(command_id)
         if record is None and isinstance(executor, RemembersEffects) and executor.remembers(command_id):
             return True
         since = self._journal.whole_since()
-        # An executor that failed may have changed something before.
+        # A failed command may have changed something before it failed.
         effect = command_book.effect_of(record, lambda: undoing.is_covered(command_id, since), CommandEffect.POSSIBLE)
         if effect is CommandEffect.OPEN:
-            raise CommandFailed("the command that it takes back is still being carried out; try again")
+            raise CommandFailed("the command to undo is still running; try again")
         if effect is CommandEffect.UNKNOWN:
             raise CommandFailed(undoing.unknown_command(f"the agent on node {self._context.node!r}", since))
         if record is None or record.status == envelope.EXPIRED:
@@ -265,10 +250,6 @@ class CommandRunner:
         return effect is CommandEffect.POSSIBLE
 
     def _known(self, command_id: str) -> CommandRecord | None:
-        """Return the record of a command: the journal's, or the outcome that the journal could not take.
-
-        Raises JournalUnavailable.
-        """
         record = self._journal.look_up(command_id)
         if record is None or record.is_final:
             return record
@@ -278,17 +259,17 @@ class CommandRunner:
     def _report_outcome(self, command: envelope.Command, outcome: CommandRecord) -> None:
         outcome = replace(outcome, output=plain(outcome.output), at=self._now())
         with self._lock:
-            # Before the journal is written: once it has an expired command, the same one can be accepted again, and its
-            # new deadline must not be removed here.
+            # Before the journal is written: after that an expired command can be accepted again, and its new deadline
+            # must stay.
             self._deadlines.pop(command.id, None)
             self._withdrawn.discard(command.id)
         try:
             self._journal.record_outcome(command.id, outcome)
         except JournalUnavailable as error:
             fields = command_fields(command, status=outcome.status, reason=str(error))
-            log.error("the outcome of a command is not in the journal", extra=fields)
+            log.error("cannot journal command outcome", extra=fields)
             with self._lock:
                 self._unwritten[command.id] = outcome
         self._replies.send_outcome(command.id, outcome)
         self._context.counters.command(command.action, outcome.status)
-        log.info("a command was answered", extra=command_fields(command, status=outcome.status))
+        log.info("command answered", extra=command_fields(command, status=outcome.status))

@@ -1,4 +1,4 @@
-"""What all parts of one node's agent share. ``trainmedic_agent.wiring.agent`` makes it; ``service`` hands it on."""
+"""State shared by all parts of one node's agent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainmedic_agent.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """Who the agent is, what it may do, and what it remembers and counts.
+    """State of the agent.
 
-    ``node``: the name to which commands are addressed.
-    ``find_redis``: returns the URL of Redis, None while no server has left one.
-    ``redis``: the agent's one connection, of which each thread has a share.
-    ``signer``: checks commands, and signs replies and presence; None where no signing key is set.
+    - ``node``: name to which commands are addressed
+    - ``find_redis``: returns the URL of Redis. None until a server has stored one
+    - ``redis``: connection shared by all threads
+    - ``signer``: verifies commands, and signs replies and presence. None without a signing key
     """
 
     node: str
@@ -34,6 +34,6 @@ class AgentContext:
     redis: RedisConnection = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # All threads lose Redis at the same time, so they share the log of the outage as well.
-        outage = OutageLog(f"node {self.node}", "what is begun goes on")
+        # All threads lose Redis at the same time, so they share one outage log.
+        outage = OutageLog(f"node {self.node}", "running commands continue")
         object.__setattr__(self, "redis", RedisConnection(self.find_redis, outage))

@@ -1,4 +1,4 @@
-"""What the agent counts of itself. Any thread adds to it; the exporter shows it."""
+"""Counters of the agent itself, for the exporter. Thread-safe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections import Counter
 
 
 class AgentCounters:
-    """Counts since the process started."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._commands: Counter[tuple[str, str]] = Counter()
@@ -16,29 +14,25 @@ class AgentCounters:
         self._redis_answered_at: float | None = None
 
     def command(self, action: str, status: str) -> None:
-        """Count a command that was answered."""
         with self._lock:
             self._commands[action, status] += 1
 
     def loop_error(self, loop: str) -> None:
-        """Count an unexpected error that a background loop survived."""
         with self._lock:
             self._loop_errors[loop] += 1
 
     def redis_answered(self, at: float) -> None:
-        """Redis took a message at this Unix time."""
+        """Record that Redis accepted a message at this Unix time."""
         self._redis_answered_at = at
 
     def redis_answered_at(self) -> float | None:
-        """When Redis last took a message, as Unix time; None before the first."""
+        """Return when Redis last accepted a message, as Unix time. None before the first."""
         return self._redis_answered_at
 
     def commands(self) -> dict[tuple[str, str], int]:
-        """Answered commands by action and status."""
         with self._lock:
             return dict(self._commands)
 
     def loop_errors(self) -> dict[str, int]:
-        """Survived errors by loop."""
         with self._lock:
             return dict(self._loop_errors)

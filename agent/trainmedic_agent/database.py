@@ -1,11 +1,8 @@
-"""The agent's SQLite file, ``<state-dir>/agent.db``: opening, locking, transactions, versions of its tables.
+"""The agent's SQLite file, ``<state-dir>/agent.db``. Every failure raises `JournalUnavailable`.
 
-Every write is synced to the disk before the call returns. On a full disk it goes into the space that is kept back for
-it (``reserved_space``), so that the command that is to free the disk can be accepted.
-
-Who calls it: ``journal``, which is this file with the agent's commands in it. Other parts of the agent keep tables of
-their own in the same file, through `AgentDatabase.install` and `AgentDatabase.write`. Every failure of the file is
-`JournalUnavailable`.
+Each write is synced. On a full disk it uses reserved space (``reserved_space``), because the command that frees the
+disk must be journaled first. `Journal` extends `AgentDatabase`; other parts of the agent add tables with
+`AgentDatabase.install`.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from trainmedic_core.machine_locks import FileLock, NameLock
 T = TypeVar("T")
 
 _LOG_PAGES = 64
-"""Pages of 4 KiB at which the write-ahead log is written back: a quarter of the reserved space."""
+"""Pages of 4 KiB after which the write-ahead log is checkpointed: a quarter of the reserved space."""
 
 _IDENTITY = (
     "CREATE TABLE identity (id TEXT PRIMARY KEY)",
@@ -36,22 +33,22 @@ _IDENTITY = (
 
 _NO_SPACE = (
     sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR_WRITE,  # a quota that is used up
+    sqlite3.SQLITE_IOERR_WRITE,  # quota used up
     sqlite3.SQLITE_IOERR_SHMSIZE,
-    sqlite3.SQLITE_CANTOPEN,  # no space for a new file's name
+    sqlite3.SQLITE_CANTOPEN,  # no space for a directory entry
 )
-"""Error codes by which SQLite says, among other things, that there is no space; a second try costs little."""
+"""Error codes that SQLite uses for a full disk, among other things. An unnecessary retry costs little."""
 
 
 class AgentDatabase:
-    """The open file. Every method may be called from any thread."""
+    """The open file. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the file in `directory`, which is made where it is missing.
+        """Open the file in `directory`, which is created if missing.
 
-        Raises ConfigurationError where another agent uses it, JournalUnavailable where it cannot be written.
+        Raises ConfigurationError if another agent uses the file, JournalUnavailable if it cannot be written.
         """
-        self._lock = threading.RLock()  # a transaction may look up what it is about to change
+        self._lock = threading.RLock()  # reentrant: a transaction may read what it changes
         self._name: NameLock | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,14 +84,13 @@ class AgentDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection within one transaction: committed and synced when the block ends, rolled back when it
-        raises.
+        """Yield the connection within a synced transaction.
 
-        Not to be nested, and nothing slow belongs in the block: the whole agent waits for it. Raises
-        JournalUnavailable for every error of SQLite. What must be written on a full disk too goes through `write`.
+        Do not nest it, and keep the block fast: it blocks the whole agent. Use `write` for what must also succeed on a
+        full disk. Raises JournalUnavailable for every SQLite error.
         """
         with self._lock, self._translated():
-            if not self._file.is_in_place():  # SQLite goes on with a file that has no name any more, and it is lost
+            if not self._file.is_in_place():  # SQLite would continue on the unlinked file, and the data be lost
                 raise JournalUnavailable(
                     f"the agent's journal {self._path} was moved or removed while the agent runs: put it back, or "
                     "restart the agent"
@@ -104,14 +100,14 @@ class AgentDatabase:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:
-                with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself after some errors
+                with contextlib.suppress(sqlite3.Error):  # some errors make SQLite roll back by itself
                     self._connection.execute("ROLLBACK")
                 raise
 
     def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
-        """Make `change` in one transaction, and on a full disk again in the reserved space; return what it returns.
+        """Run `change` in one transaction and return its result. On a full disk, retry with reserved space.
 
-        Raises JournalUnavailable; then nothing of the change is written.
+        Raises JournalUnavailable; nothing is written then.
         """
 
         def attempt() -> T:
@@ -124,17 +120,17 @@ class AgentDatabase:
         return result
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return what a query selects. Raises JournalUnavailable."""
+        """Return the rows that a query selects. Raises JournalUnavailable."""
         with self._lock, self._translated():
             return self._connection.execute(query, parameters).fetchall()
 
     def install(self, part: str, versions: Sequence[Sequence[str]]) -> None:
-        """Bring the tables of a part of the agent up to date: ``versions[n]`` leads from version n to n + 1.
+        """Migrate the tables of one part of the agent: ``versions[n]`` migrates version n to n + 1.
 
-        Raises ConfigurationError where a newer agent has written the file.
+        Raises ConfigurationError if a newer agent has written the file.
         """
         if self._installed_version(part) == len(versions):
-            return  # nothing is written, so that an agent starts, and gives power back, also on a disk that is full
+            return  # no write: the agent must start, and restore power, on a full disk too
 
         def bring_up_to_date(connection: sqlite3.Connection) -> None:
             connection.execute("CREATE TABLE IF NOT EXISTS parts (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
@@ -152,13 +148,13 @@ class AgentDatabase:
         self.write(bring_up_to_date)
 
     def _take_identity(self) -> None:
-        """Keep out agents with copies of the file. Raises ConfigurationError where one is running."""
+        """Lock the database's ID against agents that run on a copy. Raises ConfigurationError if one does."""
         self.install("identity", [_IDENTITY])
         ((identity,),) = self.rows("SELECT id FROM identity")
         lock = NameLock.take(f"agent:{identity}")
         if isinstance(lock, NameLock):
             self._name = lock
-        elif lock.user in {0, os.geteuid(), self._file.owner}:  # others could not read the file
+        elif lock.user in {0, os.geteuid(), self._file.owner}:  # other users could not read the file
             raise ConfigurationError(
                 f"{self._path} is a copy: the agent with process id {lock.pid} works from the same journal, and both "
                 "would answer for the same commands and caps. Stop that agent, or give this one an empty state "
@@ -172,23 +168,21 @@ class AgentDatabase:
         self._lock_file.close()
 
     def _installed_version(self, part: str) -> int:
-        """0 where the part has no tables yet."""
         if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'parts'"):
             return 0
         rows = self.rows("SELECT version FROM parts WHERE name = ?", (part,))
         return int(rows[0][0]) if rows else 0
 
     def _connect(self) -> sqlite3.Connection:
-        """Open SQLite in autocommit mode, so that transactions begin where the code says so."""
         with self._translated():
             connection = sqlite3.connect(self._path, timeout=5.0, isolation_level=None, check_same_thread=False)
             try:
-                with contextlib.suppress(OSError):  # somebody else's file: whether it can be written is seen below
+                with contextlib.suppress(OSError):  # owned by another user; checked below
                     self._path.chmod(0o600)
                 connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")  # WAL alone would sync at checkpoints only
-                # The log is written back early, so that it is used again from its beginning instead of growing: on a
-                # full disk all that it may grow by is the reserved space.
+                connection.execute("PRAGMA synchronous = FULL")  # WAL's default syncs only at checkpoints
+                # Checkpoint early, so that the log is reused from its start. On a full disk it can grow only into the
+                # reserved space.
                 connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
                 connection.execute("PRAGMA cache_size = -256")
             except BaseException:
@@ -197,8 +191,6 @@ class AgentDatabase:
             return connection
 
     def _with_reserved_space(self, attempt: Callable[[], T]) -> T:
-        """Return what `attempt` does. Where it finds no space it is made again with a piece of the reserved space, and
-        another."""
         while True:
             try:
                 return attempt()
@@ -221,14 +213,14 @@ class AgentDatabase:
 
 
 def _locked_file(directory: Path) -> IO[bytes]:
-    """Lock a file for as long as the process lives, so that two agents never work from one journal.
+    """Lock a file for the lifetime of the process, so that two agents never share a journal.
 
-    No other user may open the file: whoever can open it can lock it too, and so keep the agent from starting.
+    Mode 0600: another user who can open the file could lock it, and so prevent the agent from starting.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.fdopen(os.open(directory / "agent.lock", flags, 0o600), "r+b")
     try:
-        with contextlib.suppress(OSError):  # somebody else's file: that it can be opened is enough
+        with contextlib.suppress(OSError):  # owned by another user; opening it is enough
             os.fchmod(file.fileno(), 0o600)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -244,7 +236,6 @@ def _locked_file(directory: Path) -> IO[bytes]:
 
 
 def _locked_database(path: Path) -> FileLock:
-    """Lock the database itself, by whatever name another agent comes to it."""
     lock = FileLock.take(path)
     if lock is None:
         raise ConfigurationError(

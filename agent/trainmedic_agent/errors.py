@@ -1,26 +1,23 @@
-"""Every error that the node agent raises on purpose, and what each one means to its caller.
+"""Exceptions raised by the node agent.
 
 The tree, below `trainmedic.errors.TrainmedicError`::
 
-    JournalUnavailable          the agent's journal cannot be read or written
-    GpuError                    the GPU or its driver does not do what is asked
-    ├── GpuAbsent               there is no such GPU on this node
-    ├── GpuLost                 the GPU was there and does not answer; it may come back
-    ├── DriverAbsent            no driver is loaded, or it is being loaded anew
-    ├── NotSupported            this GPU, or this way of dividing it, does not offer that
-    ├── NoPermission            the agent's user may not do that
-    ├── GpuTaken                another agent of the machine has the GPU
-    └── GpuFailure              the driver reports anything else; another attempt may succeed
-        └── GpuStuck            a call has not come back; it may still take its effect
-    CommandNotExecuted          an executor of the agent raises it to answer its command
-    ├── CommandRejected         the command makes no sense here, or the agent's policy does not allow it
-    ├── CommandUnsupported      this node cannot carry out such a command
-    ├── CommandFailed           the executor tried and did not succeed; another attempt may succeed
-    ├── CommandWithdrawn        the server withdrew a command that only reads
-    └── CommandInterrupted      the agent ends in the middle of the command, and resumes it at its next start
-
-The SDK's ``Refusal`` is not shared: the authors of training jobs raise it with a reason alone, while an executor's
-answer carries ``output`` too, and can be a failure.
+  JournalUnavailable
+  GpuError
+  ├── GpuAbsent
+  ├── GpuLost
+  ├── DriverAbsent
+  ├── NotSupported
+  ├── NoPermission
+  ├── GpuTaken
+  └── GpuFailure
+      └── GpuStuck
+  CommandNotExecuted
+  ├── CommandRejected
+  ├── CommandUnsupported
+  ├── CommandFailed
+  ├── CommandWithdrawn
+  └── CommandInterrupted
 """
 
 from __future__ import annotations
@@ -37,44 +34,46 @@ class JournalUnavailable(TrainmedicError):
 
 
 class GpuError(TrainmedicError):
-    """The GPU or its driver does not do what is asked."""
+    """The GPU or its driver cannot do what was requested."""
 
 
 class GpuAbsent(GpuError):
-    """There is no such GPU on this node."""
+    """The node has no such GPU."""
 
 
 class GpuLost(GpuError):
-    """The GPU was there and does not answer; it may come back."""
+    """The GPU stopped responding; it may recover."""
 
 
 class DriverAbsent(GpuError):
-    """No driver is loaded, or it is being loaded anew."""
+    """No driver is loaded, or it is being reloaded."""
 
 
 class NotSupported(GpuError):
-    """This GPU, or this way of dividing it, does not offer that."""
+    """This GPU or its MIG mode does not support the operation."""
 
 
 class NoPermission(GpuError):
-    """The agent's user may not do that."""
+    """The agent's user may not do it."""
 
 
 class GpuTaken(GpuError):
-    """Another agent of this machine has the GPU."""
+    """Another agent of this machine controls the GPU."""
 
 
 class GpuFailure(GpuError):
-    """The driver reports anything else; another attempt may succeed."""
+    """Any other driver error; a retry may succeed."""
 
 
 class GpuStuck(GpuFailure):
-    """A call has not come back; it may still take its effect."""
+    """A driver call has not returned; it may still take effect."""
 
 
 class CommandNotExecuted(TrainmedicError):
-    """An executor of the agent does not carry its command out. The text is the reply's ``reason``; ``output`` is what
-    the reply says beside it, and ``status`` the reply's status."""
+    """An executor did not execute its command.
+
+    The message becomes the reply's ``reason``, ``output`` its further fields, and ``status`` its status.
+    """
 
     status: ClassVar[str] = envelope.FAILED
 
@@ -84,13 +83,13 @@ class CommandNotExecuted(TrainmedicError):
 
 
 class CommandRejected(CommandNotExecuted):
-    """The command makes no sense here, or the agent's policy does not allow it."""
+    """The command is invalid here, or the policy does not allow it."""
 
     status = envelope.REJECTED
 
 
 class CommandUnsupported(CommandNotExecuted):
-    """This node cannot carry out such a command."""
+    """This node cannot execute such a command."""
 
     status = envelope.UNSUPPORTED
 

@@ -1,13 +1,8 @@
-"""GPUs for one agent alone: a second agent of the machine, by whatever name, sets no limit on them.
+"""Exclusive control of GPUs: no second agent on the machine can set their limits.
 
-Each agent remembers the limit from before its first cap, and gives that one back. Of two agents the later would take
-the cap of the other for that limit, and leave the GPU capped for good.
-
-A GPU is held by its UUID from when the driver first lists it, for as long as the process lives. Agents in other network
-namespaces are not seen: pods of one node share the chart's state directory instead, which has one agent as well.
-
-Not here: what is asked of a GPU. Who calls it: ``trainmedic_agent.wiring.agent`` and
-``trainmedic_agent.wiring.agent_release``.
+Each agent restores the limit from before its first cap. A second agent would take the first one's cap for that limit,
+and leave the GPU capped permanently. Agents in other network namespaces are not detected; pods of one node share the
+chart's state directory instead.
 """
 
 from __future__ import annotations
@@ -26,22 +21,20 @@ from trainmedic_core.machine_locks import NameLock, holder_of
 
 
 class ExclusiveGpus:
-    """Wraps another `trainmedic_agent.ports.gpus.Gpus`, and offers those of its GPUs that no other agent has."""
-
     def __init__(self, inner: gpus.Gpus) -> None:
         self._inner = inner
         self._lock = threading.Lock()
         self._held: dict[str, NameLock] = {}
 
     def claim(self) -> None:
-        """Take all GPUs that the driver lists now. Raises ConfigurationError where another agent has some of them."""
+        """Take all GPUs that the driver lists now. Raises ConfigurationError if another agent holds one."""
         listed = self._inner.inventory().gpus
         refusals = [reason for info in listed if (reason := self._refusal(info.uuid))]
         if refusals:
             raise ConfigurationError("\n".join(refusals))
 
     def inventory(self) -> gpus.Inventory:
-        """See the port. A GPU that another agent has is among the problems."""
+        """See the port. GPUs held by another agent are among the problems."""
         inventory = self._inner.inventory()
         refusals = {info.uuid: self._refusal(info.uuid) for info in inventory.gpus}
         free = tuple(info for info in inventory.gpus if refusals[info.uuid] is None)
@@ -72,7 +65,6 @@ class ExclusiveGpus:
         return self._inner.xids()
 
     def close(self) -> None:
-        """Let the driver go, and then the GPUs."""
         self._inner.close()
         with self._lock:
             while self._held:
@@ -84,7 +76,6 @@ class ExclusiveGpus:
             raise GpuTaken(reason)
 
     def _refusal(self, uuid: str) -> str | None:
-        """Take a GPU; return the reason where another agent has it."""
         with self._lock:
             if uuid in self._held:
                 return None
@@ -96,10 +87,7 @@ class ExclusiveGpus:
 
 
 def agents_of(uuids: list[str]) -> Mapping[str, int]:
-    """Return the process ids of the agents that have these GPUs, by UUID; those that nobody has are left out.
-
-    The driver must be open.
-    """
+    """Return by UUID the process IDs of the agents that hold these GPUs. The driver must be open."""
     holders = {
         uuid: holder
         for uuid in uuids
@@ -109,7 +97,6 @@ def agents_of(uuids: list[str]) -> Mapping[str, int]:
 
 
 def taken_by(uuid: str, pid: int | None) -> str:
-    """Return the sentence for a GPU that another agent has."""
     return (
         f"{uuid} belongs to another agent of this machine, process {pid}: two would take each other's caps for "
         "the limit from before, and leave the GPU capped. Stop one of them"
@@ -122,10 +109,10 @@ def _name(uuid: str) -> str:
 
 
 def _simulated_in() -> list[str]:
-    """Return the files in which a simulated driver keeps its GPUs, by device and inode; none for a real one.
+    """Return device and inode of a simulated driver's state files, none for a real driver.
 
-    Several simulations on one machine may show the same UUIDs. What tells them apart is the file that all processes on
-    one of them map. NVIDIA's driver has its state in the kernel; of what else an agent maps so, there is SQLite's.
+    Several simulations on one machine may have the same UUIDs, but each has its own mapped file. SQLite's shared
+    mappings are excluded.
     """
     try:
         mappings = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]

@@ -1,11 +1,7 @@
-"""The agent's metrics for Prometheus: the node's GPUs, and the agent itself. ``docs/reference/metrics.md`` lists them.
+"""Prometheus metrics of the node's GPUs and of the agent, listed in ``docs/reference/metrics.md``.
 
-The GPUs are read when Prometheus asks, in the thread that answers it, and once for all scrapes within a moment.
-Nothing here takes a lock that the worker queues hold for long, so a scrape never holds up a command. A card that hangs
-is shown as stuck, and the others are read. A driver that is slow altogether costs one thread: the scrapes that come
-after it get the agent's metrics without the GPUs'.
-
-Who calls it: ``trainmedic_agent.wiring.agent`` starts and closes an `Exporter`.
+A scrape reads the GPUs in its own thread; concurrent scrapes share one reading. No lock here delays a command. While a
+slow driver blocks one scrape, others return the agent's metrics without GPUs.
 """
 
 from __future__ import annotations
@@ -32,16 +28,16 @@ from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, Inventory
 from trainmedic_agent.power.caps import GpuPowerState
 
 _REUSED_SECONDS = 0.5
-"""Seconds for which a reading is reused by other scrapes."""
+"""Seconds for which other scrapes reuse a reading."""
 _WAIT_SECONDS = 3.0
-"""Seconds for which a scrape waits for a reading that another one has begun. Prometheus gives up after 10."""
+"""Seconds a scrape waits for another scrape's reading. Prometheus times out after 10 s."""
 _CONNECTED_SECONDS = 25.0
-"""Seconds after the last message to Redis from which the agent counts as cut off: two presences and a little."""
 
 
 class AgentCollector(Collector):
-    """Everything that a scrape shows. `power` returns what the agent remembers of each GPU's power, by UUID;
-    `logs` the metrics of reading logs."""
+    """All metrics of a scrape. `power` returns each GPU's recorded power state by UUID, `logs` the log reader's
+    metrics.
+    """
 
     def __init__(
         self,
@@ -81,7 +77,6 @@ class AgentCollector(Collector):
         yield from self._caps()
 
     def _refresh(self) -> bool:
-        """Read the GPUs; return False where another scrape has been reading them for too long."""
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
             self._late += 1
             return False
@@ -109,13 +104,13 @@ class AgentCollector(Collector):
 
     def _agent(self) -> Iterator[Metric]:
         agent_labels = {**self._agent_labels, "driver": self._inventory.driver or ""}
-        yield InfoMetricFamily("trainmedic_agent", "Which agent this is, and the driver that it found.", agent_labels)
+        yield InfoMetricFamily("trainmedic_agent", "Identity of the agent, and the driver version.", agent_labels)
         answered_at = self._counters.redis_answered_at()
         connected = answered_at is not None and self._now() - answered_at < _CONNECTED_SECONDS
-        yield GaugeMetricFamily("trainmedic_agent_redis_connected", "1 while Redis takes its messages.", int(connected))
-        commands = CounterMetricFamily(
-            "trainmedic_agent_commands", "Commands that were answered.", labels=["action", "status"]
+        yield GaugeMetricFamily(
+            "trainmedic_agent_redis_connected", "1 while Redis accepts its messages.", int(connected)
         )
+        commands = CounterMetricFamily("trainmedic_agent_commands", "Answered commands.", labels=["action", "status"])
         for (action, status), count in sorted(self._counters.commands().items()):
             commands.add_metric([action, status], count)
         yield commands
@@ -127,21 +122,21 @@ class AgentCollector(Collector):
         yield faults
 
     def _gpu_failures(self, is_fresh: bool) -> Iterator[Metric]:
-        missing = GaugeMetricFamily(
-            "trainmedic_agent_gpus_missing", "GPUs that do not answer, or a driver that does not."
-        )
+        missing = GaugeMetricFamily("trainmedic_agent_gpus_missing", "GPUs, or the driver, that do not respond.")
         if is_fresh:
             missing.add_metric([], len(self._inventory.problems) + sum(self._stuck.values()))
         yield missing
         stuck = GaugeMetricFamily(
-            "trainmedic_agent_gpu_stuck", "1 for a GPU of which a call has not come back.", labels=gpu_metrics.LABELS
+            "trainmedic_agent_gpu_stuck",
+            "1 for a GPU with a driver call that has not returned.",
+            labels=gpu_metrics.LABELS,
         )
         for info, is_stuck in self._stuck.items() if is_fresh else ():
             stuck.add_metric(gpu_metrics.labels(info), int(is_stuck))
         yield stuck
         failed = CounterMetricFamily(
             "gpu_reading_errors",
-            "Readings that a GPU offers and failed to give.",
+            "Supported readings that failed.",
             labels=[*gpu_metrics.LABELS, "reading"],
         )
         for (info, reading), count in self._failures.copy().items():
@@ -149,20 +144,20 @@ class AgentCollector(Collector):
         yield failed
         yield CounterMetricFamily(
             "trainmedic_agent_late_scrapes",
-            "Scrapes without GPUs, because the driver did not answer in time.",
+            "Scrapes without GPUs, because the driver was too slow.",
             self._late,
         )
 
     def _caps(self) -> Iterator[Metric]:
-        caps = GaugeMetricFamily("trainmedic_agent_power_caps", "Power caps that stand on a GPU.", labels=["uuid"])
+        caps = GaugeMetricFamily("trainmedic_agent_power_caps", "Active power caps of a GPU.", labels=["uuid"])
         ends = GaugeMetricFamily(
             "trainmedic_agent_power_lease_end_timestamp_seconds",
-            "When the first lease of a GPU's caps ends, unless it is renewed.",
+            "End of the first lease of a GPU's caps, unless renewed.",
             labels=["uuid"],
         )
         owed = GaugeMetricFamily(
             "trainmedic_agent_power_owed",
-            "1 for a GPU whose limit is not yet what it should be: its power is to be given back, or a cap to be set.",
+            "1 for a GPU with a pending change of its limit: a restore or a cap.",
             labels=["uuid"],
         )
         for uuid, state in sorted(self._power().items()):
@@ -174,10 +169,10 @@ class AgentCollector(Collector):
 
 
 class Exporter:
-    """The endpoint. It answers any path, as Prometheus's own library does."""
+    """HTTP endpoint that serves the metrics on every path, as Prometheus's own library does."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        """Listen. Raises ConfigurationError where the address cannot be used."""
+        """Start listening. Raises ConfigurationError if the address cannot be used."""
         registry = CollectorRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)
@@ -185,7 +180,7 @@ class Exporter:
             self._server = MetricsServer(host, port, _handler_of(registry))
         except OSError as error:
             raise ConfigurationError(
-                f"the metrics cannot be offered on {host}, port {port}: {error.strerror or error}. Is another exporter "
+                f"cannot serve metrics on {host}, port {port}: {error.strerror or error}. Is another exporter "
                 "running there? Choose another port with --exporter-port"
             ) from error
         self.port: int = self._server.server_port
@@ -193,7 +188,6 @@ class Exporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving. A scrape that is under way is not waited for."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

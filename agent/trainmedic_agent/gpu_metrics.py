@@ -1,7 +1,6 @@
-"""Readings of GPUs, and what is on record of them, as Prometheus metrics. What a GPU does not report has no series.
+"""Prometheus metrics from GPU readings and records. A reading that the GPU does not support has no series.
 
-Every series has the labels ``gpu_id`` (index), ``gpu_name`` and ``uuid``. There is no label for the node: that
-is the scrape's to set, for all exporters of a node alike.
+The labels are ``gpu_id`` (index), ``gpu_name`` and ``uuid``. Prometheus adds the node when it scrapes.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ Reading = tuple[GpuInfo, GpuReading]
 
 
 class _Gauge(Struct, frozen=True):
-    """``field`` is that of a `GpuReading`; ``convert`` turns its value into the metric's unit."""
-
     name: str
     help: str
     field: str
@@ -45,24 +42,24 @@ _GAUGES = (
     _Gauge("gpu_memory_total_bytes", "Memory of the card.", "memory_total_bytes"),
     _Gauge("gpu_temperature_celsius", "Temperature of the chip.", "temperature_celsius"),
     _Gauge("gpu_memory_temperature_celsius", "Temperature of the memory.", "memory_temperature_celsius"),
-    _Gauge("gpu_slowdown_temperature_celsius", "The chip slows itself down from here on.", "slowdown_celsius"),
+    _Gauge("gpu_slowdown_temperature_celsius", "Temperature at which the chip throttles.", "slowdown_celsius"),
     _Gauge("gpu_power_usage_watts", "Power drawn.", "power_draw_mw", _watts),
-    _Gauge("gpu_power_limit_watts", "Power limit in force.", "power_enforced_mw", _watts),
+    _Gauge("gpu_power_limit_watts", "Effective power limit.", "power_enforced_mw", _watts),
     _Gauge("gpu_power_default_limit_watts", "The card's default power limit.", "power_default_mw", _watts),
-    _Gauge("gpu_power_min_limit_watts", "The lowest power limit that it takes.", "power_min_mw", _watts),
-    _Gauge("gpu_power_max_limit_watts", "The highest power limit that it takes.", "power_max_mw", _watts),
+    _Gauge("gpu_power_min_limit_watts", "The card's lowest power limit.", "power_min_mw", _watts),
+    _Gauge("gpu_power_max_limit_watts", "The card's highest power limit.", "power_max_mw", _watts),
     _Gauge("gpu_sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock_mhz", _hertz),
     _Gauge("gpu_memory_clock_hertz", "Clock of the memory.", "memory_clock_mhz", _hertz),
-    _Gauge("gpu_mig_enabled", "1 while the card is divided by MIG.", "is_mig"),
+    _Gauge("gpu_mig_enabled", "1 in MIG mode.", "is_mig"),
     _Gauge(
         "gpu_remap_pending",
-        "1 while rows of memory wait for a reset to be replaced.",
+        "1 if the next reset will replace memory rows.",
         "remapped_rows",
         lambda rows: float(rows.is_pending),
     ),
     _Gauge(
         "gpu_remap_failed",
-        "1 where rows of memory could not be replaced.",
+        "1 if memory rows could not be replaced.",
         "remapped_rows",
         lambda rows: float(rows.has_failed),
     ),
@@ -78,16 +75,14 @@ _DRIVERS_WORD = {
     "reboot": "restart_node",
     "system_reboot": "restart_node",
 }
-"""NVML's recovery actions as those of the catalogue; what is not here is for somebody to look at."""
+"""Catalogue action for each recovery action of NVML. Others need an operator (``ask``)."""
 
 
 def labels(info: GpuInfo) -> list[str]:
-    """Return the values of `LABELS` for this GPU."""
     return [str(info.index), info.name, info.uuid]
 
 
 def families(readings: Sequence[Reading]) -> Iterator[Metric]:
-    """Yield every metric of these GPUs."""
     for gauge in _GAUGES:
         family = GaugeMetricFamily(gauge.name, gauge.help, labels=LABELS)
         for info, reading in readings:
@@ -102,9 +97,9 @@ def families(readings: Sequence[Reading]) -> Iterator[Metric]:
 
 
 def _throttling(readings: Sequence[Reading]) -> Metric:
-    """Every reason has a series, 0 or 1, so that one that ends is seen to end."""
+    """Every reason has a series, 0 or 1, so that its end is visible."""
     family = GaugeMetricFamily(
-        "gpu_throttle_reason", "1 while clocks are held down for this reason.", labels=[*LABELS, "reason"]
+        "gpu_throttle_reason", "1 while clocks are reduced for this reason.", labels=[*LABELS, "reason"]
     )
     for info, reading in readings:
         if reading.throttle_reasons is not None:
@@ -123,7 +118,7 @@ def _ecc(readings: Sequence[Reading]) -> Metric:
 
 
 def _remapped(readings: Sequence[Reading]) -> Metric:
-    family = GaugeMetricFamily("gpu_remapped_rows", "Rows of memory that were replaced.", labels=[*LABELS, "type"])
+    family = GaugeMetricFamily("gpu_remapped_rows", "Replaced memory rows.", labels=[*LABELS, "type"])
     for info, reading in readings:
         if reading.remapped_rows is not None:
             family.add_metric([*labels(info), "corrected"], reading.remapped_rows.corrected)
@@ -134,7 +129,7 @@ def _remapped(readings: Sequence[Reading]) -> Metric:
 def _recovery(readings: Sequence[Reading]) -> Metric:
     family = GaugeMetricFamily(
         "gpu_recovery_action",
-        "1 for what the driver asks for, so that the GPU works again.",
+        "1 for the recovery action that the driver requests.",
         labels=[*LABELS, "action"],
     )
     for info, reading in readings:
@@ -144,11 +139,10 @@ def _recovery(readings: Sequence[Reading]) -> Metric:
 
 
 def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
-    """Yield the metrics of every GPU that the node has or had, whether it answers or not."""
-    present = GaugeMetricFamily("gpu_present", "0 for a GPU that the driver does not list any more.", labels=LABELS)
+    present = GaugeMetricFamily("gpu_present", "0 for a GPU that the driver no longer lists.", labels=LABELS)
     xids = CounterMetricFamily(
         "gpu_xid_errors",
-        "XID errors since the machine's start or the GPU's reset, by code and what it asks for.",
+        "XID errors since the reboot or GPU reset, by code and recommended action.",
         labels=[*LABELS, "xid", "action"],
     )
     for gpu in gpus:
@@ -159,7 +153,8 @@ def recorded(gpus: Iterable[KnownGpu]) -> Iterator[Metric]:
 
 
 def _action(code: int, recovery_action: str | None) -> str:
-    """What an error asks for, of the actions in ``trainmedic_logs/domain/xids.toml``; where that is the driver's to
-    say, its word."""
+    """Return the action for an XID from ``trainmedic_logs/domain/xids.toml``, or the driver's if the catalogue defers
+    to it.
+    """
     action = xid(code).action
     return action if action != "driver_says" else _DRIVERS_WORD.get(recovery_action or "", "ask")

@@ -1,13 +1,8 @@
-"""What this node's GPUs were, and what their driver has said of them: kept on the disk, over restarts of the agent.
+"""Record of the node's GPUs and their XID errors, which survives restarts of the agent.
 
-The driver tells an XID error once. A GPU that has had one is not repaired because the agent was started again, because
-a later error was a harmless one, or because the GPU is gone altogether. So errors are counted until the machine is
-started anew or the GPU was reset, and a GPU that the node once had is missed until another takes its place.
-
-A reset is seen by what the driver itself counts from it on: the energy drawn is less than before, or the recovery
-action that it asked for is not asked for any more.
-
-Who calls it: ``exporter`` tells it what was seen, and shows it; ``facts`` tells how many GPUs there should be.
+The driver reports an XID error once, so errors count until a reboot or GPU reset. An absent GPU stays missing until
+another GPU has its PCI address. A reset is detected when the driver's energy counter decreases, or when the recovery
+action it requested is gone.
 """
 
 from __future__ import annotations
@@ -32,16 +27,16 @@ log = logging.getLogger(__name__)
 _TABLES = ("CREATE TABLE gpu_record (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID",)
 
 _RESETS = frozenset({"reset", "reboot", "drain_and_reset", "bus_reset", "system_reboot"})
-"""Recovery actions whose end means that the GPU was reset."""
+"""Recovery actions whose end shows that the GPU was reset."""
 
 
 class KnownGpu(Struct, frozen=True):
     """A GPU that this node has or had.
 
-    ``is_present``: whether the driver lists it now; a GPU that is stuck is present.
-    ``xids``: its errors since the machine's start or its reset, counted by code.
-    ``recovery_action``: what the driver asks for; None where it does not say.
-    ``energy_mj``: what it had drawn when it last told.
+    - ``is_present``: whether the driver lists it now, even if it is stuck
+    - ``xids``: its errors by code, since the last reboot or reset
+    - ``recovery_action``: requested by the driver. None if unknown
+    - ``energy_mj``: last reading of its energy counter, in mJ
     """
 
     info: GpuInfo
@@ -51,9 +46,9 @@ class KnownGpu(Struct, frozen=True):
     energy_mj: int | None = None
 
     def as_read(self, reading: GpuReading) -> KnownGpu:
-        """The same after a reading; its errors are forgotten if it was reset since the last one.
+        """Return the GPU updated from a reading, without its errors if it was reset since the last one.
 
-        While a GPU is reset readings fail: the energy, and that it was to be reset, stay as they were told last.
+        Readings fail during a reset, so the last known energy and requested reset are retained.
         """
         energy = self.energy_mj if reading.energy_mj is None else reading.energy_mj
         asked_for = self.recovery_action if self.recovery_action in _RESETS else None
@@ -64,10 +59,10 @@ class KnownGpu(Struct, frozen=True):
 
 
 class GpuRecord:
-    """The record of one node. Any thread may call it. `boot` is the id of this start of the machine."""
+    """Record of one node's GPUs. Thread-safe. `boot` is the kernel's boot ID."""
 
     def __init__(self, journal: Journal, boot: str | None = None) -> None:
-        """Raises JournalUnavailable, or ConfigurationError where a newer agent has written it."""
+        """Raises JournalUnavailable, or ConfigurationError if a newer agent has written the record."""
         journal.install("gpu_record", [_TABLES])
         self._journal = journal
         self._boot = boot_id() if boot is None else boot
@@ -78,7 +73,6 @@ class GpuRecord:
         self._written = self._gpus
 
     def gpus(self) -> list[KnownGpu]:
-        """Return every GPU that this node has or had, by index."""
         with self._lock:
             return sorted(self._gpus.values(), key=lambda gpu: (gpu.info.index, gpu.info.uuid))
 
@@ -88,7 +82,9 @@ class GpuRecord:
         readings: Iterable[tuple[GpuInfo, GpuReading]],
         xids: Mapping[str, Mapping[int, int]],
     ) -> None:
-        """Take in what the driver says now. `xids` are those since this process began to listen (`Gpus.xids`)."""
+        """Update the record from the driver's current state. `xids` count since this process began to listen
+        (`Gpus.xids`).
+        """
         with self._lock:
             gpus = _listed(self._gpus, inventory)
             for info, reading in readings:
@@ -103,7 +99,6 @@ class GpuRecord:
             self._write()
 
     def forget(self, uuid: str) -> bool:
-        """Forget a GPU: its errors, and that it was here. Return whether it was known. Raises JournalUnavailable."""
         with self._lock:
             if uuid not in self._gpus:
                 return False
@@ -112,7 +107,7 @@ class GpuRecord:
             return True
 
     def _write(self) -> None:
-        """Write what has changed. What a full disk does not take is written at a later change."""
+        """Write changes. If the disk is full, they are written with a later change."""
         changed = {uuid: gpu for uuid, gpu in self._gpus.items() if _kept(gpu) != _kept(self._written.get(uuid))}
         gone = [(uuid,) for uuid in self._written.keys() - self._gpus.keys()]
         if not changed and not gone:
@@ -126,7 +121,7 @@ class GpuRecord:
         try:
             self._journal.write(write)
         except JournalUnavailable as error:
-            log.error("the record of the GPUs cannot be written; trying again later", extra={"reason": str(error)})
+            log.error("cannot write GPU record; retrying later", extra={"reason": str(error)})
             return
         self._written = self._gpus
 
@@ -148,7 +143,6 @@ class GpuRecord:
 
 
 def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, KnownGpu]:
-    """The GPUs with what the driver lists now. One whose address another has is no longer missed."""
     present = {info.uuid: info for info in inventory.gpus}
     taken = {info.pci_address for info in inventory.gpus}
     known = {
@@ -162,5 +156,5 @@ def _listed(gpus: Mapping[str, KnownGpu], inventory: Inventory) -> dict[str, Kno
 
 
 def _kept(gpu: KnownGpu | None) -> KnownGpu | None:
-    """What of a GPU is worth a write. The energy changes all the time, and is written with the rest."""
+    """Return the fields whose change triggers a write. Energy changes constantly, so it is written with the others."""
     return None if gpu is None else replace(gpu, is_present=False, energy_mj=None)

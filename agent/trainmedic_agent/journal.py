@@ -1,13 +1,8 @@
-"""What the agent remembers of commands over its own restarts and those of Redis.
+"""Journal of commands, which survives restarts of the agent and of Redis.
 
-A command is written before it is carried out, and its outcome after. A recorded command is never begun twice under one
-id, an interrupted one is resumed from here, and a reply that could not be sent is kept here.
-
-An undo of a command that is not in the journal is certain only if the journal is whole since before that command was
-issued (`Journal.whole_since`): a lost state directory begins with a new journal.
-
-Not here: what a command means, and the file (``database``). A caller that gets `JournalUnavailable` does not act,
-because an agent without its journal could carry out a command twice.
+A command is written before it is executed, and its outcome afterwards. On `JournalUnavailable` the caller must not act:
+the agent could execute a command twice. An undo of an unknown command is safe only if the journal is complete since
+before that command (`Journal.whole_since`).
 """
 
 from __future__ import annotations
@@ -24,9 +19,9 @@ from trainmedic.wire.command_book import REVOKED, CommandRecord
 from trainmedic_agent.database import AgentDatabase
 
 KEPT_SECONDS = 30 * 24 * 3600.0
-"""How long an outcome is remembered. An undo comes as late as its alert resolves, which can take days."""
+"""Retention of outcomes. An undo arrives when its alert resolves, which can take days."""
 KEPT_ENTRIES = 50_000
-"""How many outcomes are remembered at most: some 20 MB."""
+"""Maximum number of retained outcomes, about 20 MB."""
 
 _TABLES = (
     """CREATE TABLE commands (
@@ -43,8 +38,8 @@ _TABLES = (
 )
 
 
-# A part of its own, so that an agent of an earlier release works with the same file. A journal from before this part
-# is whole since the oldest command that it has.
+# A separate part, so that an earlier release's agent can use the same file. A journal older than this part counts as
+# complete since its oldest command.
 _MEMORY_TABLES = (
     "CREATE TABLE memory (id INTEGER PRIMARY KEY CHECK (id = 1), whole_since REAL NOT NULL)",
     """INSERT INTO memory SELECT 1, COALESCE(
@@ -54,7 +49,7 @@ _MEMORY_TABLES = (
 
 
 class Journal(AgentDatabase):
-    """The commands in the agent's database. Every method raises JournalUnavailable."""
+    """Commands in the agent's database. Every method raises JournalUnavailable."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -66,7 +61,7 @@ class Journal(AgentDatabase):
             raise
 
     def whole_since(self) -> datetime:
-        """Since when every command that has come is in here."""
+        """Return since when all received commands are in the journal."""
         ((since,),) = self.rows("SELECT whole_since FROM memory")
         return datetime.fromtimestamp(since, UTC)
 
@@ -75,9 +70,9 @@ class Journal(AgentDatabase):
         return _record(*rows[0]) if rows else None
 
     def claim(self, command: envelope.Command, now: datetime) -> CommandRecord | None:
-        """Enter a command that is going to be carried out; return None, or the record that it already has.
+        """Add a command to be executed and return None, or return its existing record.
 
-        A command that expired was never applied, so it is entered again when it is sent with more time.
+        An expired command was never applied, so it is added again when it is resent.
         """
 
         def enter(connection: sqlite3.Connection) -> CommandRecord | None:
@@ -91,40 +86,35 @@ class Journal(AgentDatabase):
         return self.write(enter)
 
     def record_outcome(self, command_id: str, outcome: CommandRecord) -> None:
-        """Enter how a command ended, with its reply still to be sent."""
+        """Record a command's outcome; its reply is still unsent."""
         self._put(command_id, outcome, is_sent=False)
 
     def revoke(self, command_id: str, now: datetime) -> None:
-        """Enter a command that was never applied as rejected, so that it never will be: its undo came first."""
+        """Record a command that was never applied as rejected, because its undo came first."""
         self._put(command_id, replace(REVOKED, at=now), is_sent=True)
 
     def open_commands(self) -> list[envelope.Command]:
-        """Return what an earlier process accepted and did not finish, in the order in which it accepted them."""
         rows = self.rows("SELECT envelope FROM commands WHERE status = 'accepted' ORDER BY at, id")
         return [envelope.Command.decode(raw) for (raw,) in rows]
 
     def unsent(self, most: int) -> list[tuple[str, CommandRecord]]:
-        """Return the oldest outcomes whose reply has not been sent, by command, `most` of them at most."""
         rows = self.rows(
             "SELECT id, status, at, output FROM commands WHERE is_sent = 0 ORDER BY at, id LIMIT ?", (most,)
         )
         return [(command_id, _record(*record)) for command_id, *record in rows]
 
     def mark_sent(self, command_ids: Sequence[str]) -> None:
-        """Record that these replies are in Redis. Where the record is lost they are sent again, which does no harm."""
+        """Record that Redis has these replies. If this is lost, they are sent again, which is harmless."""
         ids = [(command_id,) for command_id in command_ids]
         self.write(lambda connection: connection.executemany("UPDATE commands SET is_sent = 1 WHERE id = ?", ids))
 
     def newest_at(self) -> datetime | None:
-        """Return when the newest entry was made; None where there is none."""
+        """Return the time of the newest entry. None if the journal is empty."""
         ((at,),) = self.rows("SELECT max(at) FROM commands")
         return datetime.fromtimestamp(at, UTC) if at is not None else None
 
     def prune(self, now: datetime) -> int:
-        """Forget commands that are older than any repeat or undo of them; return how many.
-
-        Open commands and unsent replies stay.
-        """
+        """Delete commands older than the retention and return their number. Open commands and unsent replies stay."""
         beyond = "SELECT at FROM commands ORDER BY at DESC LIMIT 1 OFFSET ?"
         with self.transaction() as connection:
             ((latest,),) = connection.execute(

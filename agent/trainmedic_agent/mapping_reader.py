@@ -1,10 +1,7 @@
-"""Reads the mappings of the policy field by field: checked values out, and all the faults at once.
+"""Field-by-field validation of the policy's mappings, which collects all errors.
 
-Plain mappings and lists come in, as YAML gave them. A `FieldFault` says where it is by keys and positions only;
-``policy``, which has read the file, adds line and column. The agent does this without pydantic, which would add 8 MB,
-a fifth, to its memory (``docs/decisions.md``).
-
-A field's parser takes the raw value and returns the checked one, or raises ValueError with the words for a person.
+Pydantic is avoided because it adds 8 MB, a fifth, to the agent's memory (``docs/decisions.md``). A field's parser
+returns the checked value, or raises ValueError with a message for people.
 """
 
 from __future__ import annotations
@@ -25,10 +22,10 @@ FieldPath = tuple[str | int, ...]
 
 
 class FieldFault(Struct, frozen=True):
-    """A wrong field.
+    """An invalid field.
 
-    ``path``: the keys and positions that lead to it from the top of the policy: ("cleaning", "rules", "tmp", "do").
-    ``message``: what is wrong, for a person; it follows the path.
+    - ``path``: keys and positions from the top of the policy: ("cleaning", "rules", "tmp", "do")
+    - ``message``: the error, which follows the path
     """
 
     path: FieldPath
@@ -39,10 +36,7 @@ class FieldFault(Struct, frozen=True):
 
 
 class MappingReader:
-    """Takes fields out of one mapping of the document, and gathers what is wrong.
-
-    Readers of nested mappings share one list of `faults`, so that a person sees all of them at once.
-    """
+    """Reader of one mapping's fields. Readers of nested mappings share one list of `faults`."""
 
     def __init__(self, path: FieldPath, raw: object, faults: list[FieldFault] | None = None) -> None:
         self.path = path
@@ -77,7 +71,7 @@ class MappingReader:
             return otherwise
 
     def each(self, key: str, parse: Callable[[Any], T], *, required: bool = False) -> tuple[T, ...]:
-        """Return the parsed values of a list; a value that stands alone counts as a list of one."""
+        """Return the parsed values of a list. A single value counts as a list of one."""
         raw = self._raw.get(key)
         values = raw if isinstance(raw, list | tuple) else [raw] if raw is not None else []
         if required and not values and self._is_usable:

@@ -1,8 +1,6 @@
-"""A small HTTP server for one page, whose clients can take neither threads, memory nor open files from the agent.
+"""HTTP server for one page, which bounds its clients' use of threads, memory and open files.
 
-It has few places. A client that comes when they are taken gets the place of the one that has been sending its request
-longest: Prometheus sends its own at once. Every exchange must end within some seconds, and what goes wrong is a line in
-the log. Who calls it: ``exporter``.
+When all places are taken, a new connection replaces the one that has been sending its request longest.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from socketserver import ThreadingMixIn
 from typing import Any
 
 _PLACES = 16
-"""Connections at one time: a few scrapers, and some room. Each has a thread and an open file."""
+"""Concurrent connections. Each has a thread and an open file."""
 _EXCHANGE_SECONDS = 10.0
-"""Within which a request must have come and its response been taken. Prometheus gives up after 10."""
+"""Time limit for a request and its response. Prometheus times out after 10 s."""
 _REQUEST_BYTES = 16 * 1024
 _BACKLOG = 64
 
@@ -30,31 +28,28 @@ log = logging.getLogger(__name__)
 
 
 class MetricsServer(ThreadingMixIn, HTTPServer):
-    """Listens on an address, and hands each connection to `handler` in a thread of its own."""
-
     daemon_threads = True
     request_queue_size = _BACKLOG
 
     def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
-        """Raises OSError where the address cannot be used."""
+        """Raises OSError if the address cannot be used."""
         if ":" in host:
             self.address_family = socket.AF_INET6
         self._places: dict[socket.socket, float] = {}
-        """Connections, and when each is to be ended; in the order in which they came."""
+        """Deadline by connection, in order of arrival."""
         self._asking: dict[socket.socket, None] = {}
-        """Those whose request has not come whole."""
         self._open: set[socket.socket] = set()
-        """Connections that are not closed yet: those with a place, and those that their threads are about to close."""
+        """Connections that are not closed yet, including those without a place."""
         self._lock = threading.Lock()
         super().__init__((host, port), handler)
 
     def server_bind(self) -> None:
-        """Bind without asking the DNS for this machine's name, as the base does."""
+        """Bind without the DNS lookup that the base class makes."""
         super(HTTPServer, self).server_bind()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Give the connection a place; False, which closes it, where nobody else can give way."""
+        """Give the connection a place. Return False, which closes it, if no other connection can be closed for it."""
         with self._lock:
             if len(self._open) >= 2 * _PLACES:
                 return False
@@ -69,7 +64,6 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         return True
 
     def asked(self, request: socket.socket) -> None:
-        """Note that the whole request has come."""
         with self._lock:
             self._asking.pop(request, None)
 
@@ -81,7 +75,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End what takes too long. The serving loop calls this between connections and twice a second."""
+        """Close connections past their deadline. The serving loop calls this between connections and twice a second."""
         now = time.monotonic()
         with self._lock:
             for request in [request for request, deadline in self._places.items() if deadline < now]:
@@ -90,25 +84,22 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
-            log.debug("a client of the metrics has left", extra={"client": client_address[0], "error": repr(error)})
+            log.debug("metrics client disconnected", extra={"client": client_address[0], "error": repr(error)})
         else:
-            log.error("the metrics could not be shown", extra={"client": client_address[0]}, exc_info=error)
+            log.error("cannot serve metrics", extra={"client": client_address[0]}, exc_info=error)
 
     def _end(self, request: socket.socket) -> None:
-        """Have the connection's thread see its end; the thread closes it."""
         self._places.pop(request, None)
         self._asking.pop(request, None)
-        with contextlib.suppress(OSError):  # where it has ended by itself
+        with contextlib.suppress(OSError):  # it has ended already
             request.shutdown(socket.SHUT_RDWR)
 
 
 class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
-    """Reads one request of bounded size, and answers it by `page`, which a subclass defines."""
-
     server: MetricsServer
     server_version = "trainmedic-agent"
     sys_version = ""
-    timeout = _EXCHANGE_SECONDS  # of each call of the socket; `MetricsServer` bounds them all together
+    timeout = _EXCHANGE_SECONDS  # per socket call; `MetricsServer` bounds the whole exchange
 
     def setup(self) -> None:
         super().setup()
@@ -116,7 +107,7 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
 
     def parse_request(self) -> bool:
         is_sound = super().parse_request()
-        self.close_connection = True  # one request for each connection
+        self.close_connection = True  # one request per connection
         self.server.asked(self.connection)
         return is_sound
 
@@ -136,15 +127,13 @@ class MetricsRequestHandler(BaseHTTPRequestHandler, abc.ABC):
 
     @abc.abstractmethod
     def page(self, path: str, accept: str, accept_encoding: str) -> tuple[dict[str, str], bytes]:
-        """The headers and the content of the response to a request with this path and these headers."""
+        """Return headers and content for a request with this path and these headers."""
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not worth a line."""
+        """Do nothing: scrapes are not logged."""
 
 
 class _FirstBytes(io.RawIOBase):
-    """The beginning of a stream: after `size` bytes it has ended."""
-
     def __init__(self, stream: io.BufferedIOBase, size: int) -> None:
         self._stream = stream
         self._left = size

@@ -1,4 +1,4 @@
-"""The answer to a search of logs on a node whose policy lets none be read: it needs nothing of what reading takes."""
+"""Executor of ``logs.read`` on a node whose policy has no logs part. It avoids loading the log reader."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from trainmedic_logs.domain.log_search import READ
 
 
 class NoLogsExecutor(Struct, frozen=True):
-    """Rejects each ``logs.read``."""
-
     action: str = READ
     queue: str = "facts"
 

@@ -1,7 +1,6 @@
-"""The agent's log: one JSON object a line on standard error, like the server's, from the standard library alone.
+"""The agent's log: one JSON object per line on standard error, from the standard library alone.
 
-The text of an event is constant; its values are given with ``extra``, and stand beside the text. The SDK's lines come
-the same way.
+Event texts are constant; values are passed with ``extra``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 class JsonLines(logging.Formatter):
-    """``event``, ``level``, ``logger``, ``timestamp``, the extra values, and ``exception`` where there is one."""
+    """Formatter: ``event``, ``level``, ``logger``, ``timestamp``, the extra values, and ``exception`` if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {name: value for name, value in vars(record).items() if name not in _OWN}
@@ -26,17 +25,17 @@ class JsonLines(logging.Formatter):
         line["timestamp"] = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        # In ASCII, so that no name or path from outside steers the terminal that shows the line.
+        # ASCII, so that no external name or path can control a terminal.
         return json.dumps(line, default=str)
 
 
 def command_fields(command: Command, **fields: str) -> dict[str, str]:
-    """The extra values of a line about a command, with `fields` beside them."""
+    """Return the extra values for a line about a command, including `fields`."""
     return {"action": command.action, "command": command.id, "run_id": command.run_id, **fields}
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:
-    """Send every log line, ours and the libraries', to `stream` (standard error)."""
+    """Send all log lines, including libraries', to `stream`, by default standard error."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
     root = logging.getLogger()

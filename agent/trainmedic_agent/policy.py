@@ -1,16 +1,8 @@
-"""The node's own policy: what any command, however valid, may do here at most.
+"""The node's policy: the upper bound of what any command may do here (``docs/reference/agent-policy.md``).
 
-It is a YAML file of five parts: ``allow`` lists the actions that change something, ``power`` bounds power
-limits, ``cleaning`` holds the cleanup rules that a command can name (``disk.rules``), ``containers`` states which
-leftovers of a container engine may be removed (``containers.policy``), ``logs`` says which logs are read
-(``log_reading.log_policy``). Reading actions are always allowed. Without a file nothing else is: the agent then
-only answers what it is asked.
-
-Undoing a power limit is always allowed, so that a policy which has become stricter never keeps a GPU at a cap. No
-other action can be undone, so a command cannot bypass the policy by calling itself an undo.
-``docs/reference/agent-policy.md`` is the reference.
-
-Not here: applying the bounds, which is up to the executors.
+Reading actions are always allowed. The undo of a power limit is always allowed, so that a stricter policy never leaves
+a GPU capped. Other actions have no undo, so no command can bypass the policy by claiming to be one. Executors apply the
+bounds.
 """
 
 from __future__ import annotations
@@ -35,13 +27,9 @@ from trainmedic_core import duration, yaml_text
 from trainmedic_core.problems import did_you_mean, shown
 
 READING = frozenset({"node.facts", "logs.read"})
-"""Actions that change nothing."""
 CHANGING = ("gpu.power_limit", "disk.clean", "disk.prune_containers")
-"""Actions that a policy can allow."""
 _PART_OF = {"gpu.renew_lease": "gpu.power_limit"}
-"""Allowed together with the action that they belong to."""
 _TAKES_BACK = frozenset({"gpu.power_limit"})
-"""Actions whose undo is allowed even if the action is not."""
 _KEYS = ("allow", "power", "cleaning", "containers", "logs")
 _LONGEST_LEASE = timedelta(days=1)
 
@@ -49,9 +37,8 @@ _LONGEST_LEASE = timedelta(days=1)
 class PowerBounds(Struct, frozen=True):
     """Bounds of ``gpu.power_limit``.
 
-    ``floor_percent``: no limit goes below this share of the card's default limit.
-    ``max_lease``: no cap lasts longer than this without being renewed, so that the power is restored that long after
-    the server has died.
+    - ``floor_percent``: minimum limit, in percent of the card's default
+    - ``max_lease``: maximum duration of an unrenewed cap
     """
 
     floor_percent: float = 50.0
@@ -59,13 +46,13 @@ class PowerBounds(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """What commands may do on this node.
+    """Permissions on this node.
 
-    ``allow``: the actions that change something and are allowed.
-    ``containers``: which leftovers of a container engine may be removed; None for none.
-    ``logs``: which logs are read; None without that part, and then nothing of reading logs is loaded.
-    ``source``: the file; None without one.
-    ``digest``: the first 12 hexadecimal digits of the file's SHA-256; None without a file.
+    - ``allow``: allowed changing actions
+    - ``containers``: None: nothing may be removed
+    - ``logs``: None: the log reader is not loaded
+    - ``source``: the file. None without one
+    - ``digest``: first 12 hexadecimal digits of the file's SHA-256. None without a file
     """
 
     allow: frozenset[str] = frozenset()
@@ -80,7 +67,7 @@ class Policy(Struct, frozen=True):
         return action in READING or _PART_OF.get(action, action) in self.allow
 
     def refusal(self, command: envelope.Command) -> str | None:
-        """Return why the command is not allowed; None where it is."""
+        """Return why the command is not allowed. None if it is."""
         is_undo = command.undo_of is not None and command.action in _TAKES_BACK
         if is_undo or self.allows(command.action):
             return None
@@ -90,7 +77,7 @@ class Policy(Struct, frozen=True):
 
 
 def load(path: Path) -> Policy:
-    """Read the policy from a file. Raises ConfigurationError, which names every mistake with its line and column."""
+    """Read the policy from a file. Raises ConfigurationError with all errors, by line and column."""
     try:
         raw = path.read_bytes()
         mode = path.stat().st_mode
@@ -110,7 +97,7 @@ def parse(text: str, source: str) -> Policy:
     if problems:
         raise ConfigurationError("\n".join(map(str, problems)))
     if len(documents) != 1:
-        raise ConfigurationError(f"{source}: a policy is one YAML document, and {len(documents)} are in the file")
+        raise ConfigurationError(f"{source}: a policy is one YAML document, but the file has {len(documents)}")
     document = documents[0]
     reader = MappingReader((), document.value)
     reader.refuse_unknown_keys(_KEYS)
@@ -182,11 +169,10 @@ def _logs(value: Any, faults: list[FieldFault]) -> LogsPolicy | None:
 
 
 def _placed(document: yaml_text.YamlDocument, fault: FieldFault) -> str:
-    """Where a key is unknown the line and column are the key's, for every other fault those of its value."""
+    """Add line and column: the key's if it is unknown, else the value's."""
     is_about_a_key = fault.message.startswith("is not known")
     return str(document.problem(fault.path, str(fault), at_key=is_about_a_key))
 
 
 def allowed(policy: Policy, actions: Collection[str]) -> list[str]:
-    """Return those of `actions` that the policy allows, in alphabetical order."""
     return sorted(action for action in actions if policy.allows(action))

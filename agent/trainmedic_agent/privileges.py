@@ -1,8 +1,4 @@
-"""What this process may do on its node, as far as the kernel says so before anything is tried.
-
-Who calls it: ``trainmedic_agent.wiring.agent_check``, for a person who installs an agent, ``exclusive_gpus`` and
-``disk.exclusive_roots``.
-"""
+"""The process's user and Linux capabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from msgspec import Struct
 
 from trainmedic_core.machine_locks import Holder
 
-# capabilities(7), by number in the mask that /proc shows.
+# Bit numbers, from capabilities(7).
 _CAPABILITIES = {
     "CAP_DAC_OVERRIDE": 1,
     "CAP_DAC_READ_SEARCH": 2,
@@ -25,27 +21,23 @@ _CAPABILITIES = {
     "CAP_LEASE": 28,
 }
 POWER = ("CAP_SYS_ADMIN",)
-"""What NVIDIA's driver requires to set a power limit."""
+"""Required by NVIDIA's driver to set a power limit."""
 FILES_OF_OTHERS = ("CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_LEASE")
-"""To delete what other users own: writing in their directories, in sticky ones too, and knowing that a file is
-not in use."""
+"""Required to delete other users' files: write to their directories, even sticky ones, and check that a file is unused.
+"""
 PROCESSES_OF_OTHERS = ("CAP_SYS_PTRACE",)
-"""To see what other users' processes have open, where the kernel does not answer for a file by itself."""
+"""Required to see other users' open files where the kernel grants no lease."""
 
 
 class Privileges(Struct, frozen=True):
-    """``user`` is the process's user; ``capabilities`` are those of Linux's that it has and that matter here."""
-
     user: str
     capabilities: frozenset[str]
 
     def lacks(self, needed: Sequence[str]) -> list[str]:
-        """Return those of `needed` that the process does not have."""
         return [name for name in needed if name not in self.capabilities]
 
 
 def current_privileges(proc: Path = Path("/proc")) -> Privileges:
-    """Read what this process has from the kernel."""
     uid = os.geteuid()
     try:
         user = pwd.getpwuid(uid).pw_name
@@ -55,7 +47,7 @@ def current_privileges(proc: Path = Path("/proc")) -> Privileges:
 
 
 def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str]:
-    """Return the capabilities of a process that matter here; none where the kernel does not say."""
+    """Return a process's relevant capabilities, none if they cannot be read."""
     mask = 0
     try:
         for line in (proc / str(pid) / "status").read_text().splitlines():
@@ -67,9 +59,9 @@ def capabilities_of(pid: int | str, proc: Path = Path("/proc")) -> frozenset[str
 
 
 def is_agent(holder: Holder, needed: Sequence[str]) -> bool:
-    """Return whether who holds a name could be an agent, with the privileges `needed` for what the name stands for.
+    """Return whether a name's holder could be an agent with the privileges `needed`.
 
-    Any other process may hold the name merely to be in the way.
+    Any other process may hold the name only to block the agent.
     """
     if holder.user in {0, os.geteuid()}:
         return True

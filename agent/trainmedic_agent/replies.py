@@ -1,10 +1,7 @@
-"""The agent's replies on their way to the server, and its presence.
+"""Replies to the server, and the agent's presence.
 
-The outcome of a command is in the journal before it comes here, so none is lost while Redis is unreachable or the
-agent restarts: unsent outcomes of the journal are sent later. Other replies (``accepted``, or why a command was not
-taken) answer a stream entry, and that entry stays on the stream until Redis has the reply.
-
-The thread that writes is the SDK's `ReplyWriter`. Not here: deciding what to answer.
+Unsent outcomes are sent from the journal after an outage or restart. Other replies (``accepted``, refusals) answer a
+stream entry, which stays on the stream until Redis has the reply.
 """
 
 from __future__ import annotations
@@ -29,11 +26,11 @@ log = logging.getLogger(__name__)
 _PRESENCE_SECONDS = 30
 _PRESENCE_EVERY = 10.0
 _REFILL = 500
-"""How many unsent outcomes are taken from the journal at once; the writer's queue holds twice as many."""
+"""Unsent outcomes read from the journal at once; the writer's queue holds twice as many."""
 
 
 class AgentReplies:
-    """Sends replies in the order in which they are put in. Its methods may be called from any thread."""
+    """Ordered sender of replies. Thread-safe."""
 
     def __init__(
         self,
@@ -54,7 +51,7 @@ class AgentReplies:
         name = envelope.agent_presence(node)
         self._writer = ReplyWriter(
             connection,
-            CommandMemory(f"node:{node}", instance),  # names this process; what it remembers is in the journal
+            CommandMemory(f"node:{node}", instance),  # identifies this process; the memory itself is the journal
             envelope.node_commands(node),
             PresenceKey(name, node, describe, self._on_conflict, _PRESENCE_SECONDS, _PRESENCE_EVERY),
             context.signer,
@@ -66,28 +63,28 @@ class AgentReplies:
         self._writer.start()
 
     def stop(self, timeout: float) -> None:
-        """Send what waits and delete the presence. What Redis has not taken by then stays in the journal."""
+        """Send pending replies and delete the presence. Unsent replies stay in the journal."""
         self._writer.stop(timeout)
         self._mark_sent()
 
     def name_conflict(self) -> str | None:
-        """The other agent that has recently announced itself by this node's name; None if there is none."""
+        """Return the other agent that recently used this node's name. None if there is none."""
         conflict = self._conflict
         if conflict is None or abs((self._now() - conflict[0]).total_seconds()) > _PRESENCE_SECONDS:
             return None
         return conflict[1]
 
     def answer(self, command_id: str, record: CommandRecord, entry: bytes) -> None:
-        """Answer a command that has come with its record; with the reply `entry` is taken off the stream."""
+        """Answer a received command. The reply also removes `entry` from the stream."""
         self._writer.put(OutgoingReplies((self._reply(command_id, record),), entry))
 
     def refuse(self, command_id: str, reason: str, entry: bytes) -> None:
-        """Answer a command that is not genuine, or not for this node; its id may be that of another."""
+        """Reject a command that is not authentic or not for this node. Its ID may belong to another command."""
         reply = self._reply(command_id, ended(envelope.REJECTED, reason))
         self._writer.put(OutgoingReplies((replace(reply, is_to_genuine=False),), entry))
 
     def send_outcome(self, command_id: str, outcome: CommandRecord) -> None:
-        """Send the outcome of a command. It is in the journal, as unsent."""
+        """Send the outcome of a command, which is in the journal as unsent."""
         with self._lock:
             self._in_flight.add(command_id)
         if not self._writer.put(OutgoingReplies((self._reply(command_id, outcome),))):
@@ -99,22 +96,19 @@ class AgentReplies:
         return envelope.Reply(command_id, self._node, record.status, None, record.output, record.at, node=self._node)
 
     def _on_conflict(self, presence: Mapping[str, Any]) -> None:
-        """Record that another agent's presence has this node's key. Called in the writer's thread."""
         other = f"process {presence.get('pid')} on {presence.get('host')!r}"
         if self.name_conflict() != other:
             log.error(
-                "another agent calls itself %s too: %s. Until one of them is stopped, or named otherwise (--node), "
-                "commands are refused, for they could be meant for the other",
+                "another agent has the name %s too: %s; refusing commands until one is stopped or renamed (--node)",
                 self._node,
                 other,
             )
         self._conflict = self._now(), other
 
     def _on_sent(self, sent: Sequence[OutgoingReplies]) -> None:
-        """Redis has taken these replies. Called in the writer's thread.
+        """Handle replies that Redis has accepted. Called in the writer's thread.
 
-        They are marked in the journal with the next presence, many at once, because each mark is a disk write.
-        If the mark is lost, a reply is sent twice, which does no harm.
+        They are marked in the journal in batches, because each mark is a disk write. Sending a reply twice is harmless.
         """
         self._counters.redis_answered(self._now().timestamp())
         with self._lock:
@@ -136,16 +130,15 @@ class AgentReplies:
         try:
             self._journal.mark_sent(sent_ids)
         except JournalUnavailable as error:
-            log.error("sent replies could not be noted, and will be sent again", extra={"reason": str(error)})
+            log.error("cannot journal sent replies; they will be sent again", extra={"reason": str(error)})
             with self._lock:
                 self._sent_ids = sent_ids + self._sent_ids
 
     def _refill(self) -> None:
-        """Send what the journal holds unsent."""
         try:
             unsent = self._journal.unsent(_REFILL)
         except JournalUnavailable as error:
-            log.error("unsent replies could not be read", extra={"reason": str(error)})
+            log.error("cannot read unsent replies", extra={"reason": str(error)})
             return
         with self._lock:
             known = {*self._in_flight, *self._sent_ids}

@@ -1,12 +1,7 @@
-"""Space that is kept back for the agent's journal: one file of random bytes beside it.
+"""Disk space reserved for the journal by a file of random bytes.
 
-``disk.clean`` is meant for a node whose disk is full, but an agent that cannot write its journal does nothing. So when
-the journal finds no space, a piece of the reserved space is freed and the journal tries again: one piece at a time,
-because whatever filled the disk may take the freed space first. Once there is room again, the file is filled up.
-
-The bytes are random, because a file system that compresses or leaves out zeros would keep nothing back for them.
-
-Who calls it: ``journal``, within its lock. Nothing here raises: a node without reserved space is worse off, not broken.
+``disk.clean`` must be journaled even on a full disk. The file gives up one piece at a time, because other writers may
+take the freed space first. The bytes are random, because compressing file systems would store nothing for zeros.
 """
 
 from __future__ import annotations
@@ -20,17 +15,15 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 PIECE = 128 * 1024
-"""Bytes that are given up at once: some ten transactions."""
+"""Bytes freed at once, enough for about ten transactions."""
 PIECES = 8
 _RETRY_SECONDS = 30.0
-"""After which filling up is tried again where it failed."""
+"""Delay before a failed refill is retried."""
 _ROOM = 8
-"""The file is filled up only where this many times its size is available beside it."""
+"""Refill only if this many times the file's size is available."""
 
 
 class ReservedSpace:
-    """The file that keeps the space."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._size = self._measured()
@@ -38,11 +31,10 @@ class ReservedSpace:
 
     @property
     def is_short(self) -> bool:
-        """Whether some of the space has been given up."""
         return self._size < PIECES * PIECE
 
     def give_up(self) -> bool:
-        """Free a piece; return whether there was one."""
+        """Free a piece. Return False if none is left."""
         if self._size <= 0:
             return False
         left = max(self._size - PIECE, 0) // PIECE * PIECE
@@ -52,16 +44,15 @@ class ReservedSpace:
             else:
                 self._path.unlink()
         except OSError as error:
-            log.error("reserved space cannot be given up", extra={"file": str(self._path), "reason": error.strerror})
-            self._size = self._measured()  # it may have been deleted: then it is created again once there is room
+            log.error("cannot free reserved space", extra={"file": str(self._path), "reason": error.strerror})
+            self._size = self._measured()  # if it was deleted, it is created again later
             return False
         if not self.is_short:
-            log.warning("the disk is full; the agent works from its reserved space", extra={"file": str(self._path)})
+            log.warning("disk full; using reserved space", extra={"file": str(self._path)})
         self._size = left
         return True
 
     def fill_up(self) -> None:
-        """Reserve the whole space again where there is room for it."""
         if not self.is_short or time.monotonic() < self._not_before or not self._has_room():
             return
         try:
@@ -75,7 +66,7 @@ class ReservedSpace:
                 os.close(descriptor)
         except OSError as error:
             fields = {"file": str(self._path), "reason": error.strerror}
-            log.warning("reserved space cannot be filled up, and is tried again", extra=fields)
+            log.warning("cannot refill reserved space; retrying", extra=fields)
             self._not_before = time.monotonic() + _RETRY_SECONDS
         self._size = self._measured()
 

@@ -1,9 +1,6 @@
-"""The agent as a whole: its parts, started in order, and stopped without leaving anything half-done.
+"""The agent as a whole: ordered start and clean stop of its parts.
 
-What was interrupted is taken up before the first new command is read. On the way down no further command is
-begun; what runs has a few seconds to end, and what does not end is left in the journal, to be resumed.
-
-Who calls it: ``trainmedic_agent.wiring.agent``, which hands in the executors and the periodic tasks.
+On stop no further command begins; running ones have a few seconds to end, and otherwise are resumed at the next start.
 """
 
 from __future__ import annotations
@@ -35,8 +32,9 @@ log = logging.getLogger(__name__)
 
 QUEUES = ("gpu", "disk", "facts", "logs")
 STOP_SECONDS = 8.0
-"""How long what runs may take to end when the agent is told to. With the three below it stays under the 20 s after
-which systemd kills the agent (``packaging/systemd``)."""
+"""Seconds that running commands have to end on a stop. With the three times below it stays under the 20 s after which
+systemd kills the agent (``packaging/systemd``).
+"""
 _READ_SECONDS = 1.0
 _SEND_SECONDS = 2.0
 _LOG_SECONDS = 3.0
@@ -44,26 +42,21 @@ _PRUNE_EVERY = 3600.0
 
 
 class ReadsLogs(Protocol):
-    """What reads logs, as ``trainmedic_agent.wiring.agent_logs`` makes it."""
-
     def start(self) -> None:
         """Raises JournalUnavailable."""
         ...
 
     def stop(self, timeout: float) -> None: ...
 
-    def presence(self) -> Mapping[str, Any]:
-        """What the presence says of it."""
-        ...
+    def presence(self) -> Mapping[str, Any]: ...
 
 
 class AgentParts(Struct, frozen=True):
-    """What acts on the node.
+    """The parts that act on the node.
 
-    ``executors``: one for each action that the agent knows.
-    ``tasks``: what comes due by itself.
-    ``inventory``: returns what the presence says of the node's GPUs.
-    ``log_reader``: reads the node's logs; None where the policy names none.
+    - ``executors``: one for each known action
+    - ``inventory``: returns the GPUs' part of the presence
+    - ``log_reader``: None if the policy names no logs
     """
 
     executors: Sequence[Executor] = ()
@@ -73,10 +66,10 @@ class AgentParts(Struct, frozen=True):
 
 
 class _Pruning:
-    """Keeps the journal from growing for ever.
+    """Regular pruning of the journal.
 
-    The age of commands is counted from the newest that an earlier process has left, by the time since boot: a clock
-    that was set forward, also while the agent was away, makes none of them old.
+    The age of commands counts from the newest one at start, plus the time since boot. So a clock set forward, even
+    while the agent was stopped, prunes nothing early.
     """
 
     queue = "facts"
@@ -97,12 +90,10 @@ class _Pruning:
             at_most = self._newest_at + timedelta(seconds=since_boot() - self._began)
             self._journal.prune(min(self._now(), at_most))
         except JournalUnavailable as error:
-            log.warning("old commands could not be forgotten; trying again later", extra={"reason": str(error)})
+            log.warning("cannot prune old commands; retrying later", extra={"reason": str(error)})
 
 
 class Agent:
-    """One node's agent."""
-
     def __init__(self, context: AgentContext, parts: AgentParts) -> None:
         self._context = context
         self._inventory = parts.inventory
@@ -130,7 +121,7 @@ class Agent:
         self._receiver = CommandReceiver(context.redis.shared(), addressee, context.signer, self._runner)
 
     def start(self) -> None:
-        """Take up what was interrupted, then start every thread. Raises JournalUnavailable."""
+        """Resume interrupted commands, then start all threads. Raises JournalUnavailable."""
         self._runner.begin(self._queues)
         for worker_queue in self._queues.values():
             worker_queue.start()
@@ -140,7 +131,7 @@ class Agent:
             self._log_reader.start()
 
     def stop(self) -> bool:
-        """End everything; return whether nothing was left for the next start."""
+        """Stop everything. Return whether no command was left for the next start."""
         self._receiver.stop(_READ_SECONDS)
         self._stopping.set()
         if self._log_reader is not None:
@@ -150,7 +141,7 @@ class Agent:
             worker_queue.wake()
         running = [name for name, each in self._queues.items() if not each.join(max(deadline - time.monotonic(), 0.0))]
         for name in running:
-            log.warning("a command did not end in time; it is resumed at the next start", extra={"queue": name})
+            log.warning("command did not end in time; resuming it at the next start", extra={"queue": name})
         self._replies.stop(_SEND_SECONDS)
         return not running
 

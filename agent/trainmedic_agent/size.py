@@ -1,4 +1,4 @@
-"""Sizes in bytes (``500GB``, ``1.5GiB``): reading and writing."""
+"""Parsing and formatting of sizes in bytes (``500GB``, ``1.5GiB``)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ _GRAMMAR = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]*)")
 
 
 def parse(value: object) -> int:
-    """The bytes that `value` writes: a whole number, or text with a unit.
+    """Return the bytes for a whole number, or for text with a unit.
 
-    ``kB``, ``MB``, ``GB``, ``TB``, ``PB`` are powers of 1000, ``KiB``, ``MiB`` and so on of 1024.
-    Raises ValueError with an example.
+    ``kB`` to ``PB`` are powers of 1000, ``KiB`` to ``PiB`` of 1024. Raises ValueError with an example.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
@@ -25,7 +24,7 @@ def parse(value: object) -> int:
 
 
 def write(size: int) -> str:
-    """`size` for a person, to three digits: ``1.5GB``."""
+    """Format a size with three digits: ``1.5GB``."""
     for prefix in reversed(_DECIMAL):
         if size >= _DECIMAL[prefix] and prefix:
             return f"{size / _DECIMAL[prefix]:.3g}{prefix}B"

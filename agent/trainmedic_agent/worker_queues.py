@@ -1,7 +1,6 @@
-"""The threads that carry commands out: one for each worker queue, so that a long cleanup never holds up a power cap.
+"""Worker queues: one thread each, so that a long cleanup never delays a power cap.
 
-A worker queue takes its commands in the order in which they came, and runs its periodic tasks between them. It does
-not know what a command means: it is handed the function that carries one out (``command_runner``).
+A queue runs commands in order of arrival, and periodic tasks between them.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from trainmedic_agent.executors import AcceptedCommand, PeriodicTask
 log = logging.getLogger(__name__)
 
 _PAUSE_AFTER_ERROR = 1.0
-"""Seconds, so that a task which fails at once does not keep a processor busy."""
+"""Seconds, so that a task that fails at once does not use a whole core."""
 
 
 class WorkerQueue:
-    """One thread and the commands that wait for it."""
-
     def __init__(
         self,
         name: str,
@@ -36,7 +33,7 @@ class WorkerQueue:
         self._tasks = tasks
         self._stopping = stopping
         self._counters = counters
-        self._queue: queue.SimpleQueue[AcceptedCommand | None] = queue.SimpleQueue()  # None only wakes the thread up
+        self._queue: queue.SimpleQueue[AcceptedCommand | None] = queue.SimpleQueue()  # None only wakes the thread
         self._thread = threading.Thread(target=self._run, name=f"queue-{name}", daemon=True)
 
     def start(self) -> None:
@@ -46,11 +43,10 @@ class WorkerQueue:
         self._queue.put(accepted)
 
     def wake(self) -> None:
-        """Have the thread look whether the agent is stopping."""
         self._queue.put(None)
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread's end, `timeout` seconds at most; return whether it has ended."""
+        """Wait up to `timeout` seconds for the thread. Return whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -60,20 +56,19 @@ class WorkerQueue:
                 accepted = self._next()
                 if accepted is not None and not self._stopping.is_set():
                     self._carry_out(accepted)
-            except Exception:  # the thread's boundary: one failed command or task must not end those behind it
-                log.exception("a worker queue goes on after an unexpected error", extra={"queue": self.name})
+            except Exception:  # thread boundary: a failed command or task must not stop later ones
+                log.exception("worker queue continues after an unexpected error", extra={"queue": self.name})
                 self._counters.loop_error(self.name)
                 self._stopping.wait(_PAUSE_AFTER_ERROR)
 
     def _next(self) -> AcceptedCommand | None:
-        """Return the next command; None when a task has run or the thread was woken up."""
         due = [(seconds, task) for task in self._tasks if (seconds := task.due()) is not None]
         timeout = min((seconds for seconds, _ in due), default=threading.TIMEOUT_MAX)
         if timeout <= 0:
             for seconds, task in due:
                 if seconds <= 0:
                     task.run()
-            timeout = 0.0  # a task takes time, and a command may have come meanwhile
+            timeout = 0.0  # a command may have arrived while the task ran
         try:
             return self._queue.get(timeout=min(timeout, threading.TIMEOUT_MAX))
         except queue.Empty:

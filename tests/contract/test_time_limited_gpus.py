@@ -92,7 +92,7 @@ def test_a_card_that_hangs_is_told_as_stuck_and_the_others_answer(
 ) -> None:
     """What is wrong, for how long, and what to do; on the other card limits are set and read."""
     hang(driver, gpus, calls)
-    with pytest.raises(GpuStuck, match=f"{FIRST} is stuck: a call to the driver has not come back for .*dmesg"):
+    with pytest.raises(GpuStuck, match=f"{FIRST} is stuck: a driver call has not returned for .*dmesg"):
         gpus.set_power_limit(FIRST, 400_000)
     gpus.set_power_limit(SECOND, 420_000)
     assert driver.watts(1) == 420

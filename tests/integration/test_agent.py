@@ -69,7 +69,7 @@ def test_of_two_agents_with_one_name_none_is_commanded(node: Node) -> None:
     assert status == envelope.FAILED
     assert "process 7 on 'other-host'" in output["reason"]
     assert node.do("gpu.power_limit", undo_of=cap.id, restore=True)[0] == envelope.APPLIED
-    assert sum("another agent calls itself n1 too" in line for line in node.agent.log.read_text().splitlines()) == 1
+    assert sum("another agent has the name n1 too" in line for line in node.agent.log.read_text().splitlines()) == 1
 
 
 def test_a_repeat_is_answered_and_not_done_again(node: Node) -> None:

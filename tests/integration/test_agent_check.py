@@ -139,10 +139,10 @@ def test_a_node_is_healthy_where_every_gpu_can_be_worked_on(driver: Driver) -> N
     ("trouble", "told"),
     [
         ("lost", "Fault: "),
-        ("ecc", "has had 2 memory errors that ECC could not mend"),
-        ("asked for", "does not work again before what its driver asks for: drain_and_reset"),
-        ("missing", "GPUs answer, and there must be"),
-        ("hangs", "is stuck: a call to the driver has not come back"),
+        ("ecc", "has had 2 uncorrectable memory errors"),
+        ("asked for", "needs the recovery action that its driver requests: drain_and_reset"),
+        ("missing", "GPUs respond, but"),
+        ("hangs", "is stuck: a driver call has not returned"),
         ("unloaded", "Fault: "),
     ],
 )

@@ -1,1 +1,1 @@
-"""GPUs by NVML."""
+"""GPU adapters for NVML."""

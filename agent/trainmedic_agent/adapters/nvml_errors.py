@@ -1,7 +1,4 @@
-"""What NVML's error codes mean, as errors of `trainmedic_agent.errors.GpuError`.
-
-Called by ``nvml_gpus`` and ``nvml_session``; ``nvml_readings`` knows which codes say that a card has no such reading.
-"""
+"""Translation of NVML's error codes to `trainmedic_agent.errors.GpuError`."""
 
 from __future__ import annotations
 
@@ -12,25 +9,24 @@ import pynvml
 from trainmedic_agent.errors import DriverAbsent, GpuError, GpuFailure, GpuLost, NoPermission, NotSupported
 
 UNAVAILABLE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
-"""The card or this version of the driver has no such thing."""
+"""The card or this driver version does not support it."""
 STALE = (
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )
-"""The driver is not loaded, or was reloaded: nothing works until NVML is opened again."""
+"""The driver is not loaded, or was reloaded: NVML must be reopened."""
 CARD_GONE = (
     pynvml.NVML_ERROR_GPU_IS_LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED,
     pynvml.NVML_ERROR_NOT_FOUND,
     pynvml.NVML_ERROR_GPU_NOT_FOUND,
 )
-"""The card does not answer any more, whatever it is asked."""
+"""The card no longer responds to any call."""
 _NO_LIBRARY = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
 def driver_error(error: Any) -> GpuError:
-    """Translate an error of opening NVML, or one that says that NVML has to be opened again."""
     if error.value in _NO_LIBRARY:
         return DriverAbsent("NVML (libnvidia-ml.so.1) is not on this machine: NVIDIA's driver is not installed")
     if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
@@ -38,20 +34,20 @@ def driver_error(error: Any) -> GpuError:
             "NVML and the loaded driver are of different versions: load the new driver, or restart the node"
         )
     if error.value in STALE:
-        return DriverAbsent(f"NVIDIA's driver is not loaded, or was loaded anew: {error}")
+        return DriverAbsent(f"NVIDIA's driver is not loaded, or was reloaded: {error}")
     if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
         return NoPermission(f"the agent may not use NVIDIA's driver: {error}. It needs access to /dev/nvidiactl")
-    return GpuFailure(f"NVIDIA's driver does not answer: {error} (NVML error {error.value})")
+    return GpuFailure(f"NVIDIA's driver does not respond: {error} (NVML error {error.value})")
 
 
 def call_error(error: Any, called: str) -> GpuError:
-    """Translate an error of a call while NVML is open; `called` is the card's UUID, or ``the driver``."""
+    """Translate an error of a call while NVML is open. `called` is the card's UUID, or ``the driver``."""
     if error.value in STALE:
         return driver_error(error)
     if error.value in CARD_GONE:
-        return GpuLost(f"{called} does not answer any more: {error}. The driver's log (dmesg, Xid) says why")
+        return GpuLost(f"{called} no longer responds: {error}. Check the driver's log (dmesg, Xid)")
     if error.value in UNAVAILABLE:
-        return NotSupported(f"{called} does not offer that: {error}")
+        return NotSupported(f"{called} does not support this: {error}")
     if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
-        return NoPermission(f"the agent may not do that to {called}: {error}. It needs root, or CAP_SYS_ADMIN")
+        return NoPermission(f"the agent may not change {called}: {error}. It needs root or CAP_SYS_ADMIN")
     return GpuFailure(f"{called}: {error} (NVML error {error.value})")

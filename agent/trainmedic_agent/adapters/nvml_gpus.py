@@ -1,8 +1,6 @@
-"""NVIDIA's GPUs through NVML, by the binding that NVIDIA publishes (``pynvml`` of nvidia-ml-py).
+"""NVIDIA's GPUs through NVML (``pynvml`` from nvidia-ml-py).
 
-Here: the methods of the port. ``nvml_session`` opens and closes NVML, ``nvml_readings`` says what a card is asked,
-``nvml_errors`` translates NVML's errors. No lock is held while NVML works, so a slow reading never delays a power
-limit.
+No lock is held during an NVML call, so a slow reading never delays a power limit.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _ENDS_READING = (*STALE, *CARD_GONE)
 
 
 class NvmlGpus:
-    """Implements `trainmedic_agent.ports.gpus.Gpus`. `calls` limits how long opening NVML waits for a card."""
+    """Implements `trainmedic_agent.ports.gpus.Gpus`. `calls` bounds how long opening NVML waits for a card."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic, calls: CallRunner | None = None) -> None:
         self._nvml = NvmlSessions(monotonic, calls or DirectCalls())
@@ -59,7 +57,7 @@ class NvmlGpus:
         if matches:
             return matches[0]
         if self._nvml.has_seen(name):
-            raise GpuLost(f"{name} was here and does not answer any more")
+            raise GpuLost(f"{name} no longer responds")
         there = ", ".join(f"{info.index} ({info.uuid})" for info in infos) or "none"
         raise GpuAbsent(f"there is no GPU {name!r} on this node; there are: {there}")
 
@@ -68,9 +66,9 @@ class NvmlGpus:
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
         with self._nvml.card(uuid) as (_, handle):
-            # Checked just before setting: whatever NVML makes of its handles, no other card may be capped.
+            # Check right before setting: if NVML mixes up its handles, no other card may be capped.
             if pynvml.nvmlDeviceGetUUID(handle) != uuid:
-                raise GpuFailure(f"the driver takes another GPU for {uuid}; nothing was set")
+                raise GpuFailure(f"the driver confused {uuid} with another GPU; nothing was set")
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, milliwatts)
 
     def read(self, uuid: str) -> gpus.GpuReading:
@@ -80,7 +78,7 @@ class NvmlGpus:
         return self._nvml.retried(lambda: self._processes(uuid))
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
-        with contextlib.suppress(GpuError), self._nvml.open() as session:  # without a driver: those from before
+        with contextlib.suppress(GpuError), self._nvml.open() as session:  # without a driver: earlier counts
             self._drain_xids(session)
         return {uuid: dict(counts) for uuid, counts in self._xids.copy().items()}
 
@@ -89,7 +87,7 @@ class NvmlGpus:
 
     def _inventory(self) -> gpus.Inventory:
         with self._nvml.open() as session:
-            pynvml.nvmlDeviceGetCount()  # fails where the driver was reloaded
+            pynvml.nvmlDeviceGetCount()  # fails if the driver was reloaded
             there = tuple(info for info in session.infos if info.uuid not in session.lost)
             return gpus.Inventory(there, (*session.problems, *session.lost.values()), session.driver)
 
@@ -106,7 +104,7 @@ class NvmlGpus:
             fixed, unread = _fixed(session, uuid, handle)
             for name in ("power_default", "power_constraints"):
                 if name in unread:
-                    raise GpuFailure(f"{uuid} does not tell its {name.replace('_', ' ')}: {unread[name]}")
+                    raise GpuFailure(f"{uuid} does not report its {name.replace('_', ' ')}: {unread[name]}")
             return gpus.PowerLimits(
                 limit_mw=limit,
                 enforced_mw=enforced if enforced is not None else limit,
@@ -129,15 +127,15 @@ class NvmlGpus:
             return tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
 
     def _drain_xids(self, session: NvmlSession) -> None:
-        """Take the XIDs that have come in. One thread does; the others go on with those taken before."""
+        """Collect pending XIDs in one thread at a time; others use those collected before."""
         if session.events is None or not self._draining.acquire(blocking=False):
             return
         try:
-            while True:  # until NVML says, by an error, that no event waits
+            while True:  # until NVML reports by an error that no event is pending
                 event = pynvml.nvmlEventSetWait_v2(session.events, 0)
-                uuid = session.uuid_of(event.device)  # a lost GPU would not tell it any more
+                uuid = session.uuid_of(event.device)  # a lost GPU can no longer report its UUID
                 if event.eventType == pynvml.nvmlEventTypeXidCriticalError and uuid is not None:
-                    # A new Counter instead of a change: another thread may be copying the old one.
+                    # Replace the Counter instead of changing it: another thread may be copying the old one.
                     self._xids[uuid] = self._xids.get(uuid, Counter()) + Counter({int(event.eventData): 1})
                     self._last_xid[uuid] = int(event.eventData)
         except pynvml.NVMLError as error:
@@ -148,7 +146,6 @@ class NvmlGpus:
 
 
 def _fixed(session: NvmlSession, uuid: str, handle: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read what does not change while the driver is loaded, until the card has once answered in full."""
     if uuid in session.fixed:
         return session.fixed[uuid], {}
     values, unread = collect(FIXED, handle, _ENDS_READING)

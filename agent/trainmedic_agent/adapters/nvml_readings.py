@@ -1,7 +1,6 @@
-"""What NVML is asked about one GPU, and how its answers become the fields of a `GpuReading`
-(``trainmedic_agent.ports.gpus``).
+"""NVML queries about one GPU, and their conversion to `GpuReading` fields.
 
-Each query is made on its own, so that a failing one does not affect the others. Called by ``nvml_gpus``.
+Each query runs separately, so that a failing one does not affect others.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ Queries = Mapping[str, Callable[[Any], Mapping[str, Any]]]
 
 
 def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the answers, and by the name of the query why there is none. What the card does not offer is in neither.
+    """Return values, and the error by query name for queries that failed. Unsupported readings are in neither.
 
-    An error with a code of `ends` is raised: there is no point in asking on.
+    Raises errors with a code in `ends`: further queries would fail too.
     """
     values: dict[str, Any] = {}
     unread: dict[str, str] = {}
@@ -40,7 +39,7 @@ def collect(queries: Queries, handle: Any, ends: tuple[int, ...]) -> tuple[dict[
 
 
 def _first(*asks: Callable[[], Any]) -> Any:
-    """The answer of the first function that this driver has: NVML renames them from release to release."""
+    """Return the first result that this driver supports; NVML renames functions between releases."""
     for ask in asks[:-1]:
         try:
             return ask()
@@ -56,7 +55,7 @@ def _utilization(handle: Any) -> dict[str, Any]:
 
 
 def _memory(handle: Any) -> dict[str, Any]:
-    """The second version of the call does not count what the driver keeps for itself as used; nvidia-smi neither."""
+    """The call's second version, like nvidia-smi, does not count the driver's own memory as used."""
     memory = _first(
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2),
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle),
@@ -83,7 +82,6 @@ def _recovery_action(handle: Any) -> dict[str, Any]:
 
 
 def _field(handle: Any, number: int) -> int:
-    """The value of one of NVML's fields, those of which are asked here."""
     (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
     if value.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(value.nvmlReturn)
@@ -139,4 +137,3 @@ FIXED: Queries = {
         "slowdown_celsius": pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     },
 }
-"""Queries whose answers do not change while the driver is loaded."""

@@ -1,11 +1,8 @@
-"""NVML from its opening to its closing: which cards it lists, and when it has to be reopened.
+"""Lifetime of NVML.
 
-NVML is opened at the first call and stays open: with no client left, a driver without persistence mode would
-forget the power limits. It is reopened when the driver was reloaded, and at most once a minute while a
-GPU is lost. Both wait until no other call is under way, for closing it under a running call may crash.
-
-Only opening blocks all calls, so each card is then asked through a `CallRunner`, which gives up a card that does
-not answer. Called by ``nvml_gpus``, which asks the cards everything else.
+NVML stays open: without a client, a driver without persistence mode forgets power limits. It is reopened after a driver
+reload, and at most once a minute while a GPU is lost, but never under a running call, which could crash. Opening blocks
+all calls, so each card is queried through a `CallRunner`, which abandons a card that hangs.
 """
 
 from __future__ import annotations
@@ -33,24 +30,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REOPEN_SECONDS = 60.0
-"""Seconds for which a lost GPU is left alone before NVML is reopened to look for it."""
+"""Seconds before NVML is reopened to look for a lost GPU."""
 
 
 class CallRunner(Protocol):
-    """Makes calls such that one which never returns blocks no other (``time_limited_gpus``)."""
+    """Runner that isolates calls which never return (``time_limited_gpus``)."""
 
     def run(self, key: str, function: Callable[[], T]) -> T:
-        """Return or raise what `function` does; raises GpuStuck where it does not come back."""
+        """Return or raise the result of `function`. Raises GpuStuck if it does not return."""
         ...
 
-    def stuck(self) -> Collection[str]:
-        """Return the keys of calls that have not come back."""
-        ...
+    def stuck(self) -> Collection[str]: ...
 
 
 class DirectCalls:
-    """The `CallRunner` of a caller that can wait for ever."""
-
     def run(self, key: str, function: Callable[[], T]) -> T:
         return function()
 
@@ -59,16 +52,14 @@ class DirectCalls:
 
 
 class NvmlSession(Struct):
-    """NVML while it is open.
+    """State of NVML while it is open.
 
-    ``name``: another one after the driver was reloaded, or this process started again.
-    ``opened_at``: monotonic seconds; counted from the last loss of a card where that was later.
-    ``infos`` and ``handles``: the cards that answered when it was opened; handles by UUID.
-    ``fixed``: readings that do not change, by UUID, once a card has given them all.
-    ``events``: NVML's event set, which collects XIDs; None where no card reports any.
-    ``lost``: the cards that stopped answering since, by UUID, each with a sentence for people.
-    ``problems``: a sentence for each card that did not answer when it was opened.
-    ``driver``: the driver's version.
+    - ``name``: changes after a driver reload or a restart of this process
+    - ``opened_at``: monotonic seconds of the opening, or of a later loss of a card
+    - ``infos``, ``handles``: cards that responded at opening; handles by UUID
+    - ``fixed``: constant readings by UUID, once complete
+    - ``events``: event set that collects XIDs. None if it cannot be created
+    - ``lost``, ``problems``: a sentence for each card that stopped responding, or did not at opening
     """
 
     name: str
@@ -82,13 +73,13 @@ class NvmlSession(Struct):
     driver: str | None = None
 
     def uuid_of(self, handle: Any) -> str | None:
-        """The UUID of the card with this handle, without asking the card; None where there is none."""
+        """Return the UUID for a handle without a call to the card. None if unknown."""
         address = _address(handle)
         return next((uuid for uuid, known in self.handles.items() if _address(known) == address), None)
 
 
 class NvmlSessions:
-    """Opens NVML for each call that needs it, and keeps it open. Any thread may call it."""
+    """Owner of the open NVML session. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float], calls: CallRunner) -> None:
         self._monotonic = monotonic
@@ -100,21 +91,18 @@ class NvmlSessions:
         self._in_flight = 0
         self._driver_reloads = 0
         self._times_lost: Counter[str] = Counter()
-        self._seen: dict[str, str] = {}  # of all GPUs since the process started: the UUID by its normal form
+        self._seen: dict[str, str] = {}  # UUID by its normal form, of all GPUs seen by this process
 
     def has_seen(self, uuid: str) -> bool:
-        """Whether a GPU of this UUID, written in any way, was here since this process started."""
+        """Return whether this process has seen a GPU with this UUID, in any notation."""
         return normal_uuid(uuid) in self._seen
 
     def name_for(self, session: NvmlSession, uuid: str) -> str:
-        """A name that changes whenever this card's driver may have forgotten what was set."""
+        """Return a name that changes whenever the driver may have forgotten this card's settings."""
         return f"{session.name}/{self._times_lost[uuid]}"
 
     def retried(self, ask: Callable[[], T]) -> T:
-        """Ask, and ask once more where the driver turned out to have been reloaded.
-
-        For questions only: what sets something may have taken its effect the first time.
-        """
+        """Call `ask`, and once more after a driver reload. Only for queries: a setter may have taken effect."""
         try:
             return ask()
         except DriverAbsent:
@@ -124,8 +112,7 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def card(self, uuid: str) -> Iterator[tuple[NvmlSession, Any]]:
-        """Do what `open` does, and yield NVML's handle of one card too. A block that ends well shows that the card is
-        not lost."""
+        """Like `open`, but also yield the card's handle. A block without error shows that the card is not lost."""
         with self.open(uuid) as session:
             handle = session.handles.get(uuid)
             if handle is None:
@@ -136,8 +123,9 @@ class NvmlSessions:
 
     @contextlib.contextmanager
     def open(self, uuid: str | None = None) -> Iterator[NvmlSession]:
-        """Open NVML where it is not open, and yield it. Its errors within the block are translated, as errors of the
-        card `uuid` where one is named."""
+        """Yield the session, opened if necessary. NVML errors in the block are translated, for the card `uuid` if
+        given.
+        """
         with self._lock:
             session = self._current()
             self._in_flight += 1
@@ -155,7 +143,6 @@ class NvmlSessions:
             self._shut_down()
 
     def _current(self) -> NvmlSession:
-        """Return the open session, or a new one. Called within the lock."""
         session = self._session
         if session is not None and self._in_flight == 0 and not self._calls.stuck():
             has_waited = self._monotonic() - session.opened_at >= _REOPEN_SECONDS
@@ -164,7 +151,7 @@ class NvmlSessions:
                 session = None
         if session is None:
             if self._in_flight:
-                raise DriverAbsent("the driver is being loaded anew; try again in a moment")
+                raise DriverAbsent("the driver is being reloaded; try again in a moment")
             session = self._session = self._opened()
         return session
 
@@ -174,8 +161,8 @@ class NvmlSessions:
         except pynvml.NVMLError as error:
             raise driver_error(error) from error
         try:
-            # A driver that was reloaded has forgotten; NVML reopened to look for a lost GPU has not. So the name
-            # counts reloads of the driver, not openings.
+            # A reloaded driver has forgotten its settings; NVML reopened to look for a lost GPU has not. So the name
+            # counts driver reloads, not openings.
             session = NvmlSession(f"{self._process}/{self._driver_reloads}", self._monotonic())
             session.driver = offered(pynvml.nvmlSystemGetDriverVersion)
             self._enumerate(session)
@@ -196,7 +183,7 @@ class NvmlSessions:
             except pynvml.NVMLError as error:
                 if error.value in STALE:
                     raise
-                problems.append(f"GPU {index} does not answer: {error}")
+                problems.append(f"GPU {index} does not respond: {error}")
                 continue
             infos.append(info)
             session.handles[info.uuid] = handle
@@ -207,7 +194,6 @@ class NvmlSessions:
         session.infos, session.problems = tuple(infos), tuple(problems)
 
     def _listen(self, session: NvmlSession) -> Any:
-        """An event set that collects the XIDs of every GPU that reports them; None where none does."""
         try:
             events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError:
@@ -226,10 +212,9 @@ class NvmlSessions:
             try:
                 let_go()
             except pynvml.NVMLError as error:
-                log.warning("NVML was not closed properly", extra={"reason": str(error)})
+                log.warning("cannot close NVML", extra={"reason": str(error)})
 
     def _record_failure(self, error: Any, session: NvmlSession, uuid: str | None) -> None:
-        """Remember that the driver was reloaded, or that a card is lost."""
         with self._lock:
             if error.value in STALE:
                 if self._session is session and not self._is_stale:
@@ -246,7 +231,7 @@ def _address(handle: Any) -> int | None:
 
 
 def offered(ask: Callable[[], Any]) -> Any:
-    """Return the answer; None where the card or the driver has no such thing."""
+    """Return the result of `ask`. None if the card or driver does not support it."""
     try:
         return ask()
     except pynvml.NVMLError as error:
@@ -256,7 +241,6 @@ def offered(ask: Callable[[], Any]) -> Any:
 
 
 def _identified(index: int) -> tuple[gpus.GpuInfo, Any]:
-    """Who the GPU at this index is, and NVML's handle of it."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     address = pynvml.nvmlDeviceGetPciInfo(handle).busId
     address = address.decode() if isinstance(address, bytes) else address

@@ -1,14 +1,7 @@
-"""GPUs of a driver whose calls may never return: no caller waits for long, and one card blocks no other.
+"""Time limits for driver calls, which may never return.
 
-A call to a failing card can block for ever, and so can the thread that made it. So every call is made in a thread of
-its own. The caller waits for some seconds; then the card counts as stuck: this caller, and every later caller for that
-card, gets `GpuStuck` until the call returns. Calls to the other cards go on meanwhile. Calls about no card in
-particular (which GPUs are there?) are limited in the same way, by a key of their own.
-
-Threads are created when needed and kept for the next call; usually there are one or two. A card takes
-`_MOST_CALLS` of them at most.
-
-Not here: what is asked (``nvml_gpus``). Who uses it: the agent's wiring.
+Each call runs in its own thread. If it takes too long, its card counts as stuck, and callers get `GpuStuck` until the
+call returns. Other cards are unaffected. Threads are reused; a card takes at most `_MOST_CALLS`.
 """
 
 from __future__ import annotations
@@ -28,19 +21,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CARD_SECONDS = 4.0
-"""A call to a card takes milliseconds; under a load that starves the agent, tenths of a second."""
+"""A call to a card takes milliseconds, or tenths of a second on an overloaded node."""
 DRIVER_SECONDS = 20.0
-"""Opening the driver wakes every card, which takes a second or two each where persistence mode is off; a node has
-eight as a rule."""
+"""Opening the driver takes a second or two per card without persistence mode; nodes usually have eight."""
 _MOST_CALLS = 4
-"""Concurrent calls to one card: as many as there are callers (two worker queues, the presence and the exporter)."""
+"""Concurrent calls to one card, one per caller: two worker queues, presence and exporter."""
 _KEPT_IDLE = 2
 _DRIVER = "NVIDIA's driver"
 
 
 class _Call(Generic[T]):
-    """One call, and its result or error once it has come back."""
-
     def __init__(self, key: str, function: Callable[[], T], began: float, timeout: float) -> None:
         self.key = key
         self.began = began
@@ -54,7 +44,7 @@ class _Call(Generic[T]):
     def run(self) -> None:
         try:
             self._result = self._function()
-        except BaseException as error:  # the caller gets it from `result`; this thread goes on with the next call
+        except BaseException as error:  # `result` raises it in the caller; this thread continues
             self._error = error
 
     def end(self) -> None:
@@ -70,8 +60,6 @@ class _Call(Generic[T]):
 
 
 class TimeLimitedCalls:
-    """Makes calls in threads of their own."""
-
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -79,10 +67,10 @@ class TimeLimitedCalls:
         self._idle: list[_CallQueue] = []
 
     def run(self, key: str, function: Callable[[], T], timeout: float = CARD_SECONDS) -> T:
-        """Return or raise what `function` does.
+        """Return or raise the result of `function`.
 
-        Raises GpuStuck where it has not come back after `timeout` seconds, and at once where an earlier call with this
-        key has not. It may then still take its effect.
+        Raises GpuStuck after `timeout` seconds, or at once if an earlier call with this key has not returned. The call
+        may still take effect.
         """
         with self._lock:
             self._refuse_if_stuck(key)
@@ -97,18 +85,16 @@ class TimeLimitedCalls:
             return call.result()
         with self._lock:
             call.is_given_up = any(other is call for other in self._under_way)
-        if not call.is_given_up:  # it came back at the last moment
+        if not call.is_given_up:  # it returned at the last moment
             return call.result()
-        log.error("a call to the driver has not come back", extra={"stuck": key, "seconds": timeout})
+        log.error("driver call has not returned", extra={"stuck": key, "seconds": timeout})
         raise _stuck(key, timeout)
 
     def stuck(self) -> frozenset[str]:
-        """Return the keys of calls that their caller has given up, and that have not come back."""
         with self._lock:
             return frozenset(call.key for call in self._under_way if call.is_given_up)
 
     def is_free(self) -> bool:
-        """Whether no call at all is under way."""
         with self._lock:
             return not self._under_way
 
@@ -119,14 +105,12 @@ class TimeLimitedCalls:
             raise _stuck(key, self._monotonic() - min(call.began for call in given_up or calls))
 
     def dismiss(self) -> None:
-        """End the threads that wait for work; new ones are made for the next calls."""
         with self._lock:
             idle, self._idle = self._idle, []
         for calls in idle:
             calls.put(None)
 
     def _serve(self, calls: _CallQueue) -> None:
-        """A thread's life: run its calls, one after the other."""
         while (call := calls.get()) is not None:
             call.run()
             with self._lock:
@@ -136,27 +120,25 @@ class TimeLimitedCalls:
                     self._idle.append(calls)
             if call.is_given_up:
                 seconds = round(self._monotonic() - call.began)
-                log.warning("a call to the driver has come back", extra={"stuck": call.key, "seconds": seconds})
+                log.warning("driver call has returned", extra={"stuck": call.key, "seconds": seconds})
             call.end()
             if not stays:
                 return
-            del call  # and its result, which would otherwise stay until the next call comes
+            del call  # and its result, which would stay until the next call
 
 
 _CallQueue = queue.SimpleQueue[_Call[object] | None]
-"""The queue from which one thread takes its calls; None ends the thread."""
+"""Calls for one thread; None ends it."""
 
 
 def _stuck(key: str, seconds: float) -> GpuStuck:
     return GpuStuck(
-        f"{key} is stuck: a call to the driver has not come back for {seconds:.0f} s. Look into the driver's log "
-        "(dmesg, Xid); often only a restart of the node helps"
+        f"{key} is stuck: a driver call has not returned for {seconds:.0f} s. Check the driver's log "
+        "(dmesg, Xid); often only a reboot helps"
     )
 
 
 class TimeLimitedGpus:
-    """Wraps another `trainmedic_agent.ports.gpus.Gpus` and limits how long its callers wait."""
-
     def __init__(self, inner: gpus.Gpus, calls: TimeLimitedCalls) -> None:
         self._inner = inner
         self._calls = calls
@@ -165,7 +147,7 @@ class TimeLimitedGpus:
         self._is_open = False
 
     def inventory(self) -> gpus.Inventory:
-        """See the port. While the driver does not answer, the GPUs are those that were there when it last did."""
+        """See the port. While the driver does not respond, this returns the last known GPUs."""
         try:
             self._last = self._calls.run(_DRIVER, self._inner.inventory, DRIVER_SECONDS)
         except GpuStuck as error:
@@ -192,23 +174,23 @@ class TimeLimitedGpus:
         try:
             self._xids = self._calls.run(_DRIVER, self._inner.xids, DRIVER_SECONDS)
         except GpuStuck:
-            log.debug("the driver does not tell its XIDs, since a call has not come back")
+            log.debug("cannot read XIDs: a driver call has not returned")
         return self._xids
 
     def close(self) -> None:
-        """Close the driver, unless a call is under way: closing it then may crash."""
+        """Close the driver, unless a call is running: closing could then crash."""
         if not self._calls.is_free():
             stuck = sorted(self._calls.stuck())
-            log.warning("NVML is left open, since a call has not come back", extra={"stuck": stuck})
+            log.warning("leaving NVML open: a driver call has not returned", extra={"stuck": stuck})
             return
         try:
             self._calls.run(_DRIVER, self._inner.close, DRIVER_SECONDS)
         except GpuStuck as error:
-            log.warning("NVML was not closed", extra={"reason": str(error)})
+            log.warning("cannot close NVML", extra={"reason": str(error)})
         self._calls.dismiss()
 
     def _call_card(self, uuid: str, function: Callable[[], T]) -> T:
-        """Call a card. The very first call opens the driver, which may take longer, so that is done separately."""
+        """Call a card. The first call opens the driver, which may take longer, so it is made separately."""
         if not self._is_open:
             self.inventory()
         return self._calls.run(uuid, function)

@@ -1,7 +1,4 @@
-"""``trainmedic agent``: the node agent as a process, its checks, and giving everything back.
-
-Here are the flags, and how results are shown; what the commands do is in ``wiring``.
-"""
+"""``trainmedic agent`` and its subcommands: flags and output. ``wiring`` has the implementation."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from trainmedic_agent.errors import GpuError
 from trainmedic_agent.settings import agent as settings
 from trainmedic_agent.settings.agent import AgentSettings
 from trainmedic_agent.wiring import agent as wiring
-from trainmedic_agent.wiring import agent_check, agent_forget, agent_release, gpu_health
+from trainmedic_agent.wiring import agent_check, gpu_health, stopped_agent
 from trainmedic_core.cli import exits
 from trainmedic_core.cli.setting_flags import setting_flag
 from trainmedic_core.plain_text import json_text
@@ -31,7 +28,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag for each setting that has one. Reading the environment is left to `settings.load`."""
     for name, setting in reversed(list(settings.SETTINGS.items())):
         command = setting_flag(name, setting.source, setting.description, str(setting.source.shown_default))(command)
     return command
@@ -41,11 +37,11 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 @_flags
 @click.pass_context
 def agent(ctx: click.Context, /, **flags: Any) -> None:
-    """Run the agent of this node; or check what it would do, or give back what it holds.
+    """Run the agent of this node, check its setup, or revert its changes.
 
-    Every flag is an environment variable too, which the flag wins over. Log lines, JSON, go to standard error.
-    SIGTERM and SIGINT stop it cleanly: what runs has some seconds to end, and what does not is resumed at the
-    next start. A second signal ends it at once, which loses nothing either.
+    Each flag has an environment variable, which the flag overrides. JSON log lines go to standard error. SIGTERM and
+    SIGINT stop the agent cleanly: running commands have some seconds to end, and are otherwise resumed at the next
+    start. A second signal ends it at once, without loss.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = flags
@@ -65,7 +61,7 @@ def agent(ctx: click.Context, /, **flags: Any) -> None:
 
 
 def _wait_for_a_signal() -> None:
-    """Return at SIGTERM or SIGINT; a second signal then does what it does by default, and ends the process."""
+    """Return at SIGTERM or SIGINT. A second signal then ends the process."""
     signal.sigwait(_SIGNALS)
     log.info("stopping")
     for number in _SIGNALS:
@@ -80,8 +76,8 @@ def _wait_for_a_signal() -> None:
 def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     """Check the policy, and show what this node offers.
 
-    Nothing is changed, and an agent that is running is not disturbed. Run it as the agent's user. Ends with 1
-    where something keeps the agent from what its policy allows, with 3 where that is Redis alone.
+    Changes nothing and does not disturb a running agent. Run it as the agent's user. Exits with 1 if something prevents
+    an allowed action, with 3 if only Redis is unreachable.
     """
     report = agent_check.check(_settings(ctx, flags))
     if as_json:
@@ -96,19 +92,23 @@ def check(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     if report.is_cut_off and len(report.errors) == 1:
         raise exits.Unreachable("Redis cannot be reached")
     if report.errors:
-        raise exits.Failure(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to be put right")
+        raise exits.Failure(f"{len(report.errors)} thing{'s' * (len(report.errors) > 1)} to fix")
 
 
 @agent.command()
 @click.option(
-    "--gpus", type=click.IntRange(0), default=1, show_default=True, metavar="NUMBER", help="How many must answer."
+    "--gpus",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    metavar="NUMBER",
+    help="Minimum number of responding GPUs.",
 )
 def health(gpus: int) -> None:
-    """Say whether every GPU of this node can be worked on.
+    """Check that every GPU of this node is usable.
 
-    Asks the driver alone, needs no Redis and no policy, and changes nothing. Ends with 1 where a GPU does not
-    answer or has broken memory, and where fewer answer than --gpus. Playbooks run it before a node takes pods
-    again.
+    Queries only the driver: needs no Redis and no policy, and changes nothing. Exits with 1 if a GPU does not respond
+    or has broken memory, or if fewer than --gpus respond. Playbooks run it before a node accepts pods again.
     """
     own_log.configure("error")
     result = gpu_health.check(gpus)
@@ -125,13 +125,13 @@ def health(gpus: int) -> None:
 @_flags
 @click.pass_context
 def forget(ctx: click.Context, /, uuid: str, **flags: Any) -> None:
-    """Forget the GPU with this UUID: that the node had it, and its errors.
+    """Forget the GPU with this UUID and its errors.
 
-    For a GPU that was taken out for good, so that it is not missed any more, and for errors that are mended without a
-    reset that the agent can see. The agent must be stopped first. Ends with 2 where no such GPU is on record.
+    Use it for a GPU that was removed permanently, or for errors fixed without a reset that the agent can see. Stop the
+    agent first. Exits with 2 if no such GPU is on record.
     """
     try:
-        info = agent_forget.forget(_settings(ctx, flags), uuid)
+        info = stopped_agent.forget(_settings(ctx, flags), uuid)
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
@@ -143,13 +143,13 @@ def forget(ctx: click.Context, /, uuid: str, **flags: Any) -> None:
 @_flags
 @click.pass_context
 def release(ctx: click.Context, /, **flags: Any) -> None:
-    """End every power cap of this node now.
+    """End all power caps of this node now.
 
-    Run this before removing the agent: caps outlive it until an agent starts again. The agent must be stopped first.
-    Ends with 1 where a GPU could not be given its power back.
+    Run this before you remove the agent: caps outlive it until an agent starts again. Stop the agent first. Exits with
+    1 if a GPU's power could not be restored.
     """
     try:
-        results = agent_release.release(_settings(ctx, flags))
+        results = stopped_agent.release(_settings(ctx, flags))
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
@@ -160,11 +160,10 @@ def release(ctx: click.Context, /, **flags: Any) -> None:
         click.echo("No GPU of this node is capped.")
     failed = sum(isinstance(result, GpuError) for result in results.values())
     if failed:
-        raise exits.Failure(f"{failed} of {len(results)} GPUs not given back; run this again")
+        raise exits.Failure(f"{failed} of {len(results)} GPUs not restored; run this again")
 
 
 def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
-    """Flags may stand on either side of the subcommand."""
     own_log.configure("error")
     outer: Mapping[str, Any] = ctx.obj or {}
     try:
@@ -176,7 +175,6 @@ def _settings(ctx: click.Context, flags: Mapping[str, Any]) -> AgentSettings:
 
 
 def _shown(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that show the check's values to a person."""
     policy, power, redis = values["policy"], values["power"], values["redis"]
     yield f"Node          {values['node']}, trainmedic {values['version']}, user {values['user']}"
     yield f"Policy        {policy['file'] or 'none'}{' (' + policy['digest'] + ')' if policy['digest'] else ''}"
@@ -203,7 +201,6 @@ def _shown(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _logs(logs: Mapping[str, Any]) -> str:
-    """What is read, on one line."""
     usable = [path for path, refusal in logs["directories"].items() if refusal is None]
     parts = [f"{', '.join(usable) or 'no directory'}: {logs['files']} files now"]
     if logs["kernel"] is not None:

@@ -1,4 +1,4 @@
-"""The commands that trainmedic-agent brings: a table under the entry point group ``trainmedic.commands``."""
+"""Commands of trainmedic-agent, registered under the entry point group ``trainmedic.commands``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from trainmedic_core.command import CommandEntry
 
 COMMANDS: Mapping[str, CommandEntry] = {
     "agent": CommandEntry(
-        "trainmedic_agent.cli.agent", "Run the agent of a node, check what it would do, or give back what it holds."
+        "trainmedic_agent.cli.agent", "Run the agent of a node, check its setup, or revert its changes."
     ),
     "agent-reader": CommandEntry(
-        "trainmedic_agent.cli.agent_reader", "Read logs for the agent of a node, in a process of its own."
+        "trainmedic_agent.cli.agent_reader", "Read logs for the agent of a node, in a separate process."
     ),
 }

@@ -19,7 +19,6 @@ from trainmedic_core.cli.setting_flags import setting_flag
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a flag for each setting. Reading the environment is left to `settings.load`."""
     for name in reversed(settings.NAMES):
         setting = agent_settings.SETTINGS[name]
         command = setting_flag(name, setting.source, setting.description, str(setting.source.shown_default))(command)
@@ -28,12 +27,14 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command("agent-reader")
 @_flags
-@click.option("--once", is_flag=True, help="End with the link to the agent, which then starts the next process.")
+@click.option(
+    "--once", is_flag=True, help="Exit when the link to the agent ends; the agent then starts the next process."
+)
 def agent_reader(*, once: bool, **flags: Any) -> None:
     """Read logs for the agent of this node.
 
-    The agent starts this process by itself, unless it has --reader external. It connects to the agent at reader.sock
-    in the state directory, and gets from there which logs are read. It has no key, no password and no capability.
+    The agent starts this process itself, unless it runs with --reader external. The process connects to reader.sock in
+    the agent's state directory, from which it gets the logs to read. It has no key, password or capability.
     """
     try:
         loaded = settings.load(flags, os.environ)
@@ -42,5 +43,5 @@ def agent_reader(*, once: bool, **flags: Any) -> None:
     except ConfigurationError as error:
         raise exits.InvalidInput(str(error)) from error
     except TrainmedicError as error:
-        raise exits.Unreachable(f"The reader of logs cannot start: {error}") from error
+        raise exits.Unreachable(f"The log reader cannot start: {error}") from error
     sys.exit(status)

@@ -1,9 +1,6 @@
-"""Client for Docker's API over its Unix socket, limited to the calls that a removal needs. Podman's service has the
-same API.
+"""Minimal client of Docker's API over its Unix socket, with bounded answers. Podman's service has the same API.
 
-Requests name no API version, so the engine uses its newest one. The members read here have the same form since Docker
-18.09. The client uses the standard library's HTTP, because the agent loads only what it needs on every node. Answers
-are bounded in size and time.
+Requests name no API version, so the engine uses its newest. The fields read here exist since Docker 18.09.
 """
 
 from __future__ import annotations
@@ -36,19 +33,17 @@ class ContainerEngine:
         self._path = path
 
     def info(self, seconds: float) -> Mapping[str, Any]:
-        """Return what the engine reports about itself."""
         return _mapping(self._ask("GET", "/info", seconds))
 
     def containers(self, seconds: float) -> list[Mapping[str, Any]]:
-        """Return all containers, running or not."""
         return _listed(self._ask("GET", "/containers/json", seconds, {"all": "true"}))
 
     def container(self, name: str, seconds: float) -> Mapping[str, Any]:
-        """Return one container's state in full. Raises EngineAnswer."""
+        """Return one container in full. Raises EngineAnswer."""
         return _mapping(self._ask("GET", f"/containers/{quote(name, safe='')}/json", seconds))
 
     def images(self, seconds: float) -> list[Mapping[str, Any]]:
-        """Return all images that are no mere layers of others."""
+        """Return all images except intermediate layers."""
         return _listed(self._ask("GET", "/images/json", seconds))
 
     def image(self, name: str, seconds: float) -> Mapping[str, Any]:
@@ -56,15 +51,15 @@ class ContainerEngine:
         return _mapping(self._ask("GET", f"/images/{quote(name, safe='')}/json", seconds))
 
     def remove_container(self, name: str, seconds: float) -> None:
-        """Remove a stopped container, but none of its volumes. Raises EngineAnswer, also if it runs."""
+        """Remove a stopped container, without its volumes. Raises EngineAnswer, also if it is running."""
         self._ask("DELETE", f"/containers/{quote(name, safe='')}", seconds)
 
     def remove_image(self, name: str, seconds: float) -> None:
-        """Remove an image by a name or id. Raises EngineAnswer, also if a container uses it."""
+        """Remove an image by name or ID. Raises EngineAnswer, also if a container uses it."""
         self._ask("DELETE", f"/images/{quote(name, safe='')}", seconds)
 
     def prune_build_cache(self, min_age_hours: int, seconds: float) -> int:
-        """Remove build cache that was unused for so many hours. Return the freed bytes, as the engine reports them.
+        """Remove build cache unused for this many hours. Return the freed bytes as reported.
 
         Raises EngineAnswer, also if the engine has no such cache (Podman).
         """
@@ -73,8 +68,6 @@ class ContainerEngine:
         return freed if isinstance(freed, int) and freed >= 0 else 0
 
     def _ask(self, method: str, path: str, seconds: float, query: Mapping[str, str] | None = None) -> Any:
-        """Send a request and return its answer, parsed from JSON. Raises EngineAnswer, CommandFailed,
-        CommandUnsupported."""
         connection = _SocketConnection(self._path, seconds)
         try:
             connection.request(method, f"{path}?{urlencode(query)}" if query else path)
@@ -82,7 +75,7 @@ class ContainerEngine:
             body = response.read(_LARGEST_ANSWER + 1)
             if len(body) > _LARGEST_ANSWER:
                 raise CommandFailed(f"the container engine's answer to {method} {path} is larger than 64 MiB")
-            if response.length:  # a read of a fixed size does not show that the connection ended early
+            if response.length:  # a fixed-size read does not detect an early end of the connection
                 raise http.client.IncompleteRead(body, response.length)
             if response.status >= http.client.BAD_REQUEST:
                 raise EngineAnswer(response.status, _message(body))
@@ -104,8 +97,6 @@ class ContainerEngine:
 
 
 class _SocketConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, path: str, seconds: float) -> None:
         super().__init__("localhost", timeout=seconds)
         self._path = path
@@ -129,7 +120,6 @@ def _listed(answer: object) -> list[Mapping[str, Any]]:
 
 
 def _message(body: bytes) -> str:
-    """Return the error sentence of an answer."""
     text = body.decode("utf-8", "replace")
     try:
         said = json.loads(text)

@@ -1,7 +1,7 @@
-"""The agent's executor for ``disk.prune_containers``.
+"""Executor of ``disk.prune_containers``.
 
-It refuses on a node where a kubelet runs, and where it cannot check that. If the agent ends during a command, the
-repeated command searches again, so its output counts only what the second part removed.
+It refuses if a kubelet runs on the node, or if that cannot be checked. A resumed command searches again, so its output
+counts only its second part.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from trainmedic_agent.executors import AcceptedCommand
 _REPLY_MARGIN = timedelta(seconds=5)
 _PARAMETERS = ("dry_run", "filesystems")
 _LONGEST_ANSWER = 120.0
-"""Seconds that the engine has for one request. Removing one large image takes a while."""
+"""Seconds per request to the engine. Removing one large image takes a while."""
 
 
 class PruneContainersExecutor:
-    """Removes leftovers of the container engine that the policy names."""
-
     action = "disk.prune_containers"
     queue = "disk"
 
@@ -49,14 +47,13 @@ class PruneContainersExecutor:
         self._kubelet_sign = kubelet_sign
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """Remove leftovers. Return how many of each kind were removed, what was left and why, and the free space before
-        and after.
+        """Remove leftovers. Return the number removed by kind, what was left and why, and free space before and after.
 
         Raises CommandRejected, CommandUnsupported, CommandFailed.
         """
         command = accepted.command
         if command.undo_of is not None:
-            raise CommandRejected("what disk.prune_containers has removed cannot be brought back, so it has no undo")
+            raise CommandRejected("disk.prune_containers has no undo: removed objects cannot be restored")
         unknown = sorted(name for name in command.params if name not in _PARAMETERS)
         if unknown:
             raise CommandRejected(f"disk.prune_containers does not know {', '.join(map(repr, unknown))[:300]}")
@@ -84,7 +81,7 @@ class PruneContainersExecutor:
         try:
             storage = str(engine.info(seconds_left()).get("DockerRootDir") or "")
             if any(is_of_kubelet(container) for container in engine.containers(seconds_left())):
-                raise CommandRejected("the engine has containers of Kubernetes; its kubelet removes their leftovers")
+                raise CommandRejected("the engine has Kubernetes containers; the kubelet removes their leftovers")
         except EngineAnswer as answer:
             raise CommandFailed(f"the container engine did not list its objects: {answer}") from answer
         self._refuse_other_filesystem(storage, command.params.get("filesystems", ()))
@@ -107,7 +104,7 @@ class PruneContainersExecutor:
     def _refuse_kubernetes(self) -> None:
         sign = self._kubelet_sign()
         if sign is not None:
-            raise CommandRejected(f"{sign}, so this node is of Kubernetes; its kubelet removes images and containers")
+            raise CommandRejected(f"{sign}, so this is a Kubernetes node; its kubelet removes images and containers")
         clocks = Clocks()
         if not FileUsage(clocks, Throttle(clocks, math.inf, lambda: False), str(self._proc)).sees_every_process():
             raise CommandRejected(
@@ -116,7 +113,6 @@ class PruneContainersExecutor:
             )
 
     def _refuse_other_filesystem(self, storage: str, raw: object) -> None:
-        """Raise CommandRejected if the engine's storage is on none of the command's file systems."""
         names = named_filesystems(raw)
         if not names:
             return
@@ -137,7 +133,6 @@ class PruneContainersExecutor:
 
 
 def _free_bytes(storage: str) -> int | None:
-    """Return the available bytes on the storage's file system. None if the agent cannot see it."""
     try:
         space = os.statvfs(storage)
     except OSError:

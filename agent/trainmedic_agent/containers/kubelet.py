@@ -1,4 +1,4 @@
-"""Detection of a kubelet. On its node only the kubelet removes images and containers."""
+"""Detection of a kubelet, which alone removes images and containers on its node."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 _KUBELETS = frozenset({"kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "hyperkube"})
-"""Names of processes that are a kubelet or contain one. The kernel keeps 15 characters of a name."""
+"""Processes that are or contain a kubelet. The kernel truncates names to 15 characters."""
 _LABELS = ("io.kubernetes.", "io.cri-")
-"""Prefixes of the labels that a kubelet gives its containers."""
 
 
 def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kubelet/pods")) -> str | None:
-    """Return the sign of a kubelet on this node, in words. None if there is none."""
+    """Return the evidence for a kubelet on this node, in words. None if there is none."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "this agent runs in a pod"
     for name in _process_names(proc):
@@ -29,7 +28,6 @@ def sign_of_kubelet(proc: Path = Path("/proc"), pods: Path = Path("/var/lib/kube
 
 
 def is_of_kubelet(container: Mapping[str, Any]) -> bool:
-    """Return whether a container in Docker's list has a kubelet's label."""
     labels = container.get("Labels")
     return isinstance(labels, Mapping) and any(str(label).startswith(_LABELS) for label in labels)
 

@@ -1,14 +1,8 @@
-"""Selection of unused containers and images, and their removal one at a time.
+"""Selection and one-by-one removal of unused containers and images.
 
-**Containers** that have stopped, or were created and never started. A container with a restart policy stays, because
-its engine or a user will start it again. Volumes stay.
-
-**Images** that no container uses, running or not. Their age counts from when they were last pulled, built or named
-(``LastTagTime``), not from when their content was built: a job that is about to start may just have pulled an old
-image. An engine that does not report that time (Podman) keeps its named images. The age of an unnamed image counts from
-its build.
-
-Nothing is forced. The engine refuses to remove what is in use at that time, and the answer counts it as left.
+An image's age counts from its last pull, build or naming (``LastTagTime``), because a job may just have pulled an old
+image. Without that time (Podman), named images stay, and the age of unnamed ones counts from their build. Removal is
+never forced.
 """
 
 from __future__ import annotations
@@ -31,16 +25,13 @@ _MAX_EXAMPLES = 3
 _CONFLICT, _NOT_FOUND = 409, 404
 _NO_NAME = "<none>"
 _NEVER_YEAR = 1970
-"""Engines write an unset time as one in the year 1, or as the epoch's first second."""
+"""Engines write an unset time as year 1 or as the epoch."""
 
 
 class Pruning(Struct):
-    """Result of one command."""
-
     removed: Counter[Leftover] = field(default_factory=Counter)
     cache_bytes: int = 0
     left: dict[str, list[str]] = field(default_factory=dict)
-    """Names by reason."""
 
     def leave(self, reason: str, name: str) -> None:
         self.left.setdefault(reason, []).append(name)
@@ -57,8 +48,6 @@ class Pruning(Struct):
 
 
 class LeftoverRemover(Struct):
-    """Remover of one engine's leftovers, in the order of their kinds. It calls `may_continue` before each removal."""
-
     engine: ContainerEngine
     policy: ContainersPolicy
     now: datetime
@@ -68,7 +57,7 @@ class LeftoverRemover(Struct):
     pruning: Pruning = field(default_factory=Pruning)
 
     def remove(self) -> None:
-        """Remove what the policy names. Raises CommandFailed if the engine stops answering."""
+        """Remove what the policy allows. Raises CommandFailed if the engine stops responding."""
         work: Mapping[Leftover, Callable[[], None]] = {
             Leftover.BUILD_CACHE: self._build_cache,
             Leftover.DANGLING_IMAGES: lambda: self._images(named=False),
@@ -83,7 +72,7 @@ class LeftoverRemover(Struct):
         if self.dry_run:
             self.pruning.leave("not_known_in_advance", "build cache")
             return
-        hours = math.ceil(self.policy.min_age / timedelta(hours=1))  # so that nothing younger goes
+        hours = math.ceil(self.policy.min_age / timedelta(hours=1))  # round up, so that nothing younger is removed
         try:
             self.pruning.cache_bytes = self.engine.prune_build_cache(hours, self.seconds_left())
         except EngineAnswer as answer:
@@ -135,7 +124,6 @@ class LeftoverRemover(Struct):
             self._note(kind, self._image(ident, names), name)
 
     def _image(self, ident: str, names: list[str]) -> str | None:
-        """Remove an image. Return why it was left, if it was."""
         if self._is_kept(names):
             return "kept_by_policy"
         try:
@@ -145,7 +133,7 @@ class LeftoverRemover(Struct):
             if (reason := self._young(since if names else _known(since) or full.get("Created"))) is not None:
                 return reason
             if not self.dry_run:
-                # With several names the image is removed with the last of them.
+                # An image with several names is removed with the last of them.
                 for name in names or [ident]:
                     self.engine.remove_image(name, self.seconds_left())
         except EngineAnswer as answer:
@@ -173,13 +161,12 @@ def _reason(answer: EngineAnswer) -> str:
 
 
 def _known(written: object) -> datetime | None:
-    """Parse a time as engines write it (RFC 3339, nanoseconds). None if it is unset."""
     if isinstance(written, datetime):
         return written
     if not isinstance(written, str):
         return None
     try:
-        # Python parses microseconds at most.
+        # Python parses at most microseconds.
         head, _, rest = written.partition(".")
         zone = rest.lstrip("0123456789") or ("Z" if rest else "")
         at = datetime.fromisoformat(head + zone if rest else written)
@@ -195,7 +182,6 @@ def _container_names(listed: Mapping[str, Any]) -> list[str]:
 
 
 def _image_names(listed: Mapping[str, Any]) -> list[str]:
-    """Return an image's names. The name of an image that was pulled only by digest is that digest."""
     tags, digests = listed.get("RepoTags"), listed.get("RepoDigests")
     named = [[str(name) for name in names or () if _NO_NAME not in str(name)] for names in (tags, digests)]
     return named[0] or named[1]

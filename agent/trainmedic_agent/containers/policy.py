@@ -1,4 +1,4 @@
-"""The part ``containers`` of the agent's policy: which leftovers of a container engine a command may remove."""
+"""The policy's part ``containers``: removable leftovers of a container engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_PATTERNS = 100
 
 
 class Leftover(StrEnum):
-    """A kind of leftovers. A command removes the kinds in this order, starting with the least valuable."""
+    """A kind of leftovers, in order of removal: the least valuable first."""
 
     BUILD_CACHE = "build_cache"
     DANGLING_IMAGES = "dangling_images"
@@ -29,10 +29,9 @@ class Leftover(StrEnum):
 class ContainersPolicy(Struct, frozen=True):
     """What `disk.prune_containers` may remove.
 
-    ``socket``: the engine's socket, which serves Docker's API.
-    ``min_age``: minimum age: of a container since it stopped, of an image since it was pulled, built or named.
-    ``remove``: the kinds to remove.
-    ``keep``: shell patterns of names of containers and images that stay.
+    - ``socket``: the engine's socket, which serves Docker's API
+    - ``min_age``: of a container since it stopped, of an image since it was pulled, built or named
+    - ``keep``: shell patterns of names that stay
     """
 
     remove: frozenset[Leftover]
@@ -42,7 +41,6 @@ class ContainersPolicy(Struct, frozen=True):
 
 
 def read_containers(raw: object, faults: list[FieldFault]) -> ContainersPolicy:
-    """Read this part of the policy. Append its errors to `faults`."""
     reader = MappingReader(("containers",), raw, faults)
     reader.refuse_unknown_keys(ContainersPolicy.__struct_fields__)
     keep = reader.each("keep", mapping_reader.text)

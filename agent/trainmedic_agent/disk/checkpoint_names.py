@@ -1,4 +1,4 @@
-"""Names of checkpoint directories, and the steps that they state."""
+"""Checkpoint directory names and their steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ _NUMBER = re.compile(r"\d{1,18}")
 
 
 def is_name_of_checkpoint(name: str) -> bool:
-    """Return whether a directory is called like a checkpoint."""
     return _NAME.fullmatch(name) is not None
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a checkpoint's name states."""
+    """Return the step in a checkpoint's name. None if there is none."""
     if (match := _STEP.search(name)) is not None:
         return int(match[1])
     return int(match[0]) if (match := _NUMBER.search(name)) is not None else None

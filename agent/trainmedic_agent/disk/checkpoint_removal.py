@@ -1,16 +1,12 @@
-"""Deleting one checkpoint, whole, after a last check that it is still allowed.
+"""Deletion of a whole checkpoint. A partly deleted one must never look complete:
 
-A partly deleted checkpoint must never be taken for a whole one. So it is checked once more (nothing young, nothing
-open, not pinned, still in its place), then its directory is renamed to a name that no framework reads
-(`walk.DELETING` before its own), and is checked again: from here on no process opens it by the old name, and if one
-had opened it before, the second check finds that, and the old name is put back. Only then its files are deleted,
-first those that mark it as complete, so that what is left is no whole checkpoint under any name.
+1. Check that nothing is young, open, pinned or moved.
+2. Rename the directory with the prefix `walk.DELETING`, so that no process opens it any more.
+3. Check again, and restore the name if a process had opened it before.
+4. Delete its files, first those that mark it as complete, while it stays in place (``place``).
 
-Before each file it is looked up again whether the directory is in its place (``place``). Where it is not, because
-somebody moved the checkpoint away, or a directory above it, what is left of it stays; if that is all of it, under its
-old name. What an interruption leaves, a later cleaning by a rule that matches the old name deletes.
-
-A trial run makes the same checks, and those of the permissions besides. Who calls it: ``cleaner``.
+A later run of a rule that matches the old name deletes what an interruption left. A trial run makes the first check,
+and checks permissions.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from trainmedic_agent.disk.walk import DELETING, WalkedDirectory
 
 
 class CheckpointRemoval(Struct, frozen=True):
-    """The result for one checkpoint: files and bytes deleted, and why not all of it, if so."""
+    """Result for one checkpoint: deleted files and bytes, and why it is not gone completely."""
 
     files: int = 0
     bytes: int = 0
@@ -43,13 +39,10 @@ class CheckpointRemoval(Struct, frozen=True):
 
 
 class CheckpointRemover(Struct, frozen=True):
-    """Deletes checkpoints, or, in a trial run, says what would happen."""
-
     usage: FileUsage
     throttle: Throttle
     age_by: AgeBy
     cutoff_ns: int
-    """As for the search."""
     dry_run: bool
 
     def delete(self, checkpoint: MatchedCheckpoint) -> CheckpointRemoval:
@@ -89,7 +82,7 @@ class CheckpointRemover(Struct, frozen=True):
         if not is_begun:
             hidden_name = f"{DELETING}{name}"
             os.rename(name, hidden_name, src_dir_fd=parent, dst_dir_fd=parent)
-            # What was renamed may be another directory that came under the name meanwhile.
+            # Another directory may have taken the name before the rename.
             is_same = os.path.samestat(os.stat(hidden_name, dir_fd=parent, follow_symlinks=False), os.fstat(fd))
             reason = self._obstacle(directory, fd) if is_same else Reason.CHANGED
             if reason is not None:
@@ -108,18 +101,16 @@ class CheckpointRemover(Struct, frozen=True):
         return CheckpointRemoval(contents.files, contents.bytes, reason)
 
     def _obstacle(self, directory: WalkedDirectory, fd: int) -> Reason | None:
-        """Why the open checkpoint must not be deleted now."""
         opened = WalkedDirectory(directory.root, directory.parent, directory.name, directory.depth, fd)
         contents = search.survey(opened, self.age_by, self.throttle)
         if contents.obstacle is not None:
             return contents.obstacle
         if checkpoints.is_pinned(fd):
             return Reason.PINNED
-        # Last, since looking for users of each file costs most.
+        # Last, because looking for users of each file is the most expensive.
         return Reason.YOUNG if contents.last_used_ns > self.cutoff_ns else self._used(opened)
 
     def _used(self, directory: WalkedDirectory) -> Reason | None:
-        """Whether any file in it is in use."""
         with closing(directory.walk_all(self.throttle, lambda *_: None, lambda *_: True)) as entries:
             for inner, entry in entries:
                 if entry is not None and entry.is_file(follow_symlinks=False):
@@ -141,9 +132,9 @@ class CheckpointRemover(Struct, frozen=True):
 
 
 class _ContentsRemoval(Struct):
-    """Deletes what is in a directory, from the leaves up; the first thing that cannot be deleted ends it.
+    """Deletion of a directory's contents from the leaves up.
 
-    So does something that was written, or mounted, after the checkpoint was looked through, and a move of it.
+    It ends at the first error, and at anything that was written, mounted or moved since the checkpoint was surveyed.
     """
 
     throttle: Throttle
@@ -153,7 +144,6 @@ class _ContentsRemoval(Struct):
     bytes: int = 0
 
     def run(self, fd: int, path: str) -> Reason | None:
-        """Empty the open directory, which is at `path`; why it could not be emptied, if so."""
         levels = [(fd, path)]
         try:
             reason = self._unlink_marks(fd, path)
@@ -178,7 +168,6 @@ class _ContentsRemoval(Struct):
                 os.close(descriptor)
 
     def _remove_emptied(self, levels: list[tuple[int, str]]) -> Reason | None:
-        """Delete the innermost directory, which is empty."""
         emptied, path = levels.pop()
         os.close(emptied)
         parent, parents_path = levels[-1]
@@ -188,7 +177,6 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink_marks(self, fd: int, path: str) -> Reason | None:
-        """Delete first what says that the checkpoint is complete."""
         for name in checkpoints.MARKS_OF_COMPLETENESS:
             with contextlib.suppress(FileNotFoundError):
                 reason = self._unlink(fd, path, name)
@@ -197,7 +185,7 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink_files(self, fd: int, path: str) -> str | Reason | None:
-        """Delete the files of a directory; stops at a directory in it, whose name it returns, or for a reason."""
+        """Delete the directory's files. Return the name of the first subdirectory, or a reason to stop."""
         with os.scandir(fd) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -208,7 +196,7 @@ class _ContentsRemoval(Struct):
         return None
 
     def _unlink(self, fd: int, path: str, name: str) -> str | Reason | None:
-        """Delete a file; returns the name if it is a directory, or a reason to end. Raises OSError."""
+        """Delete a file. Return its name if it is a directory, or a reason to stop. Raises OSError."""
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             return name

@@ -1,7 +1,6 @@
-"""One cleaning: the rules that a command names, in its order, until enough is free or something ends it.
+"""Execution of one cleaning command: its rules in order, until enough space is free.
 
-The executor calls `Cleaner.clean`, which puts the parts of this package together. What goes wrong with one file or
-root is counted and reported, and the rest is done.
+An error with one file or root is counted and reported, and the rest continues.
 """
 
 from __future__ import annotations
@@ -43,42 +42,36 @@ from trainmedic_agent.disk.walk import WalkedDirectory
 log = logging.getLogger(__name__)
 
 _OPEN_DIRECTORIES = 32
-"""Kept open between deletions, since neighbours are often of the same age."""
+"""Directories kept open between deletions: files of similar age are often neighbours."""
 _UNLIMITED = 2**63
 _SHOWN_NAMES = 4
 
 
 class CleaningRequest(Struct, frozen=True):
-    """What a command asks for."""
-
     rules: tuple[str, ...]
-    """Names of rules of the policy, in the order in which they work."""
     deadline: float
-    """In seconds since the epoch."""
+    """Seconds since the epoch."""
     until_free: float | None = None
-    """The percentage of free space at which a filesystem is left alone; None for no end."""
+    """Percentage of free space at which to stop on a file system. None for no target."""
     dry_run: bool = False
     filesystems: tuple[NamedFilesystem, ...] = ()
-    """File systems that need space. Roots on others are not cleaned. Empty: all roots are cleaned."""
+    """File systems that need space; roots elsewhere are skipped. Empty: all roots."""
 
 
 class Cleaner(Struct, frozen=True):
-    """Cleans by the rules of the policy."""
-
     cleaning: CleaningPolicy
     clocks: Clocks = field(default_factory=Clocks)
     measure: MeasureSpace = measure_space
     proc: str = "/proc"
-    """Where the process filesystem is mounted."""
+    """Mount point of the process file system."""
     batch_size: int = BATCH_SIZE
     state_dir: Path | None = None
-    """The agent's own directory, which no rule touches."""
 
     def clean(self, request: CleaningRequest, is_stopping: Callable[[], bool]) -> Mapping[str, Any]:
-        """Do it, or say what would be done; the output of the command.
+        """Clean, or simulate it, and return the command's output. The rules must exist.
 
-        The rules must be in the policy. ``stopped`` says what ended it before everything that the rules mean
-        was dealt with: the target (``free_enough``), a limit, the deadline, the end of the agent, or nothing.
+        ``stopped`` names what ended it early: ``free_enough``, a limit, the deadline or the agent's stop. None at its
+        end.
         """
         throttle = Throttle(self.clocks, request.deadline, is_stopping)
         filesystems = Filesystems(self.measure, request.until_free, dry_run=request.dry_run, throttle=throttle)
@@ -99,21 +92,17 @@ class Cleaner(Struct, frozen=True):
 
 
 class _CleaningRun(Struct):
-    """What the rules of one cleaning share."""
-
     cleaner: Cleaner
     request: CleaningRequest
     throttle: Throttle
     filesystems: Filesystems
     usage: FileUsage
     target_filesystems: FilesystemSearch | None
-    """File systems that need space; None if the command names none."""
     gone: set[Inode] = field(default_factory=set)
-    """What is still there in a trial run and would not be in a cleaning; for the rules that follow."""
+    """In a trial run: entries that earlier rules would have deleted."""
     files: int = 0
     bytes: int = 0
     ended_by: Reason | None = None
-    """What ended the last rule that was not done to its end."""
 
     def apply(self, rule: CleaningRule) -> RuleCounters:
         counters = RuleCounters(checkpoints=0 if rule.kind is EntryKind.CHECKPOINTS else None)
@@ -129,16 +118,13 @@ class _CleaningRun(Struct):
 
 
 class _RuleRun(Struct):
-    """One rule at work."""
-
     run: _CleaningRun
     rule: CleaningRule
     counters: RuleCounters
     watch: ReadWatch
     cutoff_ns: int
-    """The latest time from which the age of an entry that is old enough counts, in nanoseconds since the epoch."""
+    """Entries used after this time are too young; nanoseconds since the epoch."""
     considered: int = 0
-    """How many matched entries have been dealt with."""
 
     def apply(self, opened: OpenedRoots) -> None:
         self.counters.refused_roots.update(opened.refused)
@@ -158,7 +144,6 @@ class _RuleRun(Struct):
             self.counters.leave_rest(ended_by, self.counters.matched - self.considered)
 
     def _is_wanted(self, root: Root) -> bool:
-        """Return whether the root lies on a file system that needs space. Deletions elsewhere free nothing there."""
         search = self.run.target_filesystems
         if search is None or search.finds(root.mount):
             return True
@@ -175,19 +160,17 @@ class _RuleRun(Struct):
         return True
 
     def _with_access_times(self, root: Root) -> Root:
-        """The root with what its mounts say of access times, which the output says too."""
         sees_all = self.run.usage.sees_every_process()
         times = access_times(root.mount, Path(self.run.cleaner.proc), sees_every_process=sees_all)
         self.counters.access_times[root.path] = str(times)
         if times.untraced:
             log.warning(
-                "reads may leave no trace where a rule deletes what is unused; ages count from the last change there",
+                "access times unreliable; ages count from the last change",
                 extra={"rule": self.rule.name, "root": root.path, "reason": ", ".join(times.untraced)},
             )
         return replace(root, access_times=times)
 
     def _needs_space(self, root: Root) -> bool:
-        """Whether the rule is to work on a root at all."""
         limit = self.rule.when_free_below
         if limit is not None and self.run.filesystems.space(root.device).percent >= limit:
             return False
@@ -238,12 +221,11 @@ class _RuleRun(Struct):
             self.counters.leave(outcome, file.directory, file.name)
             return
         self._count(file.directory, 1, outcome)
-        # With a single rule it is never read, and a million inodes would take memory for nothing.
+        # Only later rules read it, and a million inodes need memory.
         if self.run.request.dry_run and len(self.run.request.rules) > 1:
             self.run.gone.add(file.inode)
 
     def _apply(self, remover: FileRemover, parent: int, file: MatchedFile) -> int | Reason:
-        """Apply the rule to a file. Return the freed bytes, or why the file was left."""
         if self.rule.keep_tail is not None:
             return remover.shrink(parent, file, self.rule.keep_tail)
         if self.rule.do is CleaningOperation.TRUNCATE:
@@ -274,7 +256,6 @@ class _RuleRun(Struct):
         return ended_by
 
     def _remove_checkpoint(self, checkpoint: MatchedCheckpoint, remover: CheckpointRemover) -> Reason | None:
-        """Delete a checkpoint whole; why it, or a part of it, was left, if so."""
         if checkpoint.contents.files > self._files_left():
             return Reason.LIMIT_FILES
         if checkpoint.contents.bytes > self._bytes_left():
@@ -297,7 +278,6 @@ class _RuleRun(Struct):
         self.run.filesystems.count_freed(directory.root.device, size)
 
     def _files_left(self) -> int:
-        """Files that may still be deleted, by the policy and by the rule."""
         limits = ((self.run.cleaner.cleaning.max_files, self.run.files), (self.rule.max_files, self.counters.files))
         return _least_left(*limits)
 
@@ -307,13 +287,10 @@ class _RuleRun(Struct):
 
 
 def _least_left(*limits: tuple[int | None, int]) -> int:
-    """What the strictest of several limits leaves, each given with what is used of it."""
     return min((limit - used for limit, used in limits if limit is not None), default=_UNLIMITED)
 
 
 class _DirectoryCache:
-    """The directories that were used last, open."""
-
     def __init__(self) -> None:
         self._fds: OrderedDict[WalkedDirectory, int] = OrderedDict()
 
@@ -325,7 +302,7 @@ class _DirectoryCache:
             os.close(fd)
 
     def fd_of(self, directory: WalkedDirectory) -> int:
-        """An open descriptor, which the cache keeps. Raises OSError where the directory is no longer there."""
+        """Return a descriptor owned by the cache. Raises OSError if the directory is gone."""
         if directory in self._fds:
             self._fds.move_to_end(directory)
             return self._fds[directory]
@@ -336,5 +313,4 @@ class _DirectoryCache:
         return fd
 
     def forget(self, directory: WalkedDirectory) -> None:
-        """Close it: what is at its path is another one, or nothing."""
         os.close(self._fds.pop(directory))

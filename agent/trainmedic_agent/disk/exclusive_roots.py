@@ -1,8 +1,5 @@
-"""Directories for one agent alone: a second agent of the machine that is to clean one of them does not start.
-
-Each would delete until its own rule is met, and neither knows what the other has deleted. A root is known by its path:
-looking at it could hang, on a network file system that is away, and the agent must start all the same. Who calls it:
-``trainmedic_agent.wiring.agent``.
+"""Exclusive cleaning roots: a second agent with the same root does not start, because each would delete until its own
+rule is met. A root is identified by its path: accessing it could hang on an unavailable network file system.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from trainmedic_core.machine_locks import NameLock
 
 @contextmanager
 def exclusive_roots(roots: Iterable[str]) -> Iterator[None]:
-    """Hold the roots of a policy while the block lasts. Raises ConfigurationError where another agent has one."""
+    """Hold the policy's roots during the block. Raises ConfigurationError if another agent holds one."""
     with ExitStack() as stack:
         for root in sorted({os.path.normpath(root) for root in roots}):
             lock = NameLock.take(f"root:{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}")

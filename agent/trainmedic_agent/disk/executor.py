@@ -1,9 +1,7 @@
-"""The agent's executor for ``disk.clean``: it checks what a command asks for, and hands it to the cleaner.
+"""Executor of ``disk.clean``: validation of the command.
 
-A command that comes again, ``resumed`` after the agent ended in the middle of it, is simply carried out: the
-rules name what may go and the target says when to end, so what is gone already is not deleted twice. Its
-output then counts only the second part, and says so. An agent that is told to end stops between two files
-and answers with what it did; the rest is left for the next alert.
+The output of a ``resumed`` command counts only its second part. A stopping agent ends between two files and answers
+with what it did.
 """
 
 from __future__ import annotations
@@ -19,14 +17,12 @@ from trainmedic_agent.errors import CommandRejected
 from trainmedic_agent.executors import AcceptedCommand
 
 _REPLY_MARGIN = timedelta(seconds=5)
-"""Before a command expires its reply must be back at the server; of a short command the margin is a tenth."""
+"""Time for the reply before the command expires; a tenth of a short command's lifetime."""
 _PARAMETERS = ("rules", "until_free_percent", "dry_run", "filesystems")
 _MAX_RULES = 100
 
 
 class DiskCleanExecutor:
-    """Frees disk space by the rules of the policy."""
-
     action = "disk.clean"
     queue = "disk"
 
@@ -35,10 +31,10 @@ class DiskCleanExecutor:
         self._has_low_priority = False
 
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
-        """The output is that of `Cleaner.clean`, with ``resumed``. Raises CommandRejected."""
+        """Return `Cleaner.clean`'s output with ``resumed``. Raises CommandRejected."""
         request = self._request(accepted)
         if not self._has_low_priority:
-            # The worker queue has one thread, and cleaning is all that it does.
+            # The worker queue's thread does nothing else.
             throttle.take_low_priority()
             self._has_low_priority = True
         output = self._cleaner.clean(request, accepted.is_stopping)
@@ -52,7 +48,7 @@ class DiskCleanExecutor:
     def _request(self, accepted: AcceptedCommand) -> CleaningRequest:
         command = accepted.command
         if command.undo_of is not None:
-            raise CommandRejected("what disk.clean has deleted cannot be brought back, so it has no undo")
+            raise CommandRejected("disk.clean has no undo: deleted files cannot be restored")
         params = command.params
         unknown = [name for name in params if name not in _PARAMETERS]
         if unknown:
@@ -79,7 +75,7 @@ class DiskCleanExecutor:
 
 
 def named_filesystems(raw: object) -> tuple[NamedFilesystem, ...]:
-    """Return the file systems that a command names. Raises CommandRejected."""
+    """Return the command's file systems. Raises CommandRejected."""
     wrong = CommandRejected(f"filesystems must be a list of at most {_MAX_RULES} with a mountpoint and a device each")
     if not isinstance(raw, list | tuple) or len(raw) > _MAX_RULES:
         raise wrong

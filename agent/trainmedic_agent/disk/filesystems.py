@@ -1,23 +1,15 @@
-"""The roots of a rule, opened safely, and the free space of the filesystems on which they lie.
+"""Safe opening of a rule's roots, and free space on their file systems.
 
-**Roots** are opened once for a command: each from ``/`` on, part by part, following no link. The directory that is
-open then is the one on which the checks were made, whatever happens to its name afterwards. Refused is a root
+**Roots** are opened component by component without following links, and checked by descriptor. A root is refused if it
 
-- that is missing, or has a symbolic link on its way: its real path belongs in the policy;
-- that belongs to somebody other than root, the agent's user, and the policy's ``owners``;
-- whose way leads through a directory in which somebody else could put another in its place: one of another
-  owner, or one that group or others may write in without the sticky bit;
-- that is the filesystem of the system: ``/`` by another name;
-- that is, or lies in, the agent's own state directory. One that lies below a root is `Root.protected`, and the walk
-  does not enter it, under whatever name.
+- is missing, or has a symbolic link in its path
+- has an owner other than root, the agent's user and the policy's ``owners``
+- has a parent with such an owner, or one that group or others can write without the sticky bit
+- is ``/`` or within the agent's state directory
 
-**Free** is what an unprivileged process may still use, as a share of the whole: node_exporter's
-``node_filesystem_avail_bytes / node_filesystem_size_bytes``, on which alerts are written. A trial run frees nothing,
-so there the bytes that it would have freed are added. Some filesystems (ZFS, btrfs) give space back some seconds
-after a deletion; where what was deleted should be enough and the filesystem does not show it yet, it is given a
-moment, so that no more is deleted than needed.
-
-Not here: which paths a policy may name at all (``rules``), and what is below a root (``walk``).
+**Free space** is that of unprivileged processes, like node_exporter's ``node_filesystem_avail_bytes /
+node_filesystem_size_bytes``. ZFS and btrfs free space seconds after a deletion, so the cleaner waits if the deleted
+bytes should suffice.
 """
 
 from __future__ import annotations
@@ -36,14 +28,12 @@ from trainmedic_agent.disk.throttle import Throttle
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LATE_SPACE_CHECKS, _LATE_SPACE_SECONDS = 20, 0.3
-"""How often, and how many seconds apart, space that should be free is looked for; ZFS shows it within about five."""
+"""Number and interval in seconds of checks for space freed late; ZFS takes about 5 s."""
 _MAX_LATE_SPACE_WAITS = 2
-"""Times that a filesystem is waited for: if it shows less even then, another process fills it."""
+"""Maximum waits per file system. After these, another process must be filling it."""
 _BLOCK_BYTES = 512
-"""Bytes in the unit of ``st_blocks``."""
 
 Inode = tuple[int, int]
-"""Device and inode number."""
 
 
 def inode_of(facts: os.stat_result) -> Inode:
@@ -51,36 +41,29 @@ def inode_of(facts: os.stat_result) -> Inode:
 
 
 def stored_bytes(facts: os.stat_result) -> int:
-    """What a file takes on the disk."""
+    """Return the bytes that a file uses on disk."""
     return facts.st_blocks * _BLOCK_BYTES
 
 
 def freed_bytes(facts: os.stat_result) -> int:
-    """What deleting a file frees: nothing where it has another name."""
+    """Return the bytes that deleting a file frees: none if it has another hard link."""
     return stored_bytes(facts) if facts.st_nlink == 1 else 0
 
 
 class Root(Struct, frozen=True):
-    """An open root of a rule."""
-
     path: str
     fd: int
     device: int
     mount: int | None
-    """The id of the mount by which the root was reached; see `mount_of`."""
+    """Mount ID of the root (see `mount_of`)."""
     protected: Inode | None = None
-    """A directory that is never entered, though it may lie below the root."""
     access_times: AccessTimes = KEPT
-    """How far those of its files can be trusted; for a rule whose ages count from the last use."""
 
     def contains(self, fd: int) -> bool:
-        """Whether an open directory is on the root's filesystem and mount."""
         return os.fstat(fd).st_dev == self.device and mount_of(fd) == self.mount
 
 
 class OpenedRoots(Struct, frozen=True):
-    """The roots of a rule that could be opened, in its order, and for each other path why it is refused."""
-
     roots: tuple[Root, ...]
     refused: Mapping[str, str]
 
@@ -89,9 +72,9 @@ class OpenedRoots(Struct, frozen=True):
 def opened_roots(
     paths: tuple[str, ...], owners: frozenset[int], protected: Inode | None = None
 ) -> Iterator[OpenedRoots]:
-    """The roots, open while the block runs.
+    """Yield the opened roots, and close them after the block.
 
-    `owners` may own a root, beside root and the agent's own user; `protected` is the agent's state directory.
+    `owners` may own roots, in addition to root and the agent's user; `protected` is the agent's state directory.
     """
     trusted = owners | {0, os.geteuid()}
     roots: list[Root] = []
@@ -111,14 +94,14 @@ def opened_roots(
 
 
 def open_directory(parent: int, name: str) -> int:
-    """A descriptor of the directory `name` in the open directory `parent`; a link is not followed. Raises OSError."""
+    """Open the directory `name` in the open directory `parent`, without following a link. Raises OSError."""
     return os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
 
 
 def mount_of(fd: int) -> int | None:
-    """The id of the mount by which `fd` was reached; None where the kernel does not say.
+    """Return the mount ID of `fd`. None if the kernel does not report it.
 
-    It tells a bind mount of the same filesystem, which has the same device number.
+    It distinguishes bind mounts of one file system, which share a device number.
     """
     try:
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:  # noqa: PTH123
@@ -128,7 +111,7 @@ def mount_of(fd: int) -> int | None:
 
 
 def inode_at(path: str | os.PathLike[str]) -> Inode | None:
-    """The inode of what is at a path; None where nothing is."""
+    """Return the inode at a path. None if there is none."""
     try:
         return inode_of(Path(path).stat())
     except OSError:
@@ -136,10 +119,10 @@ def inode_at(path: str | os.PathLike[str]) -> Inode | None:
 
 
 def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> Root | str:
-    """The root at `path`, or why it is refused.
+    """Open the root at `path`, or return why it is refused.
 
-    Each directory is checked before the next one is opened in it, by its descriptor: a check by path would say
-    nothing about the directory that the same path names a moment later.
+    Each directory is checked by its descriptor before the next is opened in it: a path could change between check and
+    use.
     """
     fd = os.open("/", _OPEN_DIRECTORY)
     try:
@@ -163,7 +146,7 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
         if facts.st_uid not in trusted:
             return f"{path} belongs to user {facts.st_uid}; name that user under owners if it may be cleaned"
         if os.path.samestat(facts, top):
-            return f"{path} is the root of the whole filesystem"
+            return f"{path} is the root of the whole file system"
         root = Root(path, fd, facts.st_dev, mount_of(fd), protected)
         fd = -1
         return root
@@ -173,11 +156,11 @@ def _open_root(path: str, trusted: frozenset[int], protected: Inode | None) -> R
 
 
 def _replacement_risk(path: str, facts: os.stat_result, trusted: frozenset[int]) -> str | None:
-    """Why another user could exchange the entries of this directory, on the way to a root; None if none can."""
+    """Return why another user could replace entries of this directory on the way to a root. None if no user can."""
     if facts.st_uid not in trusted:
-        return f"{path}, on the way to it, belongs to user {facts.st_uid}, who is not among the owners"
+        return f"{path}, a parent directory, belongs to user {facts.st_uid}, who is not under owners"
     if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not facts.st_mode & stat.S_ISVTX:
-        return f"{path}, on the way to it, may be written by others, who could put another directory in its place"
+        return f"{path}, a parent directory, is writable for others, who could replace the root"
     return None
 
 
@@ -189,14 +172,11 @@ def _is_link(parent: int, name: str) -> bool:
 
 
 class DiskSpace(Struct, frozen=True):
-    """Free and total bytes of a filesystem."""
-
     free: int
     total: int
 
     @property
     def percent(self) -> float:
-        """The free share."""
         return 100 * self.free / self.total if self.total else 100.0
 
     def plus(self, freed: int) -> DiskSpace:
@@ -207,28 +187,22 @@ MeasureSpace = Callable[[int], DiskSpace]
 
 
 def measure_space(fd: int) -> DiskSpace:
-    """The space on the filesystem of an open file. Raises OSError."""
+    """Return the space on an open file's file system. Raises OSError."""
     facts = os.fstatvfs(fd)
     return DiskSpace(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
 
 
 class Filesystem(Struct):
-    """One filesystem that a cleaning works on."""
-
     root: str
-    """The path of the first root on it that was opened."""
     fd: int
     before: DiskSpace
     freed: int = 0
-    """Bytes that this cleaning freed there, or would have freed."""
     waits: int = 0
-    """Times that space was waited for that should have been free."""
 
 
 class Filesystems:
-    """All filesystems of one cleaning, by device number; each is kept open until `close`.
-
-    `target` is the percentage of free space to reach, None for no end.
+    """File systems of one cleaning by device number, open until `close`. `target` is the percentage of free space to
+    reach, None for no target.
     """
 
     def __init__(self, measure: MeasureSpace, target: float | None, *, dry_run: bool, throttle: Throttle) -> None:
@@ -239,7 +213,6 @@ class Filesystems:
         self._by_device: dict[int, Filesystem] = {}
 
     def add(self, root: Root) -> None:
-        """Measure the filesystem of an open root, if it is new. Raises OSError."""
         if root.device not in self._by_device:
             space = self._measure(root.fd)
             self._by_device[root.device] = Filesystem(root.path, os.dup(root.fd), space)
@@ -252,14 +225,13 @@ class Filesystems:
         self._by_device[device].freed += size
 
     def space(self, device: int) -> DiskSpace:
-        """The space on a filesystem now; in a trial run, as it would be."""
+        """Return the current space; in a trial run, as it would be."""
         filesystem = self._by_device[device]
         if self._dry_run:
             return filesystem.before.plus(filesystem.freed)
         return self._measure(filesystem.fd)
 
     def has_enough(self, device: int) -> bool:
-        """Whether the target is reached on a filesystem."""
         if self._target is None:
             return False
         if self.space(device).percent >= self._target:
@@ -278,7 +250,7 @@ class Filesystems:
         return False
 
     def output(self) -> Mapping[str, Any]:
-        """Each filesystem's part of the output, and the least free share before and after."""
+        """Return each file system's part of the output, and the smallest free share before and after."""
         parts = [self._part(device) for device in self._by_device]
         if not parts:
             return {"filesystems": []}

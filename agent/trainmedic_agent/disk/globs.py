@@ -1,15 +1,8 @@
-"""Patterns for paths below a cleaning root, matched one component at a time while a tree is walked.
+"""Path patterns relative to a cleaning root, matched component by component during a walk.
 
-A pattern is relative to its root, its parts are separated by ``/``:
-
-- ``*`` stands for any characters within one part, none included, a leading dot included; ``?`` for one,
-  ``[abc]`` and ``[!abc]`` for one of, or none of, those. Upper and lower case differ. There is no escape
-  and there are no braces: a star itself is written ``[*]``.
-- ``**`` as a whole part stands for any number of directories, none included; as the last part for
-  everything below, at any depth.
-
-A name that is not UTF-8 is matched byte by byte (``surrogateescape``), a line break like any character.
-Not here: walking (``walk``), or which files count (``rules``).
+- ``*``, ``?``, ``[abc]`` and ``[!abc]`` match within a component, also a leading dot. There are no escapes or braces: a
+  literal star is ``[*]``.
+- ``**`` as a component matches any number of directories, as the last one everything below.
 """
 
 from __future__ import annotations
@@ -32,19 +25,16 @@ def _accept_any(_: str) -> object:
 
 
 class Glob(Struct, frozen=True, dict=True):
-    """One pattern, as this module describes it; `read` checks it."""
-
     text: str
     parts: tuple[str, ...]
 
     @cached_property
     def matchers(self) -> tuple[Matcher, ...]:
-        """For each part, what says whether a name fits."""
         return tuple(_matcher(part) for part in self.parts)
 
     @classmethod
     def read(cls, text: str) -> Glob:
-        """The pattern that `text` writes. Raises ValueError."""
+        """Parse a pattern. Raises ValueError."""
         if not text or len(text) > _MAX_LENGTH or "\0" in text:
             raise ValueError(f"a pattern has 1 to {_MAX_LENGTH} characters, none of them NUL")
         if text.startswith("/"):
@@ -63,20 +53,18 @@ def _matcher(part: str) -> Matcher:
 
 
 class GlobState(Struct, frozen=True):
-    """What may still match below one directory: the positions that several patterns have reached there.
+    """Matching state in one directory: the positions that several patterns have reached.
 
-    A ``**`` may stand for no directory, so the position after it has always been reached too.
+    Since ``**`` can match no directory, the position after it is always reached too.
     """
 
     globs: tuple[Glob, ...]
     positions: frozenset[tuple[int, int]]
-    """Index of a pattern, and index of its part that is compared with the names in this directory."""
+    """Index of a pattern, and of its component to compare with names in this directory."""
     last: tuple[Matcher, ...]
-    """The last parts among these: a name that one of them matches completes a whole path."""
 
     @classmethod
     def of(cls, globs: Iterable[Glob]) -> GlobState:
-        """The state at the root."""
         globs = tuple(globs)
         return cls._at(globs, ((index, 0) for index in range(len(globs))))
 
@@ -97,11 +85,10 @@ class GlobState(Struct, frozen=True):
         return cls(globs, frozenset(reached), (_accept_any,) if _accept_any in last else last)
 
     def accepts(self, name: str) -> bool:
-        """Whether the entry `name` of this directory is matched."""
         return any(match(name) for match in self.last)
 
     def below(self, name: str) -> GlobState | None:
-        """The state in the directory `name` of this one; None where nothing in it can match."""
+        """Return the state in the subdirectory `name`. None if nothing in it can match."""
         onward = set()
         for index, position in self.positions:
             glob = self.globs[index]

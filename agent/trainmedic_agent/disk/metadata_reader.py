@@ -1,6 +1,6 @@
-"""What files in a checkpoint's directory state, as a process without rights parses them (``metadata_child``).
+"""Checkpoint metadata, parsed by an unprivileged process (``metadata_child``).
 
-The agent takes the first bytes of such a file, and does not look at them. Who calls it: ``checkpoints``.
+The agent only passes on the first bytes of each file.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ _LONGEST_ANSWER = 8192
 
 
 class MetadataUnread(Exception):
-    """A file is there, and what it states could not be found out."""
+    """A file exists but could not be parsed."""
 
 
 class MetadataAnswer(Struct, frozen=True):
-    """One answer of the process."""
-
     step: Annotated[int, Meta(ge=0, lt=10**18)] | None = None
     best: Annotated[str, Meta(max_length=255)] | None = None
 
@@ -35,7 +33,7 @@ _DECODER = msgspec.json.Decoder(MetadataAnswer)
 
 
 class MetadataReader:
-    """The files of one cleaning. One thread uses it."""
+    """Reader for the files of one cleaning. Not thread-safe."""
 
     def __init__(self) -> None:
         self._process = ConfinedProcess(metadata_child.__name__, (), _LONGEST_ANSWER)
@@ -45,7 +43,7 @@ class MetadataReader:
         return self._stated(metadata_child.LATEST, _beginning(directory, name, _LATEST_BYTES)).step
 
     def best(self, directory: int, name: str) -> str | None:
-        """Return the checkpoint that a trainer's state calls its best. None if there is none. Raises MetadataUnread."""
+        """Return the best checkpoint named by a trainer's state. None if there is none. Raises MetadataUnread."""
         return self._stated(metadata_child.TRAINER_STATE, _beginning(directory, name, _STATE_BYTES)).best
 
     def close(self) -> None:
@@ -63,10 +61,9 @@ class MetadataReader:
 
 
 def _beginning(directory: int, name: str, size: int) -> bytes:
-    """Return the first bytes of a regular file. None are returned of what is no such file. Raises MetadataUnread.
+    """Return the first bytes of a regular file, none for anything else. Raises MetadataUnread.
 
-    A job writes these files. Opening a pipe or device can have an effect, so the type is known before anything is
-    opened, and the very file that was looked at is.
+    A job controls these names, and opening a pipe or device can have an effect, so the type is checked first.
     """
     try:
         entry = os.open(name, ENTRY, dir_fd=directory)
@@ -74,7 +71,7 @@ def _beginning(directory: int, name: str, size: int) -> bytes:
             if not stat.S_ISREG(os.fstat(entry).st_mode):
                 return b""
             try:
-                # Reading it must not make it young. O_NOATIME is for the owner and for root alone.
+                # Reading must not make the file young. Only owner and root may use O_NOATIME.
                 fd = reopened(entry, READ | os.O_NOATIME)
             except PermissionError:
                 fd = reopened(entry, READ)

@@ -1,10 +1,7 @@
-"""Mounts that a process sees, and which of them hold the file systems that an alert names.
+"""Mounts visible to a process, and lookup of the file systems that an alert names.
 
-A mount point is a name in one mount namespace. The exporter of an alert may see other mounts than the agent, or the
-same ones below a prefix. So both the mounts of this process and those of the machine's first process are read. If they
-show another mount there, the device that the alert names decides.
-
-Callers: ``access_times`` and ``cleaner``.
+The alert's exporter may see other mounts than the agent, or the same under a prefix. So this process's and the first
+process's mounts are searched; if they disagree, the alert's device decides.
 """
 
 from __future__ import annotations
@@ -16,29 +13,27 @@ from pathlib import Path
 from msgspec import Struct
 
 _PREFIXES = ("/host/rootfs", "/host/root", "/hostfs", "/host", "/rootfs")
-"""Usual mount points of the machine's file systems in containers of exporters."""
+"""Usual mount points of the machine's root in exporter containers."""
 _PSEUDO = frozenset({"tmpfs", "devtmpfs", "ramfs", "overlay"})
-"""File systems without a device. All of a kind have the same source, which identifies none of them."""
+"""File systems without a device; their source does not identify them."""
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class Mount(Struct, frozen=True):
-    """Line of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
+    """A line of ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
 
     number: int
     device: bytes
-    """Device number of the filesystem, major and minor, the same in each mount namespace."""
+    """Major and minor device number, the same in all mount namespaces."""
     root: bytes
-    """Directory of the file system that is mounted."""
     point: bytes
     options: frozenset[bytes]
     filesystem: str
     source: bytes = b""
-    """The mounted device, such as ``/dev/sda1``."""
 
 
 class NamedFilesystem(Struct, frozen=True):
-    """File system as an alert names it. `device` is empty if the alert does not state it."""
+    """A file system as named by an alert. `device` is empty if not stated."""
 
     mountpoint: str
     device: str = ""
@@ -48,10 +43,7 @@ class NamedFilesystem(Struct, frozen=True):
 
 
 class FilesystemSearch:
-    """Search for the file systems that an alert names among the mounts of this process.
-
-    `proc` is where the process filesystem is mounted.
-    """
+    """Lookup of an alert's file systems among this process's mounts. `proc` is the mount point of procfs."""
 
     def __init__(self, names: Sequence[NamedFilesystem], proc: Path) -> None:
         self.names = names
@@ -60,13 +52,11 @@ class FilesystemSearch:
         self._found = [(name, [*_at(name.mountpoint, self._own), *_at(name.mountpoint, machine)]) for name in names]
 
     def finds(self, mount_number: int | None) -> bool:
-        """Return whether the mount with this id in this process belongs to one of the file systems."""
         mount = next((each for each in self._own if each.number == mount_number), None)
         return mount is not None and any(_is_of(mount, name, at) for name, at in self._found)
 
 
 def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
-    """Return whether the mount belongs to the named file system. `at` are the mounts at its mount point."""
     device = name.device.encode()
     exact = {each.device for each in at if each.source == device}
     if exact:
@@ -76,10 +66,9 @@ def _is_of(mount: Mount, name: NamedFilesystem, at: Sequence[Mount]) -> bool:
 
 
 def _at(mountpoint: str, mounts: Sequence[Mount]) -> list[Mount]:
-    """Return the visible mount at a mount point, or at that without an exporter's prefix. Empty if nothing is mounted
-    there."""
+    """Return the visible mount at a mount point, with or without an exporter's prefix. Empty if there is none."""
     for point in _spellings(mountpoint):
-        # The last mount at a place hides those before it.
+        # The last mount at a point hides the others.
         matching = [mount for mount in mounts if mount.point == point.encode()]
         if matching:
             return matching[-1:]
@@ -102,14 +91,13 @@ def _read(process: Path) -> list[Mount]:
 
 
 def mounts_of(process: Path) -> list[Mount]:
-    """Return the mounts that a process sees. Raises OSError.
+    """Return a process's mounts. Raises OSError.
 
-    Users choose the names in it, so they are read as bytes. The kernel escapes blanks and line feeds in names, so only
-    these separate.
+    Names come from users, so they are bytes. The kernel escapes blanks and line feeds in them.
     """
     mounts = []
     for line in (process / "mountinfo").read_bytes().split(b"\n"):
-        # number, parent, device, root, point, options, more of them, "-", filesystem, source, options of that
+        # number, parent, device, root, point, options, optional fields, "-", file system, source, its options
         before, _, after = line.partition(b" - ")
         parts, described = before.split(b" "), after.split(b" ")
         if len(parts) >= 6 and after:

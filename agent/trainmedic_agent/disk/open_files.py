@@ -1,15 +1,12 @@
-"""Whether a file is in use: by a write lease from the kernel, or else by reading what every process has open.
+"""Detection of files in use, by a write lease or by scanning ``/proc``.
 
-The kernel grants a write lease (`acquire_write_lease`) only if no other process has the file open or mapped, in any
-container. It needs no view of other processes, is certain, and costs three system calls. It cannot be had for a file
-of another user without CAP_LEASE, nor on filesystems without leases (NFS, Lustre and others).
+The kernel grants a write lease only if no other process has the file open or mapped. It needs CAP_LEASE for other
+users' files, and some file systems have no leases (NFS, Lustre).
 
-There, and where it matters *how* a file is open, the descriptors and mappings of every process are read, at most once
-in `FRESH_SECONDS` for a filesystem. Of what they have open on other ones nothing is asked that a server would have to
-answer: it may hang, and any user can mount one that does. What was read counts as an answer only if all processes
-could be seen: in the first PID namespace, with ``/proc`` not restricted by ``hidepid``, and as root or with
-CAP_SYS_PTRACE. If not, what is not known to be unused is left (`Reason.OPEN_UNKNOWN`). On a filesystem that several
-machines share, neither way sees what the others have open: there only the age of a file speaks for it.
+Otherwise, or to learn *how* a file is open, all processes are scanned, at most once in `FRESH_SECONDS` per file system.
+The scan never queries other file systems: any user can mount one that hangs. It is conclusive only in the first PID
+namespace, without ``hidepid``, as root or with CAP_SYS_PTRACE. If not, the file is left (`Reason.OPEN_UNKNOWN`). Other
+machines' use of a shared file system is invisible.
 """
 
 from __future__ import annotations
@@ -31,28 +28,26 @@ from trainmedic_agent.disk.throttle import Clocks, Throttle
 
 FRESH_SECONDS = 10.0
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Its inode number, fixed in the kernel (PROC_PID_INIT_INO)."""
+"""Its fixed inode number (kernel, PROC_PID_INIT_INO)."""
 _KERNEL_THREAD = 0x00200000
-"""PF_KTHREAD, in field 9 of /proc/PID/stat: kernel threads have no descriptors to look at."""
+"""PF_KTHREAD, in field 9 of /proc/PID/stat: kernel threads have no descriptors."""
 
 _WITHOUT_FILES = ("/dev/", "/proc/", "/sys/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108
 _DESCRIPTORS_PER_CHECK = 128
-"""Descriptors of a process between two looks at the clock."""
-# Of statx(2): its flags, and where its result has the two numbers of the device.
+# statx(2): flags, and offset of the device numbers in its result.
 _FROM_HERE, _DO_NOT_SYNC = -100, 0x4000
 _STATX_BYTES, _STATX_DEVICE_AT, _STATX_DEVICE = 256, 136, struct.Struct("II")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def acquire_write_lease(fd: int) -> bool:
-    """Take a write lease on the file (fcntl(2), F_SETLEASE); return False if another process has it open or mapped.
+    """Take a write lease (fcntl(2), F_SETLEASE). Return False if another process has the file open or mapped.
 
-    While `fd` is open, other opens of the file block. Raises OSError if the kernel gives no lease for another reason:
-    the file belongs to another user and this process lacks CAP_LEASE, or the filesystem has no leases.
+    Until `fd` is closed, other opens of the file block. Raises OSError if the kernel gives no lease for another reason.
     """
-    # When another process opens the file, the kernel sends this one a signal. The default, SIGIO, would end it;
-    # SIGURG is ignored by default.
+    # The kernel signals when another process opens the file. The default SIGIO would kill this process; SIGURG is
+    # ignored.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -62,36 +57,31 @@ def acquire_write_lease(fd: int) -> bool:
 
 
 class OpenFileSnapshot(Struct):
-    """What all processes had open on one filesystem at one moment."""
-
     device: int
     is_complete: bool = True
-    """Whether everything that every process has open could be seen."""
     open: set[int] = field(default_factory=set)
-    """By inode number."""
     writers: dict[int, bool] = field(default_factory=dict)
-    """For each file that is open for writing, whether all of its writers append."""
+    """By file open for writing: True if all its writers append."""
     mapped: set[int] = field(default_factory=set)
-    """What is mapped, on any filesystem: the table of mappings does not name each by the device that stat(2) does."""
+    """Mapped inodes on any file system: mappings do not always state the same device as stat(2)."""
 
     def has(self, inode: Inode) -> bool:
         return inode[1] in self.open or inode[1] in self.mapped
 
 
 class FileUsage:
-    """Says for one cleaning which files are in use. `proc` is where the process filesystem is mounted."""
+    """Detection of files in use for one cleaning. `proc` is the process file system's mount point."""
 
     def __init__(self, clocks: Clocks, throttle: Throttle, proc: str = "/proc") -> None:
         self._clocks = clocks
         self._throttle = throttle
         self._proc = Path(proc)
         self._snapshots: dict[int, tuple[float, OpenFileSnapshot]] = {}
-        """By device, the last one, and when it was taken."""
 
     def obstacle(self, fd: int | None, inode: Inode) -> Reason | None:
-        """Why a file must not be deleted; None if it is not in use, and cannot be opened until `fd` is closed.
+        """Return why a file must not be deleted. None if it is unused and cannot be opened until `fd` is closed.
 
-        `fd` has the file open for reading; it is None where that is not permitted.
+        `fd` has the file open for reading. None if that is not permitted.
         """
         try:
             if fd is not None:
@@ -104,7 +94,7 @@ class FileUsage:
         return None if snapshot.is_complete else Reason.OPEN_UNKNOWN
 
     def may_truncate(self, fd: int, inode: Inode) -> bool:
-        """Whether the length of an open file can be set to 0: nobody else has it open, or all its writers append."""
+        """Return whether an open file can be truncated: no other process has it open, or all its writers append."""
         try:
             if acquire_write_lease(fd):
                 return True
@@ -113,18 +103,16 @@ class FileUsage:
         return self.all_writers_append(inode)
 
     def all_writers_append(self, inode: Inode) -> bool:
-        """Whether it is certain that every process which has the file open for writing appends to it."""
         snapshot = self._recent_snapshot(inode)
         return snapshot.is_complete and snapshot.writers.get(inode[1], True)
 
     def sees_every_process(self) -> bool:
-        """Whether ``/proc`` lists every process of the machine; whether their files can be read is another question,
-        of privilege."""
+        """Return whether ``/proc`` lists all processes. Access to their files also needs privileges."""
         try:
             lines = (self._proc / "self/mounts").read_bytes().split(b"\n")
         except OSError:
             return False
-        # Users mount in their own directories, and so choose names in this table; the kernel escapes blanks in them.
+        # Users can mount in their own directories, so names here are untrusted; the kernel escapes blanks in them.
         mounts = [line.split(b" ") for line in lines]
         options = [parts[3] for parts in mounts if parts[1:3] == [os.fsencode(self._proc), b"proc"] and len(parts) > 3]
         is_hiding = any(b"hidepid=" in text and b"hidepid=0" not in text for text in options)
@@ -150,7 +138,7 @@ class FileUsage:
         for process in self._processes():
             if process.name != own_pid:
                 snapshot.is_complete &= self._add_process(snapshot, process)
-            # Half a snapshot would be of no use. So only the end of the cleaning ends it, and it says nothing then.
+            # An incomplete snapshot is useless, so only the cleaning's end stops it, and it is inconclusive then.
             if not self._throttle.may_continue():
                 snapshot.is_complete = False
                 break
@@ -163,12 +151,11 @@ class FileUsage:
                     yield self._proc / entry.name
 
     def _add_process(self, snapshot: OpenFileSnapshot, process: Path) -> bool:
-        """Add what one process has open; whether all of it could be seen."""
         try:
             with os.scandir(process / "fd") as descriptors:
                 for count, descriptor in enumerate(descriptors):
                     self._add_descriptor(snapshot, process, descriptor)
-                    # A process may have a million of them.
+                    # A process may have a million descriptors.
                     if count % _DESCRIPTORS_PER_CHECK == 0 and not self._throttle.may_continue():
                         return False
             self._add_mappings(snapshot, process)
@@ -188,17 +175,17 @@ class FileUsage:
             if device_of(descriptor.path) != snapshot.device:
                 return
             flags = _flags(process / "fdinfo" / descriptor.name)
-            if flags & os.O_PATH:  # it names the file and can neither read nor write it
+            if flags & os.O_PATH:  # cannot read or write the file
                 return
             number = os.stat(descriptor.path).st_ino  # noqa: PTH116
         except (FileNotFoundError, ProcessLookupError):
-            return  # closed meanwhile
+            return  # closed in between
         snapshot.open.add(number)
         if flags & os.O_ACCMODE != os.O_RDONLY:
             snapshot.writers[number] = snapshot.writers.get(number, True) and bool(flags & os.O_APPEND)
 
     def _add_mappings(self, snapshot: OpenFileSnapshot, process: Path) -> None:
-        # As bytes, since a path in it may hold anything but a line feed, which the kernel escapes.
+        # Bytes, because a path may contain anything except a line feed, which is escaped.
         with (process / "maps").open("rb") as lines:
             for line in lines:
                 # address perms offset dev inode path
@@ -208,10 +195,9 @@ class FileUsage:
 
 
 def device_of(path: str) -> int:
-    """The device of what is open, by its path in ``/proc``, without asking its filesystem for anything else.
+    """Return the device of a ``/proc`` descriptor path without any other request to its file system.
 
-    A network filesystem or one of FUSE is not waited for, and tells it also to whom it denies everything else. Raises
-    OSError.
+    It does not wait for network or FUSE file systems, and works even where they deny access. Raises OSError.
     """
     status = ctypes.create_string_buffer(_STATX_BYTES)
     if _libc.statx(_FROM_HERE, os.fsencode(path), _DO_NOT_SYNC, 0, status) < 0:

@@ -1,12 +1,9 @@
-"""Whether an open directory is still where its path says.
+"""Verification that an open directory is still at its path.
 
-A descriptor goes on naming its directory when that is moved: out of its root, below a name that the rule excludes, or
-out of sight below a new mount. So right before anything is taken from a directory, its whole path is looked up again,
-through no symbolic link, and what is there is compared with what is open. The same path is matched and excluded by
-the same patterns, so nothing else has to be asked again.
+A descriptor survives moves out of the root, under an excluded name or under a mount. So the path is resolved again,
+without symbolic links, before each deletion.
 
-Linux has no call that does both, "look up" and "delete", so between the two some microseconds remain. A move that
-falls into them costs what is deleted just then: one entry, which the rule meant and which was in its place.
+Linux cannot resolve and delete atomically. A move within those microseconds costs one entry, which matched the rule.
 """
 
 from __future__ import annotations
@@ -16,14 +13,14 @@ import errno
 import os
 
 _OPENAT2 = 437
-"""The number of the system call openat2(2), the same on x86_64 and aarch64; the C library has no function for it."""
+"""System call number of openat2(2) on x86_64 and aarch64; the C library has no wrapper."""
 _NO_SYMLINKS = 0x04  # RESOLVE_NO_SYMLINKS
 _LONGEST_PATH = 4000
-"""Bytes of a path that are looked up in one call; the kernel takes 4,095."""
+"""Bytes resolved in one call; the kernel's limit is 4,095."""
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
-"""Errors of a kernel before 5.6, and of a container whose filter of system calls is older than this one."""
+"""Errors of kernels before 5.6, and of containers with an older system call filter."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -37,9 +34,9 @@ _openat2.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.POINTE
 
 
 def is_in_place(fd: int, path: str) -> bool:
-    """Whether the open directory `fd` is the one to which the absolute `path` leads now, through no symbolic link.
+    """Return whether the absolute `path` leads to the open directory `fd`, without symbolic links.
 
-    Raises OSError where that cannot be found out.
+    Raises OSError if that cannot be determined.
     """
     try:
         there = _open_path(os.fsencode(path))
@@ -54,10 +51,9 @@ def is_in_place(fd: int, path: str) -> bool:
 
 
 def _open_path(path: bytes) -> int:
-    """The directory at an absolute path, open for looking at it only. Raises OSError."""
     if len(path) > _LONGEST_PATH:
         return _open_by_parts(path)
-    # The directory that the call takes for relative paths is not looked at.
+    # The directory argument is ignored for absolute paths.
     there = int(_openat2(_OPENAT2, -1, path, ctypes.byref(_HOW), ctypes.sizeof(_HOW)))
     if there >= 0:
         return there

@@ -1,14 +1,8 @@
-"""Watching for reads oneself, where they leave no trace in the access times (``access_times``).
+"""Watch for reads by inotify(7), for directories where access times do not record them (``access_times``).
 
-Before anything is deleted there, its directory is watched for `WATCH_SECONDS` (or the rule's ``min_age``, if that is
-less), and further until its turn comes: by inotify(7), which tells each file that is opened below any mount of the
-filesystem on this machine, in whatever container. What is opened meanwhile is in use, and so is what lies beside it
-in the same directory and would be deleted too: a training reads one shard of its data now, and the next one in an
-hour. Of a checkpoint it is all of it.
-
-What cannot be watched, because the kernel's limit of watches is reached or its queue ran over, counts as possibly in
-use (`Reason.OPEN_UNKNOWN`). What another machine reads is not seen, nor is what nobody opens while it is watched:
-the output and the manual say so.
+A directory is watched for `WATCH_SECONDS` (or the rule's ``min_age`` if less) and until its turn. A file opened
+meanwhile is in use, with its matched siblings: a training reads one shard now and the next in an hour. If a directory
+cannot be watched, it counts as possibly in use (`Reason.OPEN_UNKNOWN`). Reads from other machines are invisible.
 """
 
 from __future__ import annotations
@@ -29,24 +23,23 @@ from trainmedic_agent.disk.walk import WalkedDirectory
 
 WATCH_SECONDS = 60.0
 _STEP_SECONDS = 0.5
-"""Between two looks at the queue, which holds 16,384 events by default."""
+"""Interval between reads of the queue, which holds 16,384 events by default."""
 _MAX_OPENED = 100_000
-"""Names of opened files that are remembered."""
 _EVENT = struct.Struct("iIII")
-"""Watch, kind, cookie, and the length of the name that follows."""
+"""Watch, kind, cookie, and length of the following name."""
 _BUFFER_BYTES = 64 * 1024
-# Of inotify(7).
+# From inotify(7).
 _OPEN, _OVERFLOW, _IS_DIRECTORY, _ONLY_DIRECTORY = 0x20, 0x4000, 0x40000000, 0x01000000
 _FAILED = -1
-"""What the kernel answers where it cannot watch."""
+"""Result if the kernel cannot watch."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ReadWatch:
-    """What is watched for a rule, and what was opened there. Where reads leave a trace it does nothing.
+    """Watch for one rule. It does nothing where reads are recorded.
 
-    The caller closes it. `seconds` is the ``min_age`` of the rule.
+    The caller closes it. `seconds` is the rule's ``min_age``.
     """
 
     def __init__(self, seconds: float, throttle: Throttle) -> None:
@@ -55,21 +48,18 @@ class ReadWatch:
         self._queue: int | None = None
         self._is_blind = False
         self._numbers: dict[WalkedDirectory, set[int]] = {}
-        """The kernel's numbers of the watches, which are the same for a directory that is met again."""
+        """Watch numbers, which are the same for a directory that is added again."""
         self._names: dict[WalkedDirectory, set[str]] = {}
-        """The files that are to go, by their directory."""
         self._opened: dict[int, set[str]] = {}
-        """By the number of a watch, the names of the files that others have opened."""
         self._opened_count = 0
         self._own_opens: set[tuple[int, str]] = set()
-        """What this process has opened since the queue was last read."""
 
     def close(self) -> None:
         if self._queue is not None and self._queue >= 0:
             os.close(self._queue)
 
     def watch_files(self, files: Iterable[MatchedFile]) -> None:
-        """Watch the directories of these files, which are to go; wait if any is new."""
+        """Watch the directories of files to be deleted; wait if one is new."""
         self._numbers.clear()
         self._names.clear()
         for file in files:
@@ -78,14 +68,13 @@ class ReadWatch:
         self._watch(self._names, is_deep=False)
 
     def watch_checkpoints(self, matched: Iterable[MatchedCheckpoint]) -> None:
-        """Watch these checkpoints, with all directories in them; wait if any is new."""
         self._watch(
             (each.directory for each in matched if each.directory.root.access_times.untraced),
             is_deep=True,
         )
 
     def obstacle(self, directory: WalkedDirectory) -> Reason | None:
-        """Why nothing must be deleted in a directory, or why a checkpoint must stay; None if nobody reads there."""
+        """Return why nothing may be deleted in a directory, or why a checkpoint must stay. None if nothing was read."""
         if not directory.root.access_times.untraced or not self._seconds:
             return None
         self._read_queue()
@@ -97,7 +86,6 @@ class ReadWatch:
         return Reason.READ if any(names is None or name in names for name in opened) else None
 
     def ignore(self, directory: WalkedDirectory, name: str) -> None:
-        """Leave out of account that this process has just opened a file."""
         self._own_opens.update((number, name) for number in self._numbers.get(directory, ()))
 
     def _watch(self, directories: Iterable[WalkedDirectory], *, is_deep: bool) -> None:
@@ -115,11 +103,13 @@ class ReadWatch:
                 return
 
     def _add(self, directory: WalkedDirectory, is_deep: bool) -> set[int]:
-        """The numbers of the watches of a directory, and of those in it; among them `_FAILED`, if one failed."""
+        """Return the watch numbers of a directory, and of its subdirectories if `is_deep`. `_FAILED` is included after
+        an error.
+        """
         numbers: set[int] = set()
 
         def add(inner: WalkedDirectory, _: bool = True) -> bool:
-            # By the descriptor, since the path may lead elsewhere by now.
+            # By descriptor: the path may lead elsewhere by now.
             number = self._add_watch(f"/proc/self/fd/{inner.fd}")
             numbers.add(number)
             if number != _FAILED:

@@ -1,21 +1,13 @@
-"""Deleting, emptying or shrinking one file, after a last check that it is still allowed.
+"""Deletion, truncation or shrinking of one file, after a final check.
 
-**A file** is opened by its name in its open directory, following no link, and compared: device and inode, a regular
-file, one name, as old as it was, and not in use (`open_files`). Then the name is removed from that same
-directory. Linux cannot delete "what this descriptor has open", so between the check and the deletion some
-microseconds remain in which a process that may write in that directory can put another file under the name. It can
-never be a file outside the directory that was opened; and right before the deletion this is looked up again at its
-path (``place``), so that a directory that was moved away keeps what it holds.
+**Deletion** checks the open file, and unlinks its name in the same directory, verified right before (``place``). Linux
+cannot unlink by descriptor, so a process with write access to the directory has microseconds to replace the file.
 
-**Truncating** a log that no process has open, or whose writers all append, sets its length to 0. A writer that does not
-append would go on at its old place and leave zeros before it, and so would one that cannot be seen; in such a file a
-hole is punched instead: it keeps its length, the space of its whole blocks is given back, what is written meanwhile
-is kept, and the writer notices nothing. What the log held is lost either way.
+**Truncation** sets the length to 0 if no process has the log open, or all writers append. Other writers would continue
+at their old offset after zeros, so a hole is punched instead.
 
-**Shrinking** a log always punches a hole, in all but its last bytes, so that it does not matter who has it open.
-
-A trial run makes the same checks, and those of the permissions besides. Not here: checkpoints
-(``checkpoint_removal``).
+**Shrinking** punches a hole in all but the last bytes, regardless of writers. A trial run makes the same checks, and
+checks permissions.
 """
 
 from __future__ import annotations
@@ -38,25 +30,24 @@ from trainmedic_agent.disk.search import MatchedFile
 
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
-# ioctl_iflags(2): _IOR('f', 1, long) and three of its flags.
+# ioctl_iflags(2): _IOR('f', 1, long) and three flags.
 _FS_IOC_GETFLAGS, _IMMUTABLE, _APPEND_ONLY, _NO_ACCESS_TIME = 0x80086601, 0x10, 0x20, 0x80
-# fallocate(2), which Python has without its flags only.
+# fallocate(2); Python's version has no flags.
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class FileRemover(Struct, frozen=True):
-    """Remover that deletes, empties or shrinks files. In a trial run it reports what would happen."""
+    """Remover of files. In a trial run it only reports."""
 
     usage: FileUsage
     age_by: AgeBy
     cutoff_ns: int
-    """As for the search."""
     dry_run: bool
 
     def delete(self, parent: int, file: MatchedFile) -> int | Reason:
-        """The bytes that the deletion frees, or why the file was left. `parent` is its open directory."""
+        """Delete a file in the open directory `parent`. Return the freed bytes, or why the file was left."""
         fd: int | None = None
         try:
             status = os.stat(file.name, dir_fd=parent, follow_symlinks=False)
@@ -65,7 +56,7 @@ class FileRemover(Struct, frozen=True):
             if self.age_by.last_used_ns(status, file.directory.root.access_times) != file.last_used_ns:
                 return Reason.CHANGED
             fd = open_for_reading(parent, file.name)
-            # Another file may have come under the name since it was looked at.
+            # Another file may have taken the name since the stat.
             if fd is not None and not os.path.samestat(os.fstat(fd), status):
                 return Reason.CHANGED
             if (reason := self.usage.obstacle(fd, file.inode)) is not None:
@@ -76,7 +67,7 @@ class FileRemover(Struct, frozen=True):
                 return Reason.MOVED
             if self.dry_run:
                 return refusal(parent, status, fd) or stored_bytes(status)
-            # The lease on `fd` lasts until then, so no process opens the file between the check and the deletion.
+            # The lease on `fd` prevents an open between check and deletion.
             os.unlink(file.name, dir_fd=parent)
             return stored_bytes(status)
         except OSError as error:
@@ -86,13 +77,13 @@ class FileRemover(Struct, frozen=True):
                 os.close(fd)
 
     def truncate(self, parent: int, file: MatchedFile) -> int | Reason:
-        """Empty a file; return the bytes that this frees, or why it was left.
+        """Empty a file. Return the freed bytes, or why it was left.
 
-        It may have been written since the search met it, but has to be old enough still.
+        It may have been written since the search, but must still be old enough.
         """
 
         def empty(fd: int) -> int | Reason:
-            # The check may take seconds, so the place is looked up afterwards.
+            # Verify the place last: the check may take seconds.
             may_truncate = self.usage.may_truncate(fd, file.inode)
             if not is_in_place(parent, file.directory.path()):
                 return Reason.MOVED
@@ -104,8 +95,7 @@ class FileRemover(Struct, frozen=True):
     def shrink(self, parent: int, file: MatchedFile, keep_tail: int) -> int | Reason:
         """Free the space of all but the last `keep_tail` bytes. Return the freed bytes, or why the file was left.
 
-        The file keeps its length and its end. So its writers and the readers of its end notice nothing. Its beginning
-        reads as zeros.
+        Length and end stay, so writers are unaffected. The beginning reads as zeros.
         """
 
         def shrink_open(fd: int) -> int | Reason:
@@ -117,10 +107,9 @@ class FileRemover(Struct, frozen=True):
         return self._change(parent, file, shrink_open)
 
     def _change(self, parent: int, file: MatchedFile, act: Callable[[int], int | Reason]) -> int | Reason:
-        """Open a file for writing, check it as before a deletion, and let `act` change it by its descriptor."""
         fd: int | None = None
         try:
-            # It is not opened for writing before it is known to be a regular file: opening a device can act on it.
+            # Check for a regular file first: opening a device for writing can act on it.
             if (reason := _difference(os.stat(file.name, dir_fd=parent, follow_symlinks=False), file)) is not None:
                 return reason
             fd = os.open(file.name, os.O_WRONLY | _OPEN_FILE, dir_fd=parent)
@@ -142,7 +131,6 @@ class FileRemover(Struct, frozen=True):
         return stored_bytes(status)
 
     def _punch_hole(self, fd: int, status: os.stat_result, length: int) -> int | Reason:
-        """Free the whole blocks in the first `length` bytes. Return the freed bytes."""
         stored = stored_bytes(status)
         hole = max(0, length) // status.st_blksize * status.st_blksize
         if not hole:
@@ -156,14 +144,13 @@ class FileRemover(Struct, frozen=True):
 
 
 def _difference(status: os.stat_result, file: MatchedFile) -> Reason | None:
-    """Why the file is not the one that the search met, or must not be touched any more; None if it may be."""
     if inode_of(status) != file.inode or not stat.S_ISREG(status.st_mode):
         return Reason.CHANGED
     return Reason.HARD_LINK if status.st_nlink > 1 else None
 
 
 def open_for_reading(parent: int, name: str) -> int | None:
-    """The file, open for reading; None where that is not permitted. Raises OSError."""
+    """Open the file for reading. None if not permitted. Raises OSError."""
     try:
         return os.open(name, os.O_RDONLY | _OPEN_FILE, dir_fd=parent)
     except PermissionError:
@@ -171,7 +158,7 @@ def open_for_reading(parent: int, name: str) -> int | None:
 
 
 def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | None:
-    """Why the system would not let this process take a name out of the directory `parent`; None where it would."""
+    """Return why the system would not let this process unlink a file in `parent`. None if it would."""
     directory = os.fstat(parent)
     if os.fstatvfs(parent).f_flag & os.ST_RDONLY:
         return Reason.READ_ONLY
@@ -186,12 +173,10 @@ def refusal(parent: int, status: os.stat_result, fd: int | None) -> Reason | Non
 
 
 def keeps_no_access_time(fd: int) -> bool:
-    """Whether an open file has the attribute "no access time" (``chattr +A``), so that reading it leaves no trace."""
     return bool(_attributes(fd) & _NO_ACCESS_TIME)
 
 
 def _is_unchangeable(fd: int) -> bool:
-    """Whether a file or directory has the attribute "immutable" or "append only"."""
     return bool(_attributes(fd) & (_IMMUTABLE | _APPEND_ONLY))
 
 
@@ -200,11 +185,10 @@ def _attributes(fd: int) -> int:
     try:
         fcntl.ioctl(fd, _FS_IOC_GETFLAGS, flags)
     except OSError:
-        return 0  # a filesystem without attributes
+        return 0  # file system without attributes
     return flags[0]
 
 
 def _punch_hole(fd: int, length: int) -> None:
-    """Give back what the first `length` bytes of a file take on the disk; they read as zeros then. Raises OSError."""
     if _libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, 0, length) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,7 +1,6 @@
-"""What one rule did and what it left: the reasons, and the counters that become its part of the command's output.
+"""Reasons and counters of one rule, for the command's output.
 
-Paths in the output are examples, three for each reason, and written so that any name can be read: bytes that are
-not UTF-8 and control characters appear as escapes.
+Each reason has up to three example paths, with undecodable bytes and control characters escaped.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ _MAX_PATH_LENGTH = 200
 
 
 class Reason(StrEnum):
-    """Why an entry was left where it is, or what ended a rule or a cleaning before everything was dealt with."""
-
-    # The rule wants it to stay.
+    # Kept by the rule.
     YOUNG = "young"
     SIZE = "size"
     NEWEST = "among_newest"
@@ -29,7 +26,7 @@ class Reason(StrEnum):
     BEST = "best_checkpoint"
     METADATA_UNREAD = "metadata_unread"
     EMPTY = "nothing_to_free"
-    # A rule of this kind does not delete such entries.
+    # Not deleted by rules of this kind.
     SPECIAL = "not_a_regular_file"
     HARD_LINK = "hard_link"
     AGENTS_OWN = "agents_own"
@@ -38,20 +35,20 @@ class Reason(StrEnum):
     MOUNT_POINT = "other_filesystem"
     TOO_DEEP = "too_deep"
     TOO_MANY = "too_many_checkpoints"
-    # Somebody uses it, or may use it.
+    # In use, or possibly in use.
     OPEN = "open"
     READ = "read_meanwhile"
     OPEN_UNKNOWN = "use_unknown"
     CHANGED = "changed_meanwhile"
     VANISHED = "vanished_meanwhile"
     MOVED = "moved_meanwhile"
-    # The system refuses.
+    # Refused by the system.
     NOT_PERMITTED = "not_permitted"
     BUSY = "busy"
     READ_ONLY = "read_only"
     NO_HOLES = "holes_not_supported"
     IO_ERROR = "io_error"
-    # The cleaning ended before its turn came.
+    # The cleaning ended before.
     FREE_ENOUGH = "free_enough"
     LIMIT_FILES = "limit_files"
     LIMIT_BYTES = "limit_bytes"
@@ -60,26 +57,25 @@ class Reason(StrEnum):
 
     @classmethod
     def of(cls, error: OSError) -> Reason:
-        """What an error of the system says about the entry that it met."""
         return _REASON_BY_ERRNO.get(error.errno or 0, cls.IO_ERROR)
 
 
 _REASON_BY_ERRNO = {
     errno.ENOENT: Reason.VANISHED,
     errno.ESTALE: Reason.VANISHED,
-    errno.ELOOP: Reason.CHANGED,  # a link where a file or directory was
+    errno.ELOOP: Reason.CHANGED,  # a link replaced a file or directory
     errno.ENOTDIR: Reason.CHANGED,
     errno.EISDIR: Reason.CHANGED,
-    errno.ENXIO: Reason.CHANGED,  # a pipe or socket where a file was
+    errno.ENXIO: Reason.CHANGED,  # a pipe or socket replaced a file
     errno.ENOTEMPTY: Reason.CHANGED,
     errno.EEXIST: Reason.CHANGED,
     errno.EACCES: Reason.NOT_PERMITTED,
-    errno.EPERM: Reason.NOT_PERMITTED,  # an immutable file too
+    errno.EPERM: Reason.NOT_PERMITTED,  # also for immutable files
     errno.EBUSY: Reason.BUSY,  # a mount point
     errno.ETXTBSY: Reason.OPEN,
-    errno.EWOULDBLOCK: Reason.OPEN,  # under somebody's lease
+    errno.EWOULDBLOCK: Reason.OPEN,  # another process has a lease
     errno.EROFS: Reason.READ_ONLY,
-    errno.EOPNOTSUPP: Reason.NO_HOLES,  # a filesystem on which a log can be neither shrunk nor emptied under its writer
+    errno.EOPNOTSUPP: Reason.NO_HOLES,  # logs cannot be shrunk, or emptied under a writer
     errno.EXDEV: Reason.MOUNT_POINT,
 }
 
@@ -94,40 +90,32 @@ class _LeftEntries(Struct):
 
 
 class RuleCounters(Struct):
-    """What one rule did."""
-
     matched: int = 0
-    """Entries that the rule was ready to delete once it had looked at everything."""
     files: int = 0
-    """Files that were deleted or truncated; each file of a deleted checkpoint counts."""
+    """Deleted or truncated files, including those of deleted checkpoints."""
     bytes: int = 0
-    """Bytes that this freed."""
     checkpoints: int | None = None
-    """Checkpoints that were deleted whole; None for a rule that deletes files."""
+    """Completely deleted checkpoints. None for rules that delete files."""
     refused_roots: dict[str, str] = field(default_factory=dict)
-    """By path, the sentence that says why the root cannot be cleaned."""
     free_enough_roots: list[str] = field(default_factory=list)
-    """Paths of roots that were not touched because enough is free there."""
+    """Roots skipped because enough is free."""
     access_times: dict[str, str] = field(default_factory=dict)
-    """By path of a root, how far its access times can be trusted; for a rule whose ages count from the last use."""
     is_first_pass: bool = True
-    """False once all roots have been walked: a second walk meets the same entries and must not count them again."""
+    """False after all roots were walked once: later walks must not count entries again."""
     _left: dict[Reason, _LeftEntries] = field(default_factory=dict)
 
     def skip(self, reason: Reason, directory: _Located, name: str) -> None:
-        """Count an entry that the search passes over; `name` is empty for the directory itself."""
+        """Count an entry that the search skips. `name` is empty for the directory itself."""
         if self.is_first_pass:
             self.leave(reason, directory, name)
 
     def leave(self, reason: Reason, directory: _Located, name: str) -> None:
-        """Count an entry whose turn had come, or would have come, and that was left."""
         entries = self._left.setdefault(reason, _LeftEntries())
         entries.count += 1
         if len(entries.examples) < _MAX_EXAMPLES:
             entries.examples.append(printable(directory.path(name)))
 
     def leave_rest(self, reason: Reason, count: int) -> None:
-        """Count the entries that were left when the rule ended."""
         if count > 0:
             self._left.setdefault(reason, _LeftEntries()).count += count
 
@@ -149,7 +137,7 @@ class RuleCounters(Struct):
 
 
 def printable(path: str) -> str:
-    """A path for a person: on one line, and not longer than a line."""
+    """Return a path on one line of bounded length."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
     return text if len(text) <= _MAX_PATH_LENGTH else f"{text[: _MAX_PATH_LENGTH - 1]}…"

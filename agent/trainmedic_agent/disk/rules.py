@@ -1,42 +1,10 @@
-"""What a cleaning rule says, and reading the ``cleaning`` part of a policy. A command can only name rules.
+"""Cleaning rules, and parsing of the policy's part ``cleaning``, which ``docs/reference/agent-policy.md`` describes.
 
-**Which entries.** Those below one of ``roots`` whose path from there is matched by one of ``globs`` and by
-none of ``exclude`` (`globs` has the syntax). Each root is walked on its own filesystem: mount points below
-it, symbolic links, devices, sockets and pipes are neither entered nor touched.
+A command's rules run in its order, each with the oldest entry first over all its roots. A rule stops on a file system
+when the requested free space is reached, at the deadline, and when ``max_files`` or ``max_bytes`` are used up; an entry
+too large for the remaining bytes is skipped.
 
-- Kind ``files``: regular files. Directories stay, also when they have become empty. Never inside a
-  checkpoint directory, whatever the patterns say; see `checkpoints` for how one is known.
-- Kind ``checkpoints``: directories, each deleted with all that is in it or left whole. What is matched and
-  is not known to be a checkpoint is left.
-
-**Conditions**, all of which must hold:
-
-- ``min_age``: nobody used it for this long. ``age_by: used`` (the default) takes the latest of the times of
-  its last write, last change (of mode, owner, name or links) and last read, which is told by the access
-  time as far as the mounts keep it (``access_times``); ``changed`` leaves out reading, ``modified`` takes writing
-  alone, as ``find -mtime`` does: then what was unpacked or copied with its old
-  times is old at once. For a checkpoint it is the latest of all that is in it. At least a minute, except
-  for ``do: truncate`` and ``do: shrink``: a log that is being written is always young, so there it may be 0.
-- ``keep_newest``: the N most recently modified of the matched entries in each directory stay, whatever
-  their age and size. Of checkpoints never fewer than two complete ones stay.
-- ``min_size``, ``max_size``: bytes that it takes on the disk, both included, so a sparse file is as small
-  as what is stored of it.
-- ``when_free_below``: the rule works on a root only if less than this percentage of its filesystem is
-  available when the rule's turn comes.
-- It is not open in any process (``do: truncate`` and ``do: shrink`` excepted), has no other name by a hard link, and
-  is not pinned.
-
-**Order and end.** The rules of a command work in its order; each takes the oldest first, over all its roots
-together, and stops at a filesystem as soon as the free space that the command asks for is reached there.
-It also stops at the command's deadline, and when the policy's or its own ``max_files`` or ``max_bytes``
-are used up; something that is too large for the bytes that are left is left, and the next one is tried.
-
-**What is done.** ``delete`` takes the name away. ``truncate`` empties the file and keeps its name, for logs whose
-writer holds them open. ``shrink`` frees the space of all but the last ``keep_tail`` bytes; see `removal`.
-
-`read_cleaning` is called by the loader of the policy, which adds the lines to the faults. Nothing here looks at the
-disk: a root that is missing today may be mounted tomorrow, so roots are opened, and refused, when a command
-comes (``filesystems``).
+Parsing does not access the disk: roots are opened, and refused, per command (``filesystems``).
 """
 
 from __future__ import annotations
@@ -61,20 +29,16 @@ from trainmedic_agent.mapping_reader import FieldFault, MappingReader
 from trainmedic_core import duration
 
 MIN_AGE_TO_DELETE = timedelta(minutes=1)
-"""The least ``min_age`` of a rule that deletes."""
 MIN_KEPT_CHECKPOINTS = 2
-"""So many complete checkpoints of a directory stay, whatever a rule says."""
 MAX_KEEP_NEWEST = 1000
 DEFAULT_MAX_FILES = 100_000
-"""Files per command where the policy says nothing: some minutes' work."""
+"""Default maximum of files per command: some minutes of work."""
 _MAX_MAX_FILES = 10_000_000
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9])?")
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
-"""Neither they nor anything in them can be a root, except for `_MEMORY_BACKED`, which are meant for data."""
 _MEMORY_BACKED = ("/dev/shm", "/run/user")  # noqa: S108
 _TOO_HIGH = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/spool")
-"""Cannot be roots themselves; what is in them can."""
 _CLEANED_BY_OTHERS = {
     "/var/lib/containerd": "the container runtime",
     "/var/lib/containers": "the container runtime",
@@ -84,36 +48,29 @@ _CLEANED_BY_OTHERS = {
 
 
 class EntryKind(StrEnum):
-    """Which entries a rule deletes."""
-
     FILES = "files"
     CHECKPOINTS = "checkpoints"
 
 
 class CleaningOperation(StrEnum):
-    """What a rule does with an entry."""
-
     DELETE = "delete"
     TRUNCATE = "truncate"
     SHRINK = "shrink"
 
 
 _EARLIEST_NS = -(2**63)
-"""In the year 1677. The owner of a file can set an earlier time on tmpfs and btrfs; it counts as this one."""
+"""The year 1677. File owners can set earlier times on tmpfs and btrfs; these are clamped."""
 
 
 class AgeBy(StrEnum):
-    """From which of its times the age of an entry counts."""
-
     USED = "used"
     CHANGED = "changed"
     MODIFIED = "modified"
 
     def last_used_ns(self, facts: os.stat_result, access_times: AccessTimes) -> int:
-        """The time from which the age of an entry counts, in nanoseconds since the epoch.
+        """Return the time from which an entry's age counts, in nanoseconds since the epoch.
 
-        Of a directory it is its last write, whatever the rule says: looking for files reads it, and changing its
-        name changes it.
+        For a directory it is the last write: the search reads it, and a rename changes it.
         """
         if self is AgeBy.MODIFIED or stat.S_ISDIR(facts.st_mode):
             used = facts.st_mtime_ns
@@ -125,8 +82,6 @@ class AgeBy(StrEnum):
 
 
 class CleaningRule(Struct, frozen=True):
-    """One rule; this module's docstring says what each field means."""
-
     name: str
     roots: tuple[str, ...]
     globs: tuple[Glob, ...]
@@ -142,30 +97,26 @@ class CleaningRule(Struct, frozen=True):
     max_files: int | None = None
     max_bytes: int | None = None
     keep_tail: int | None = None
-    """Bytes at the end of a file that ``do: shrink`` keeps. None for every other rule."""
+    """Bytes that ``do: shrink`` keeps at a file's end. None for other rules."""
 
     def allows_size(self, stored: int) -> bool:
-        """Whether an entry that takes so many bytes on the disk is neither too small nor too large."""
         is_too_small = self.min_size is not None and stored < self.min_size
         is_too_large = self.max_size is not None and stored > self.max_size
         return not is_too_small and not is_too_large
 
 
 class CleaningPolicy(Struct, frozen=True):
-    """The ``cleaning`` part of a policy."""
-
     rules: Mapping[str, CleaningRule] = field(default_factory=dict)
-    """By name."""
     owners: frozenset[int] = frozenset()
-    """Numeric ids of the users to whom a root may belong, beside root and the agent's own user."""
+    """User IDs that may own a root, in addition to root and the agent's user."""
     max_files: int = DEFAULT_MAX_FILES
-    """For one command, all its rules together; a file in a checkpoint counts like any other."""
+    """Per command, over all its rules, including files in checkpoints."""
     max_bytes: int | None = None
-    """As ``max_files``; None for no limit."""
+    """As ``max_files``. None for no limit."""
 
 
 class CleaningInvalid(ConfigurationError):
-    """The ``cleaning`` part of a policy cannot be used; ``faults`` are all its mistakes."""
+    """The part ``cleaning`` is invalid; ``faults`` has all errors."""
 
     def __init__(self, faults: tuple[FieldFault, ...]) -> None:
         super().__init__("; ".join(map(str, faults)))
@@ -173,7 +124,7 @@ class CleaningInvalid(ConfigurationError):
 
 
 def read_cleaning(section: object) -> CleaningPolicy:
-    """The cleaning part of a policy, as YAML or JSON gave it; ``None`` is an empty one. Raises CleaningInvalid."""
+    """Parse the part ``cleaning``. None is an empty one. Raises CleaningInvalid."""
     reader = MappingReader(("cleaning",), section if section is not None else {})
     reader.refuse_unknown_keys(CleaningPolicy.__struct_fields__)
     sections: Mapping[Any, Any] = reader.optional("rules", mapping_reader.mapping, {})
@@ -189,7 +140,7 @@ def read_cleaning(section: object) -> CleaningPolicy:
 
 
 def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
-    """The rule; its mistakes are added to the parent's faults, and then it is not used."""
+    """Parse a rule. Errors are added to the parent's faults; the rule is then not used."""
     faults_before = len(parent.faults)
     reader = MappingReader(("cleaning", "rules", str(name)), raw, parent.faults)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -220,7 +171,6 @@ def _rule(parent: MappingReader, name: object, raw: object) -> CleaningRule:
 
 
 def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
-    """Find the mistakes that no field shows alone."""
     if rule.do is CleaningOperation.DELETE and rule.min_age < MIN_AGE_TO_DELETE:
         reader.fault(
             ("min_age",),
@@ -243,7 +193,7 @@ def _check_together(reader: MappingReader, rule: CleaningRule) -> None:
     for index, root in enumerate(rule.roots):
         for other in rule.roots[:index]:
             if _is_within(root, other) or _is_within(other, root):
-                reader.fault(("roots", index), f"{root} and {other} lie in each other; name the outer one alone")
+                reader.fault(("roots", index), f"{root} and {other} are nested; name only the outer one")
 
 
 def _glob(raw: object) -> Glob:

@@ -1,14 +1,8 @@
-"""Finding what a rule is to delete or empty: files, or checkpoint directories, the oldest first, in bounded memory.
+"""Search for a rule's files or checkpoints, oldest first, in bounded memory.
 
-**Files.** A directory tree cannot be listed by age, and a million names do not fit in memory. So the trees are walked
-and only the `BATCH_SIZE` oldest files are remembered; when these have been dealt with and that was not enough, the
-trees are walked again for the next oldest. The order is total (time, root, inode), and each walk takes up where the
-last one ended, so that a trial run, after which everything is still there, comes upon the same files.
-
-**Checkpoints.** Each directory that the rule's patterns match, and that is a checkpoint, is surveyed whole; then those
-of one directory are compared (`checkpoints.kept`). A checkpoint inside another belongs to that one.
-
-Not here: touching anything (``removal``, ``checkpoint_removal``).
+A tree cannot be listed by age, so each walk keeps the `BATCH_SIZE` oldest files; the next walk continues after the
+last. The order is total (time, root, inode), so that a trial run finds the same files. Checkpoints of one directory are
+compared (`checkpoints.kept`); one within another belongs to the outer one.
 """
 
 from __future__ import annotations
@@ -34,52 +28,45 @@ from trainmedic_agent.disk.walk import DELETING, VisitDirectory, Walk, WalkedDir
 
 BATCH_SIZE = 30_000
 MAX_CHECKPOINTS = 20_000
-"""Checkpoints that one rule looks at; where there are more, none is deleted."""
+"""Maximum checkpoints per rule. With more, none is deleted."""
 
 _KEY = struct.Struct(">QHQ")
-"""The time from which the age counts, the root's index, the inode number: packed, they sort as bytes."""
+"""Age time, root index, inode number: packed, they sort as bytes."""
 _REST = struct.Struct(">QI")
-"""The bytes that the file takes and the number of its directory; its name follows."""
+"""Bytes on disk and directory number, followed by the name."""
 _TIME_OFFSET = 2**63
-"""Added to times, of which some are before 1970, so that all are positive and sort as bytes."""
+"""Added to times, so that those before 1970 are positive too."""
 
 
 class _Search(Struct):
-    """What the two searches share: one rule and its open roots."""
-
     rule: CleaningRule
     roots: tuple[Root, ...]
     cutoff_ns: int
-    """The latest time from which the age of an entry that is old enough counts, in nanoseconds since the epoch."""
+    """Entries used after this time are too young; nanoseconds since the epoch."""
     throttle: Throttle
     counters: RuleCounters
     gone: Set[Inode]
-    """What earlier rules of a trial run would have deleted."""
 
     def _walk(self, root: Root, visit: VisitDirectory) -> closing[Generator[WalkedEntry, None, None]]:
         return closing(Walk(self.rule.globs, self.rule.exclude, self.throttle, self.counters.skip, visit)(root))
 
 
 class MatchedFile(Struct, frozen=True):
-    """A file that matches the rule, as it was when the search met it."""
-
     directory: WalkedDirectory
     name: str
     inode: Inode
     last_used_ns: int
-    """From when its age counts, by the rule."""
     stored: int
-    """Bytes that it takes on the disk."""
 
 
 class _OldestFiles(Struct):
-    """The oldest of all files that are added, `size` of them: packed, in a quarter of the memory of as many objects."""
+    """The `size` oldest files added, packed into a quarter of the memory of objects."""
 
     size: int
     after: bytes
-    """Files up to this key are left out: an earlier batch had them."""
+    """Files up to this key were in earlier batches."""
     bound: bytes | None = None
-    """Files from this key on are left out: there are `size` older ones. None as long as all fit."""
+    """Files from this key on are too young. None while all fit."""
     _packed: list[bytes] = field(default_factory=list)
     _numbers: dict[WalkedDirectory, int] = field(default_factory=dict)
     _next_number: int = 0
@@ -97,7 +84,6 @@ class _OldestFiles(Struct):
             self.trim()
 
     def trim(self) -> None:
-        """Sort, and forget what is too young, with the directories of which nothing is left."""
         self._packed.sort()
         if len(self._packed) <= self.size:
             return
@@ -107,7 +93,6 @@ class _OldestFiles(Struct):
         self._numbers = {directory: number for directory, number in self._numbers.items() if number in used}
 
     def last_key(self) -> bytes | None:
-        """The key of the youngest file; None where there is none."""
         return self._packed[-1][: _KEY.size] if self._packed else None
 
     def __iter__(self) -> Iterator[MatchedFile]:
@@ -121,15 +106,13 @@ class _OldestFiles(Struct):
 
 
 class FileSearch(_Search):
-    """Finds the files that match a rule of kind ``files``."""
-
     batch_size: int = BATCH_SIZE
 
     def batches(self, enough: Set[int]) -> Iterator[Iterable[MatchedFile]]:
-        """Yield the matching files, oldest first, in batches.
+        """Yield matching files, oldest first, in batches.
 
-        `enough` holds the devices whose roots need no walk any more; the caller may add to it meanwhile. Ends early,
-        and without those that were being gathered, when the throttle says so.
+        Roots on devices in `enough`, which the caller may extend, are not walked again. When the throttle ends the
+        search, the current batch is dropped.
         """
         after = b""
         while True:
@@ -160,7 +143,7 @@ class FileSearch(_Search):
                     continue
                 name = entry.name
                 if self.rule.keep_newest:
-                    # A heap of the newest so far: each further file pushes out the oldest of them, which is judged.
+                    # A heap of the newest so far: each further file pushes out the oldest, which is judged.
                     newest = newest_of.setdefault(directory, [])
                     item = (status.st_mtime_ns, status.st_ino, status, name)
                     if len(newest) < self.rule.keep_newest:
@@ -206,22 +189,14 @@ class FileSearch(_Search):
 
 
 class CheckpointContents(Struct, frozen=True):
-    """Everything that is in a checkpoint directory."""
-
     files: int
     bytes: int
-    """What deleting all of it frees."""
     last_used_ns: int
-    """The latest time from which the age of anything in it counts, by the rule."""
     written_ns: int
-    """The latest write."""
     obstacle: Reason | None
-    """Why it cannot be deleted whole."""
 
 
 class MatchedCheckpoint(Struct, frozen=True):
-    """A checkpoint directory that matches the rule, as it was when the search met it."""
-
     root_index: int
     directory: WalkedDirectory
     inode: Inode
@@ -229,16 +204,13 @@ class MatchedCheckpoint(Struct, frozen=True):
 
 
 class CheckpointSearch(_Search):
-    """Finds the checkpoints that match a rule of kind ``checkpoints``."""
-
     metadata: MetadataReader
     _count: int = 0
     _matched: list[MatchedCheckpoint] = field(default_factory=list)
 
     def find(self) -> list[MatchedCheckpoint]:
-        """Return the matching checkpoints, oldest first; none if the throttle ended the search.
-
-        Which checkpoints are the newest, and so have to stay, is known only when all of them have been seen.
+        """Return matching checkpoints, oldest first, or none if the throttle ended the search: the newest, which stay,
+        are known only at the end.
         """
         for index, root in enumerate(self.roots):
             self._search_root(index, root)
@@ -282,7 +254,6 @@ class CheckpointSearch(_Search):
                     self._judge(siblings_in.pop(directory, []))
 
     def _judge(self, siblings: list[tuple[MatchedCheckpoint, CheckpointTraits]]) -> None:
-        """Add those checkpoints of one directory that match."""
         whole = [traits for _, traits in siblings if not traits.name.startswith(DELETING)]
         kept = checkpoints.kept(whole, self.rule.keep_newest)
         for checkpoint, traits in siblings:
@@ -299,15 +270,15 @@ class CheckpointSearch(_Search):
             return contents.obstacle
         if contents.last_used_ns > self.cutoff_ns:
             return Reason.YOUNG
-        # What an interrupted deletion has left no longer has the size of the checkpoint, and has to go all the same.
+        # An interrupted deletion's remains no longer have the checkpoint's size, but must go too.
         is_begun = checkpoint.directory.name.startswith(DELETING)
         return None if is_begun or self.rule.allows_size(contents.bytes) else Reason.SIZE
 
 
 def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> CheckpointContents:
-    """Look through an open checkpoint directory.
+    """Summarise an open checkpoint directory.
 
-    One whose deletion was begun is as old as the files that are left in it, for the deletion has written its
+    If its deletion was interrupted, only the remaining files' ages count, because the deletion wrote to its
     directories.
     """
     is_begun = directory.name.startswith(DELETING)
@@ -341,7 +312,7 @@ def survey(directory: WalkedDirectory, age_by: AgeBy, throttle: Throttle) -> Che
             links += status.st_nlink > 1
             size += freed_bytes(status)
             count_age(status)
-    # A walk that ended early has not seen everything.
+    # An interrupted walk has not seen everything.
     obstacle = obstacle or throttle.stop_reason
     if obstacle is None and links and not size:
         obstacle = Reason.HARD_LINK

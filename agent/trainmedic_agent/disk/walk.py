@@ -1,10 +1,6 @@
-"""Going through what is below a root, without following anything out of it, in bounded memory.
+"""Streaming walk below a root, which never leaves it.
 
-Directories are listed as a stream, so that one with a million files costs no more than one with ten. Each is
-opened by its name in its open parent and must be on the root's filesystem and mount. `MAX_DEPTH` levels are
-entered; what is deeper is left, with that reason.
-
-Not here: what is done with the entries (``search``, ``removal``, ``checkpoint_removal``).
+Each directory is opened by name in its open parent and must be on the root's file system and mount.
 """
 
 from __future__ import annotations
@@ -21,27 +17,22 @@ from trainmedic_agent.disk.report import Reason
 from trainmedic_agent.disk.throttle import Throttle
 
 MAX_DEPTH = 128
-"""Levels below a root. Each costs two file descriptors while it is walked."""
+"""Levels below a root; deeper entries are left. Each level needs two descriptors."""
 _ENTRIES_PER_CHECK = 128
-"""Entries between two looks at the clock."""
 DELETING = ".trainmedic-deleting-"
-"""Put before the name of a checkpoint while it is being deleted; patterns are matched without it."""
+"""Prefix of a checkpoint's name during deletion; patterns are matched without it."""
 _EVERYTHING = (Glob.read("**"),)
 
 
 class WalkedDirectory(Struct, eq=False):
-    """A directory below a root, or the root itself, known by the names that lead to it."""
-
     root: Root
     parent: WalkedDirectory | None
-    """None for the root itself."""
     name: str
     depth: int
     fd: int
-    """Open while the directory is being walked, else -1; `reopen` is for later."""
+    """Open during the walk, else -1; `reopen` is for later."""
 
     def names(self) -> list[str]:
-        """The parts of its path from the root."""
         parts: list[str] = []
         directory = self
         while directory.parent is not None:
@@ -50,14 +41,12 @@ class WalkedDirectory(Struct, eq=False):
         return parts[::-1]
 
     def path(self, name: str = "") -> str:
-        """The whole path, of the entry `name` in it if one is given."""
         return "/".join([self.root.path, *self.names(), *([name] if name else [])])
 
     def reopen(self) -> int:
-        """A new descriptor of the directory that has this path now; the caller closes it. Raises OSError.
+        """Open the directory that has this path now; the caller closes it. Raises OSError.
 
-        Every part is opened in the one before it and no link is followed, so it is below the root. It may be
-        another directory than the one that was walked: each entry in it is compared before it is touched.
+        It may be another directory than before, so callers compare each entry before touching it.
         """
         fd = os.dup(self.root.fd)
         for name in self.names():
@@ -71,15 +60,14 @@ class WalkedDirectory(Struct, eq=False):
     def walk_all(
         self, throttle: Throttle, skip: SkipEntry, visit: VisitDirectory
     ) -> Generator[WalkedEntry, None, None]:
-        """Everything in this open directory, as `Walk` yields it."""
         top = replace(self.root, path=self.path(), fd=self.fd)
         return Walk(_EVERYTHING, (), throttle, skip, visit)(top)
 
 
 SkipEntry = Callable[[Reason, WalkedDirectory, str], None]
-"""Called for each entry that the walk passes over, with the reason, its directory and its name."""
+"""Called for each skipped entry with reason, directory and name."""
 VisitDirectory = Callable[[WalkedDirectory, bool], bool]
-"""Says whether to go into a directory, which is open; the second argument is whether its path is matched."""
+"""Returns whether to enter an open directory; the second argument states whether its path matches."""
 WalkedEntry = tuple[WalkedDirectory, os.DirEntry[str] | None]
 
 
@@ -91,8 +79,6 @@ class _Level(Struct):
 
 
 class Walk(Struct, frozen=True):
-    """How to go through a root; calling it does."""
-
     globs: tuple[Glob, ...]
     exclude: tuple[Glob, ...]
     throttle: Throttle
@@ -100,10 +86,10 @@ class Walk(Struct, frozen=True):
     visit: VisitDirectory
 
     def __call__(self, root: Root) -> Generator[WalkedEntry, None, None]:
-        """Each matched entry that is not a directory, with its directory; and each directory with None at its end.
+        """Yield each matching non-directory with its directory, and each directory with None at its end.
 
-        Ends early when the throttle says so: then the caller must not judge by what it has seen. The caller closes
-        the generator (`contextlib.closing`), for it holds the descriptors of the directories that it is in.
+        When the throttle stops it, the walk is incomplete. The caller closes the generator (`contextlib.closing`),
+        which holds descriptors.
         """
         levels: list[_Level] = []
         count = 0
@@ -139,7 +125,6 @@ class Walk(Struct, frozen=True):
             self.skip(Reason.of(error), directory, "")
 
     def _descend(self, levels: list[_Level], level: _Level, entry: os.DirEntry[str]) -> bool:
-        """Go into a directory if it has to do with the rule; whether it was entered."""
         name = entry.name.removeprefix(DELETING)
         is_matched, globs = level.globs.accepts(name), level.globs.below(name)
         if not is_matched and globs is None:
@@ -161,7 +146,7 @@ class Walk(Struct, frozen=True):
         if parent.depth >= MAX_DEPTH:
             return Reason.TOO_DEEP
         try:
-            # An automounter mounts what is opened, so what is elsewhere is not opened at all.
+            # Opening would trigger an automount, so compare the device first.
             facts = entry.stat(follow_symlinks=False)
             if facts.st_dev != root.device:
                 return Reason.MOUNT_POINT
@@ -170,7 +155,7 @@ class Walk(Struct, frozen=True):
             fd = open_directory(parent.fd, entry.name)
         except OSError as error:
             return Reason.of(error)
-        # Another directory may have come under the name since it was looked at, so what is open is compared too.
+        # Compare the descriptor too: another directory may have taken the name since the stat.
         if not root.contains(fd):
             os.close(fd)
             return Reason.MOUNT_POINT

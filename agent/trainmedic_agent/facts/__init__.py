@@ -1,2 +1,1 @@
-"""What this node reports of itself: ``host`` reads its processors, memory and disks, ``gpu`` its GPUs, and
-``executor`` carries out ``node.facts``, which gives both to a playbook."""
+"""Facts about this node: ``host`` (processors, memory, disks), ``gpu``, and ``executor`` for ``node.facts``."""

@@ -1,7 +1,6 @@
-"""The executor of ``node.facts``: what this node reports, as the output of a step.
+"""Executor of ``node.facts``, which reports the node's state to a playbook.
 
-It measures the processors' load for half a second, in a worker queue of its own, so that no other command waits. A part
-that cannot be read is left out and named in ``problems``; the others are reported.
+It measures CPU load for half a second, in its own worker queue. Parts that cannot be read are listed in ``problems``.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from trainmedic_agent.gpu_record import GpuRecord
 from trainmedic_agent.ports.gpus import Gpus
 
 WINDOW = 0.5
-"""Seconds over which the processors' load is measured."""
 
 
 class NodeFactsExecutor(Struct, frozen=True):
-    """`paths` are paths whose file systems are reported too, such as the roots of the policy's cleaning rules."""
+    """`paths`: paths whose file systems are reported too, such as the cleaning rules' roots."""
 
     node: str
     gpus: Gpus

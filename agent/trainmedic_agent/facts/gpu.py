@@ -1,4 +1,4 @@
-"""Readings of GPUs as plain values: for the output of ``node.facts``, and for the agent's presence."""
+"""GPU readings as plain values, for ``node.facts`` and for the agent's presence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainmedic_agent.ports.gpus import GpuInfo, GpuReading, Gpus, in_watts
 
 
 def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
-    """Return what a GPU reports; what it does not report is left out."""
+    """Return a GPU's readings, without those that it does not report."""
     values: dict[str, Any] = {
         "index": info.index,
         "uuid": info.uuid,
@@ -38,8 +38,9 @@ def facts(info: GpuInfo, reading: GpuReading) -> dict[str, Any]:
 
 
 def all_facts(gpus: Gpus) -> dict[str, Any]:
-    """Return ``gpus``, by index, and ``gpu_problems``, a sentence for each that does not answer; an empty one of the
-    two is left out."""
+    """Return ``gpus`` by index, and ``gpu_problems``, a sentence for each GPU that does not respond. Empty ones are
+    omitted.
+    """
     inventory = gpus.inventory()
     problems = list(inventory.problems)
     cards = []
@@ -52,10 +53,7 @@ def all_facts(gpus: Gpus) -> dict[str, Any]:
 
 
 def presence(gpus: Gpus, pods_of: Callable[[Iterable[int]], Sequence[str]] = lambda pids: ()) -> dict[str, Any]:
-    """Return ``gpus`` and ``driver``, as an agent's presence has them; `pods_of` finds the pods of processes.
-
-    Never raises.
-    """
+    """Return ``gpus`` and ``driver`` for the presence. `pods_of` returns the pods of processes. Never raises."""
     inventory = gpus.inventory()
     cards = []
     for info in inventory.gpus:

@@ -1,7 +1,6 @@
-"""Processors, memory and disks of this machine, from ``/proc`` and ``statvfs``.
+"""CPU, memory and disk facts of this machine, from ``/proc`` and ``statvfs``.
 
-Network file systems are left out: asking one whose server is gone takes for ever. What a machine does not report
-(swap, pressure) is left out too.
+Network file systems are excluded, because a call blocks while their server is down.
 """
 
 from __future__ import annotations
@@ -21,26 +20,25 @@ _ON_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bc
 _NETWORK = re.compile(r"nfs|cifs|smb|ceph|lustre|beegfs|gpfs|glusterfs|afs|9p|fuse")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _ALWAYS = ("/", "/dev/shm")  # noqa: S108 - nothing is put there
-"""Reported whatever their kind: a container's root is an overlay, and data loaders pass batches in shared memory."""
+"""Always reported: a container's root is an overlay, and data loaders use shared memory."""
 
 
 class CpuTimes(Struct, frozen=True):
-    """Ticks since boot, of all processors together."""
-
     idle: int
     waiting: int
     total: int
 
 
 def cpu_times(proc: Path = PROC) -> CpuTimes:
-    """Read the first line of ``/proc/stat``: user nice system idle iowait irq softirq steal, then guests, which are
-    counted in user already (proc_stat(5))."""
+    """Read the first line of ``/proc/stat``: user nice system idle iowait irq softirq steal. The guest times that
+    follow are already in user (proc_stat(5)).
+    """
     ticks = [int(text) for text in proc.joinpath("stat").read_text().split("\n", 1)[0].split()[1:9]]
     return CpuTimes(ticks[3], ticks[4], sum(ticks))
 
 
 def cpu(before: CpuTimes, after: CpuTimes, proc: Path = PROC) -> dict[str, Any]:
-    """Return how busy the processors were between two moments; waiting for a disk counts as idle."""
+    """Return CPU load between two samples. I/O wait counts as idle."""
     passed = max(after.total - before.total, 1)
     waiting = max(after.waiting - before.waiting, 0)
     idle = max(after.idle - before.idle, 0) + waiting
@@ -55,7 +53,7 @@ def cpu(before: CpuTimes, after: CpuTimes, proc: Path = PROC) -> dict[str, Any]:
 
 
 def memory(proc: Path = PROC) -> dict[str, dict[str, Any]]:
-    """Return ``memory`` and, where there is any, ``swap``. What the kernel can take back counts as available."""
+    """Return ``memory`` and, if present, ``swap``. Reclaimable memory counts as available."""
     texts = dict(line.split(":", 1) for line in _lines(proc / "meminfo"))
     kib = {name: int(text.split()[0]) for name, text in texts.items()}
     total, available = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
@@ -78,7 +76,7 @@ def memory(proc: Path = PROC) -> dict[str, dict[str, Any]]:
 def disks(
     paths: Iterable[str] = (), proc: Path = PROC, ask: Callable[[str], os.statvfs_result] = os.statvfs
 ) -> dict[str, dict[str, Any]]:
-    """Return by mount point every local disk, the root, shared memory, and the mounts that hold `paths`."""
+    """Return by mount point all local disks, the root, shared memory, and the mounts that hold `paths`."""
     mounts = _mounts(proc)
     listed = {*_ALWAYS, *(mount for mount, kind in mounts.items() if kind in _ON_DISK)}
     listed |= {mount for mount in (_mount_of(path, mounts) for path in paths) if not _NETWORK.match(mounts[mount])}
@@ -87,7 +85,7 @@ def disks(
     for mount in sorted(listed & mounts.keys(), key=lambda mount: (mount != "/", mount)):
         try:
             device = _device(mount)
-            if device in devices:  # the same file system, mounted again
+            if device in devices:  # another mount of the same file system
                 continue
             filesystem = ask(mount)
         except OSError:
@@ -99,12 +97,11 @@ def disks(
 
 
 def uptime(proc: Path = PROC) -> float:
-    """Return the seconds since the machine was started."""
     return float(proc.joinpath("uptime").read_text().split()[0])
 
 
 def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
-    """``used`` is as ``df`` has it: what is reserved for root is neither used nor available."""
+    """``used`` as in ``df``: space reserved for root is neither used nor available."""
     size, used, available = filesystem.f_blocks, filesystem.f_blocks - filesystem.f_bfree, filesystem.f_bavail
     facts = {
         "total_bytes": size * filesystem.f_frsize,
@@ -121,8 +118,7 @@ def _disk(filesystem: os.statvfs_result, kind: str) -> dict[str, Any]:
 
 
 def _mounts(proc: Path) -> dict[str, str]:
-    """The kind of file system by mount point (proc_pid_mountinfo(5)); where several are mounted on one, the last hides
-    the others."""
+    """Return file system types by mount point (proc_pid_mountinfo(5)). The last mount at a point hides the others."""
     kinds: dict[str, str] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         fields, _, rest = line.partition(" - ")
@@ -138,13 +134,13 @@ def _mount_of(name: str, mounts: Mapping[str, str]) -> str:
 
 def _device(mount: str) -> int:
     status = Path(mount).stat()
-    if not stat.S_ISDIR(status.st_mode):  # a file that a container has mounted
+    if not stat.S_ISDIR(status.st_mode):  # a file mounted by a container
         raise NotADirectoryError(mount)
     return status.st_dev
 
 
 def _pressure(proc: Path, resource: str) -> dict[str, float]:
-    """The fraction of the last 10 seconds in which some task waited for the resource (PSI, Linux 4.20)."""
+    """Return the percentage of the last 10 s in which a task waited for the resource (PSI, Linux 4.20)."""
     try:
         first = _lines(proc / "pressure" / resource)[0]
         return {"pressure_percent": float(first.split("avg10=")[1].split()[0])}
@@ -153,7 +149,7 @@ def _pressure(proc: Path, resource: str) -> dict[str, float]:
 
 
 def _lines(path: Path) -> list[str]:
-    # Users mount in their own directories, so a name may hold anything but a line feed, which the kernel escapes.
+    # Users can mount in their own directories, so a name may have any character except a line feed, which is escaped.
     return os.fsdecode(path.read_bytes()).rstrip("\n").split("\n")
 
 

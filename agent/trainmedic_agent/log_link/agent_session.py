@@ -1,8 +1,4 @@
-"""The reader's end of the link: gets the agent's messages, and answers each.
-
-Who calls it: ``trainmedic_agent.wiring.agent_reader``. The process ends with its link, and another process serves the
-next one.
-"""
+"""The reader's end of the link. The process ends with its link."""
 
 from __future__ import annotations
 
@@ -44,12 +40,10 @@ _LONGEST_REASON = 1000
 
 
 class ReadingParts(Protocol):
-    """What reads, as ``trainmedic_agent.wiring.agent_logs`` makes it."""
-
     def take_rules(self, at: datetime, raw: bytes) -> None: ...
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> Sequence[str]:
-        """Return a page, in pieces. Raises CommandRejected, CommandFailed."""
+        """Return a page in pieces. Raises CommandRejected, CommandFailed."""
         ...
 
     def status(self) -> ReaderStatus: ...
@@ -60,7 +54,7 @@ class ReadingParts(Protocol):
 
 
 class AgentSession:
-    """One link, from `greeted` to its end. It is the `FindingPort` of what reads."""
+    """One link, from `greeted` to its end. It is the `FindingPort` of the reading parts."""
 
     def __init__(self, stream: FrameStream) -> None:
         self.stream = stream
@@ -68,14 +62,13 @@ class AgentSession:
         self._uuids: Mapping[str, str] = {}
         self._access = StoreAccess()
         self._rules: RulesNow | None = None
-        """Rules that came before the greeting: the agent sends both from threads of their own."""
+        """Rules received before the greeting, which another thread of the agent sends."""
         self._on_their_way: set[int] = set()
         self._searches: queue.Queue[SearchRequest | None] = queue.Queue()
         self._open: set[int] = set()
-        """Searches that have no answer yet."""
         self._parts: ReadingParts | None = None
         self.ended = threading.Event()
-        """The link is closed, or the agent asks the reader to end."""
+        """Set when the link is closed, or the agent asks the reader to end."""
         self._is_closed = False
         self._receiving = threading.Thread(target=self._receive, name="log-link", daemon=True)
         self._searching = threading.Thread(target=self._search, name="log-search", daemon=True)
@@ -89,15 +82,13 @@ class AgentSession:
             self._take_news(message)
 
     def uuid_of(self, address: str) -> str | None:
-        """Return the UUID of the GPU at a PCI address in normal form. None if the agent knows none."""
+        """Return the GPU's UUID for a normalised PCI address. None if unknown."""
         return self._uuids.get(address)
 
     def access(self) -> StoreAccess:
-        """Return the credential of the log store."""
         return self._access
 
     def serve(self, parts: ReadingParts) -> None:
-        """Answer the agent from now on, in threads."""
         self._parts = parts
         if self._rules is not None:
             parts.take_rules(self._rules.at, self._rules.raw)
@@ -109,7 +100,7 @@ class AgentSession:
         self._receiving.join(1.0)
 
     def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
-        """Return when Redis has these updates. Raises LinkClosed if the link ends before."""
+        """Send updates and wait until Redis has them. Raises LinkClosed if the link ends first."""
         with self._changed:
             self._on_their_way = {number for number, _ in updates}
         self.stream.send(encoded(FindingBatch([QueuedFinding(number, body) for number, body in updates])))
@@ -118,18 +109,18 @@ class AgentSession:
             if self._on_their_way:
                 raise LinkClosed("the agent has closed the link")
 
-    # --- the threads ----------------------------------------------------------------------------------
+    # --- threads ---
 
     def _receive(self) -> None:
         try:
             while True:
                 self._take(agent_message(self.stream.receive()))
         except LinkClosed as error:
-            log.debug("the link to the agent has ended", extra={"reason": str(error)})
+            log.debug("link to the agent ended", extra={"reason": str(error)})
         except FrameFault as fault:
-            log.error("the agent cannot be understood; both must be of the same release", extra={"reason": str(fault)})
-        except Exception:  # the thread's boundary: the process ends, and is started again
-            log.exception("the link to the agent has failed unexpectedly")
+            log.error("invalid message from the agent; both must have the same release", extra={"reason": str(fault)})
+        except Exception:  # thread boundary: the process ends and is restarted
+            log.exception("link to the agent failed unexpectedly")
         finally:
             with self._changed:
                 self._is_closed = True
@@ -168,7 +159,6 @@ class AgentSession:
             self._access = message
 
     def _search(self) -> None:
-        """Answer searches, one after another."""
         while (request := self._searches.get()) is not None:
             try:
                 self.stream.send(encoded(self._answer(request)))
@@ -189,7 +179,7 @@ class AgentSession:
         except CommandNotExecuted as error:
             kind = FailureKind.REJECTED if isinstance(error, CommandRejected) else FailureKind.FAILED
             return SearchFailure(request.id, kind, str(error)[:_LONGEST_REASON])
-        except Exception as error:  # an unexpected error is the answer of one search, and does not end the next
-            log.exception("a search of logs failed unexpectedly")
+        except Exception as error:  # boundary: an unexpected error fails one search only
+            log.exception("log search failed unexpectedly")
             reason = f"{type(error).__name__}: {error}"
             return SearchFailure(request.id, FailureKind.FAILED, reason[:_LONGEST_REASON])

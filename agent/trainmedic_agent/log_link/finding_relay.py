@@ -1,10 +1,7 @@
-"""Signing and sending of the reader's findings, and the look for new rules: the part that needs Redis and the key.
+"""Relay that signs findings and sends them to Redis, and fetches new rules.
 
-The relay holds one batch at a time. Findings that Redis has not taken stay in the reader's database. Each finding
-states by how much the node's clock differs from that of Redis, which the relay measures.
-
-A thread of its own sends what the reader is told. A reader that accepts no message holds up this thread alone: the
-relay's turns with the connection to Redis, which commands come by, do not wait for the reader.
+It holds one batch at a time; unsent findings stay in the reader's database. A separate thread sends to the reader, so
+that a blocked reader does not delay the Redis connection, which commands also use.
 """
 
 from __future__ import annotations
@@ -34,13 +31,11 @@ _CLOCK_EVERY = 60.0
 _FULL_SECONDS = 1.0
 _IDLE_SECONDS = 1.0
 _TURN_SECONDS = 1.0
-"""Time for which the relay has the connection at most before commands are received again."""
+"""Maximum time on the connection before commands are received again."""
 _NEXT_SECONDS = 0.1
 
 
 class FindingRelay:
-    """The thread, from `start` to `stop`."""
-
     def __init__(
         self,
         node: str,
@@ -58,7 +53,7 @@ class FindingRelay:
         self._send = send
         self._unix_now = unix_now
         self.clock_error: float | None = None
-        """Seconds; None before Redis was asked."""
+        """Seconds. None before the first measurement."""
         self._lock = threading.Lock()
         self._batch: FindingBatch | None = None
         self._generation = 0
@@ -74,14 +69,13 @@ class FindingRelay:
         self._sending.start()
 
     def stop(self, timeout: float) -> None:
-        """End. The reader sends what Redis has not taken by then after the next start."""
+        """Stop. Unsent findings are sent after the next start."""
         self._stopping.set()
         self._has_work.set()
         self._thread.join(timeout)
         self._unsent.put(None)
 
     def begin(self, generation: int) -> None:
-        """Serve a new reader: forget the batch of the one before, and send it the rules."""
         with self._lock:
             self._batch = None
             self._generation = generation
@@ -90,17 +84,17 @@ class FindingRelay:
         self._has_work.set()
 
     def offer(self, batch: FindingBatch, generation: int) -> bool:
-        """Take a batch. Return False if the batch before was not acknowledged yet."""
+        """Take a batch. Return False if the previous one is unacknowledged."""
         with self._lock:
             if generation != self._generation:
-                return True  # the reader is not served yet, or not any more: it offers the findings again
+                return True  # from a reader that is not served now; it will offer them again
             if self._batch is not None:
                 return False
             self._batch = batch
         self._has_work.set()
         return True
 
-    # --- the thread -----------------------------------------------------------------------------------
+    # --- thread ---
 
     def _run(self) -> None:
         is_last = False
@@ -111,7 +105,7 @@ class FindingRelay:
                 with self._connection.turn() as client:
                     wait = self._round(client)
                 self._connection.succeeded()
-            # Every error is caught, because Redis may also answer in a shape that it should never use.
+            # Any error, because Redis may return malformed replies.
             except Exception as error:
                 wait = self._connection.failed(error)
             if not self._stopping.is_set():
@@ -120,7 +114,6 @@ class FindingRelay:
         self._connection.close()
 
     def _round(self, client: redis.Redis) -> float:
-        """Do what is due; return the seconds until the next round."""
         now = time.monotonic()
         if now >= self._clock_due:
             self.clock_error = self._measured(client)
@@ -131,7 +124,7 @@ class FindingRelay:
                 return _FULL_SECONDS
             if time.monotonic() - now > _TURN_SECONDS:
                 return 0.0
-            # The connection has other users, and to get it again can take a second: the next batch is on its way.
+            # Regaining the shared connection can take a second, and the next batch is on its way.
             self._has_work.wait(_NEXT_SECONDS)
             self._has_work.clear()
         return _IDLE_SECONDS
@@ -149,7 +142,6 @@ class FindingRelay:
                 self._rules_due = now + _RULES_EVERY
 
     def _relayed(self, client: redis.Redis) -> bool:
-        """Send the batch, and acknowledge it. Return False if Redis has no room for all of it."""
         with self._lock:
             batch, generation = self._batch, self._generation
         if batch is None:
@@ -167,7 +159,6 @@ class FindingRelay:
         return not rest
 
     def _send_all(self) -> None:
-        """Send the reader its messages, in order. Rules that it does not get are due again: for the next reader."""
         while (unsent := self._unsent.get()) is not None:
             message, generation = unsent
             if not self._send(message, generation) and isinstance(message, RulesNow):
@@ -178,7 +169,7 @@ class FindingRelay:
             for update in updates:
                 raw = self._checked(update)
                 if raw is None:
-                    log.error("a finding that cannot be read is left out", extra={"number": update.number})
+                    log.error("dropping unreadable finding", extra={"number": update.number})
                     continue
                 fields: dict[Any, Any] = {FIELD: raw}
                 if self._signer is not None:
@@ -187,7 +178,6 @@ class FindingRelay:
             pipeline.execute()
 
     def _checked(self, queued: QueuedFinding) -> bytes | None:
-        """Return the finding as it is sent. None if it has another form, is too large or is not this node's."""
         try:
             update = finding_codec.decode(queued.body)
         except EnvelopeError:
@@ -196,13 +186,15 @@ class FindingRelay:
             return None
         finding = replace(update.finding, clock_error=self.clock_error or 0.0)
         raw = finding_codec.encode(replace(update, finding=finding))
-        if len(raw) > LARGEST_UPDATE - 4096:  # an excerpt of characters that JSON writes as six
+        if len(raw) > LARGEST_UPDATE - 4096:  # the excerpt may have characters that JSON escapes with six
             raw = finding_codec.encode(replace(update, finding=finding, excerpt=None))
         return raw if len(raw) <= LARGEST_UPDATE else None
 
     def _measured(self, client: redis.Redis) -> float | None:
-        """Return the seconds by which this node's clock may differ from that of Redis: the difference, and half of the
-        time that the answer took. None if this user of Redis may not ask."""
+        """Return the maximum clock difference to Redis in seconds: the measured one plus half the round trip.
+
+        None if this Redis user may not call TIME.
+        """
         asked = time.monotonic()
         try:
             seconds, microseconds = client.time()

@@ -1,6 +1,6 @@
-"""Frames over a stream socket: four bytes with the length, most significant byte first, then as many bytes.
+"""Frames on a stream socket: four bytes of length, big-endian, then the payload.
 
-A frame has an upper limit of length, which the receiver checks before it allocates memory.
+The receiver checks the length against a limit before it allocates memory.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import threading
 
 _HEADER = struct.Struct(">I")
 SEND_SECONDS = 5.0
-"""Time within which the other end must accept a frame."""
+"""Seconds in which the other end must accept a frame."""
 
 
 class LinkClosed(ConnectionError):
-    """The other end has closed the link, or does not accept a frame in time."""
+    """The other end closed the link, or did not accept a frame in time."""
 
 
 class FrameFault(Exception):
-    """The other end has broken the rules of the link. The link must be closed."""
+    """The other end violated the protocol. The link must be closed."""
 
 
 class FrameStream:
-    """One end of a link. Any thread may send, one thread receives."""
+    """One end of a link. Any thread may send, one receives."""
 
     def __init__(self, connection: socket.socket, largest: int) -> None:
-        """`largest` is the most bytes of a frame that is received."""
+        """`largest` is the maximum size of a received frame in bytes."""
         self._socket = connection
         self._largest = largest
         self._lock = threading.Lock()
-        # A timeout of the socket would limit receiving as well.
+        # A socket timeout would limit receiving too.
         seconds, micros = int(SEND_SECONDS), int(SEND_SECONDS % 1 * 1e6)
         connection.setblocking(True)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, micros))
 
     def send(self, payload: bytes) -> None:
-        """Send a frame. Raises LinkClosed, after which the link is of no use."""
+        """Send a frame. Raises LinkClosed, after which the link is unusable."""
         with self._lock:
             try:
                 self._socket.sendall(_HEADER.pack(len(payload)) + payload)
@@ -54,14 +54,13 @@ class FrameStream:
         return self._exactly(length)
 
     def wait_for_end(self) -> None:
-        """Wait until the link is closed at either end, without receiving anything."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         while not poll.poll():
             continue
 
     def close(self) -> None:
-        """End the link, also for a thread that receives."""
+        """End the link, also for a receiving thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,7 +1,7 @@
-"""The socket in the state directory at which the agent awaits the reader.
+"""Socket in the state directory, to which the reader connects.
 
-It has a name in the file system and a mode that lets the reader's user connect. The kernel names the user of the
-process that connects (``SO_PEERCRED``), so a wrong mode alone lets no one in.
+Its mode allows the reader's user. The kernel also states the peer's user (``SO_PEERCRED``), so a wrong mode alone gives
+no access.
 """
 
 from __future__ import annotations
@@ -18,24 +18,22 @@ from trainmedic.errors import ConfigurationError
 
 NAME = "reader.sock"
 _LONGEST = 100
-"""Bytes of a socket's path that every kernel accepts."""
+"""Length of a socket path in bytes that every kernel accepts."""
 _ACCEPT_SECONDS = 0.5
 
 
 class Peer:
-    """The process at the other end."""
-
     def __init__(self, connection: socket.socket) -> None:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid, self.uid, self.gid = struct.unpack("3i", raw)
         self._handle: int | None = None
-        # A process of another namespace has no number here.
+        # A process of another PID namespace has no number here.
         if self.pid > 0:
             with contextlib.suppress(OSError):
                 self._handle = os.pidfd_open(self.pid)
 
     def kill(self) -> bool:
-        """End the process at once. Return False if the agent may not do that."""
+        """Kill the process. Return False if that is not permitted."""
         if self._handle is None:
             return False
         try:
@@ -53,10 +51,8 @@ class Peer:
 
 
 class LinkSocket:
-    """The listening socket."""
-
     def __init__(self, directory: Path, reader_uid: int, reader_gid: int) -> None:
-        """Raises ConfigurationError if the socket cannot be made."""
+        """Raises ConfigurationError if the socket cannot be created."""
         self._path = directory / NAME
         self._uids: Collection[int] = {reader_uid, os.geteuid()}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -67,19 +63,19 @@ class LinkSocket:
                 self._socket.bind(path)
             self._path.chmod(0o600)
             if reader_uid != os.geteuid():
-                # By its group, so that the socket stays the agent's own: an opener of the agent's user connects too.
+                # By group, so that the agent stays the owner: an opener with the agent's user connects too.
                 os.chown(self._path, -1, reader_gid)
                 self._path.chmod(0o660)
             self._socket.listen(1)
         except OSError as error:
             self._socket.close()
             raise ConfigurationError(
-                f"the reader of logs cannot be awaited at {self._path}: {error.strerror or error}"
+                f"cannot accept log reader connections at {self._path}: {error.strerror or error}"
             ) from error
         self._socket.settimeout(_ACCEPT_SECONDS)
 
     def accept(self) -> tuple[socket.socket, Peer] | None:
-        """Return the next connection of the reader's user. None if there is none within a moment. Raises OSError."""
+        """Return the next connection of the reader's user. None after a short wait. Raises OSError."""
         try:
             connection, _ = self._socket.accept()
         except TimeoutError:
@@ -92,7 +88,6 @@ class LinkSocket:
         return None
 
     def wake(self) -> None:
-        """End the wait of the thread that accepts; nothing is accepted any more."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -116,7 +111,7 @@ def connected(directory: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Yield a path to the same place that is short enough for a socket. Raises OSError."""
+    """Yield an equivalent path that is short enough for a socket. Raises OSError."""
     if len(os.fsencode(path)) <= _LONGEST:
         yield str(path)
         return

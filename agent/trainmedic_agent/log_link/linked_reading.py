@@ -1,7 +1,4 @@
-"""Reading logs as the agent sees it: a process of its own, asked over the link.
-
-Who calls it: ``trainmedic_agent.service`` starts and stops it; the exporter asks for metrics.
-"""
+"""Log reading from the agent's perspective: a separate process, used over the link."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _THREAD_SECONDS = 0.5
 
 
 class LinkedReading:
-    """The part as the agent and its exporter know it. `start` and `stop` once each."""
+    """The reading part for the agent and its exporter. Call `start` and `stop` once each."""
 
     def __init__(self, link: ReaderLink, relay: FindingRelay, news: ReaderNews, supervisor: ReaderSupervisor) -> None:
         self._link = link
@@ -40,7 +37,7 @@ class LinkedReading:
         self._supervisor.start()
 
     def stop(self, timeout: float) -> None:
-        """Have the reader send what it has found, and end it. What is left is sent after the next start."""
+        """Let the reader send its findings, and end it. The rest is sent after the next start."""
         self._supervisor.halt()
         self._link.ask_to_stop()
         self._link.wait_for_end(timeout)
@@ -50,7 +47,6 @@ class LinkedReading:
         self._relay.stop(_THREAD_SECONDS)
 
     def presence(self) -> Mapping[str, Any]:
-        """What the agent's presence states of it."""
         status = self._link.status
         values: dict[str, Any] = {"rules": status.rules, "files": status.files}
         if status.kernel is not None:
@@ -83,8 +79,6 @@ class LinkedReading:
 
 
 class LinkedSearch(Struct, frozen=True):
-    """The executor of ``logs.read``: has the reader search what the policy lets be read."""
-
     link: ReaderLink
     action: str = READ
     queue: str = "logs"

@@ -1,7 +1,6 @@
-"""The messages of the link, as bounded msgspec structures in MessagePack.
+"""Messages of the link: bounded msgspec structures in MessagePack.
 
-The agent decodes `ReaderMessage` alone, and the reader `AgentMessage` alone. A message that is too large, of an
-unknown kind or with a wrong field is a `FrameFault`. A newer end may add fields, which an older one ignores.
+An oversized, unknown or invalid message is a `FrameFault`. A newer end may add fields, which an older one ignores.
 """
 
 from __future__ import annotations
@@ -22,36 +21,31 @@ from trainmedic_agent.log_shipping.store_access import StoreAccess
 
 VERSION = 1
 LARGEST_OF_READER = LARGEST_UPDATE + 64 * 1024
-"""Bytes of a message that the agent accepts: one finding of the largest size fits."""
+"""Maximum size in bytes of the reader's messages: the largest finding fits."""
 LARGEST_OF_AGENT = LARGEST_RULES + 64 * 1024
 MOST_UPDATES = 50
-"""Findings of one batch."""
 
 _Name = Annotated[str, Meta(max_length=64)]
 _Text = Annotated[str, Meta(max_length=1000)]
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-# --- what the agent sends ---------------------------------------------------------------------------------
+# --- from the agent ---
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The first message: everything that the reader needs to begin."""
-
     policy: LogsPolicy
     boot: NodeBoot
     version: int = VERSION
 
 
 class RulesNow(Struct, frozen=True, tag="rules"):
-    """Rules of the server, whose notice the agent has verified."""
-
     at: datetime
     raw: Annotated[bytes, Meta(max_length=LARGEST_RULES)]
 
 
 class GpusNow(Struct, frozen=True, tag="gpus"):
-    """UUIDs of the node's GPUs by their PCI addresses, in normal form."""
+    """UUIDs of the node's GPUs by normalised PCI address."""
 
     uuids: dict[str, str]
 
@@ -63,27 +57,23 @@ class FindingsTaken(Struct, frozen=True, tag="findings_taken"):
 
 
 class SearchRequest(Struct, frozen=True, tag="search"):
-    """The parameters of a ``logs.read``, to be answered by a `SearchAnswer` or a `SearchFailure`."""
-
     id: int
     params: dict[str, Any]
 
 
 class SearchWithdrawn(Struct, frozen=True, tag="search_withdrawn"):
-    """No one waits for the answer any more."""
-
     id: int
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """To be answered by a `Pong` at once."""
+    """Answered at once by a `Pong`."""
 
     number: int
     wants_metrics: bool = False
 
 
 class EndReading(Struct, frozen=True, tag="end"):
-    """The agent ends: send what is found, and close the link."""
+    """The agent stops: send findings, then close the link."""
 
 
 AgentMessage = (
@@ -91,39 +81,31 @@ AgentMessage = (
 )
 
 
-# --- what the reader sends --------------------------------------------------------------------------------
+# --- from the reader ---
 
 
 class QueuedFinding(Struct, frozen=True):
-    """An update in the form of ``trainmedic_logs.domain.finding_codec``, by its number."""
-
     number: _Number
     body: Annotated[bytes, Meta(max_length=LARGEST_UPDATE)]
 
 
 class FindingBatch(Struct, frozen=True, tag="findings"):
-    """Findings to sign and send. The next batch follows after the `FindingsTaken` of this one."""
+    """Findings to sign and send. The next batch follows this one's `FindingsTaken`."""
 
     updates: Annotated[list[QueuedFinding], Meta(min_length=1, max_length=MOST_UPDATES)]
 
 
 class SearchAnswer(Struct, frozen=True, tag="answer"):
-    """The page of lines, in the pieces of ``trainmedic_logs.domain.log_pages``."""
-
     id: int
     pieces: Annotated[list[Annotated[str, Meta(max_length=8192)]], Meta(max_length=256)]
 
 
 class FailureKind(StrEnum):
-    """The status of the reply."""
-
     REJECTED = "rejected"
     FAILED = "failed"
 
 
 class SearchFailure(Struct, frozen=True, tag="failure"):
-    """The search has no page."""
-
     id: int
     kind: FailureKind
     reason: _Text
@@ -134,24 +116,18 @@ _CutField = _CutText | int | None
 
 
 class ReaderStatus(Struct, frozen=True):
-    """What the agent's presence states of the reader."""
-
     rules: _Name = ""
     files: _Number = 0
     kernel: _Name | None = None
     waiting: _Number = 0
     problem: _Text = ""
     shipping_problem: _Text | None = None
-    """None where no lines are pushed."""
+    """None if shipping is disabled."""
     cuts: Annotated[list[dict[_Name, _CutField]], Meta(max_length=200)] = []
-    """What budgets of jobs and users have left out, as the presence states it."""
     uid: _Number | None = None
-    """User of the process that parses logs, as that process states it."""
 
 
 class MetricKind(StrEnum):
-    """Kind of a family of metrics."""
-
     GAUGE = "gauge"
     COUNTER = "counter"
     INFO = "info"
@@ -162,14 +138,12 @@ _LabelValue = Annotated[str, Meta(max_length=256)]
 
 
 class LogSample(Struct, frozen=True):
-    """A value with its labels."""
-
     value: float
     labels: Annotated[dict[_Label, _LabelValue], Meta(max_length=6)]
 
 
 class LogMetric(Struct, frozen=True):
-    """One family. All names begin alike, so that none takes the place of another metric of the agent."""
+    """One metric family. The prefix prevents clashes with the agent's own metrics."""
 
     name: Annotated[str, Meta(pattern="^trainmedic_agent_log_[a-z_]{1,60}$")]
     kind: MetricKind
@@ -178,12 +152,10 @@ class LogMetric(Struct, frozen=True):
 
 
 class Pong(Struct, frozen=True, tag="pong"):
-    """The answer to a `Ping`."""
-
     number: int
     status: ReaderStatus
     loop_errors: Annotated[dict[_Name, _Number], Meta(max_length=16)]
-    """Unexpected errors that the reader's loops have survived, by loop."""
+    """Unexpected errors survived by the reader's loops, by loop."""
     metrics: Annotated[list[LogMetric], Meta(max_length=100)] | None = None
 
 
@@ -191,14 +163,12 @@ ReaderMessage = FindingBatch | SearchAnswer | SearchFailure | Pong
 
 
 def _written(value: object) -> str:
-    """Write what MessagePack has no form for: the patterns of the policy."""
     if isinstance(value, re.Pattern):
         return str(value.pattern)
     raise NotImplementedError(type(value))
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """Do the opposite of `_written`."""
     if getattr(kind, "__origin__", kind) is re.Pattern:
         return re.compile(value)
     raise NotImplementedError(kind)

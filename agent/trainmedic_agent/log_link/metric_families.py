@@ -1,4 +1,4 @@
-"""Metrics of the reader as messages, and as metrics of the agent again; and those of the agent about the reader."""
+"""Conversion of the reader's metrics to and from messages, and the agent's metrics about the reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _LONGEST_VALUE = 256
 
 
 def written(families: Iterable[Metric]) -> list[LogMetric]:
-    """Return the metrics as messages. A family of a kind that the link does not know is left out."""
     kinds = {kind.value: kind for kind in MetricKind}
     return [
         LogMetric(
@@ -33,7 +32,6 @@ def written(families: Iterable[Metric]) -> list[LogMetric]:
 
 
 def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
-    """Yield the metrics that messages state, each family once."""
     names: set[str] = set()
     for metric in metrics:
         if metric.name in names:
@@ -46,22 +44,20 @@ def read(metrics: Iterable[LogMetric]) -> Iterator[Metric]:
 
 
 def reader_families(*, is_up: bool, restarts: int, clock_error: float | None, uid: int | None) -> Iterator[Metric]:
-    """Yield what the agent itself knows of the reader. `uid` is the user that the reader states; None without one."""
+    """Yield the agent's metrics about the reader. `uid` is the user the reader reports, None without a reader."""
     yield GaugeMetricFamily(
-        "trainmedic_agent_reader_up", "1 while the process that reads logs answers the agent.", int(is_up)
+        "trainmedic_agent_reader_up", "1 while the log reader process answers the agent.", int(is_up)
     )
-    yield CounterMetricFamily(
-        "trainmedic_agent_reader_restarts", "How often the process that reads logs was started again.", restarts
-    )
+    yield CounterMetricFamily("trainmedic_agent_reader_restarts", "Restarts of the log reader process.", restarts)
     if uid is not None:
         yield GaugeMetricFamily(
             "trainmedic_agent_reader_own_user",
-            "1 if the process that reads logs has a user of its own, 0 if it has root's or the agent's.",
+            "1 if the log reader process has its own user, 0 if it has root's or the agent's.",
             int(uid not in {0, os.geteuid()}),
         )
     if clock_error is not None:
         yield GaugeMetricFamily(
             "trainmedic_agent_clock_error_seconds",
-            "By how much this node's clock may differ from that of Redis.",
+            "Maximum difference between this node's clock and that of Redis.",
             clock_error,
         )

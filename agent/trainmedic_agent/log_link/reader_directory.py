@@ -1,7 +1,7 @@
-"""The reader's directory in the state directory, made by the agent before the reader runs.
+"""Creation of the reader's directory in the state directory.
 
-An agent of an earlier release kept the reader's tables in its own journal. Their rows are moved once, so that an
-upgrade neither loses nor repeats a line. The agent writes into the directory only before the reader's user has it.
+Earlier agents kept the reader's tables in their journal; their rows are moved once. The agent writes to the directory
+only before it belongs to the reader's user.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _OWN_TABLES = "SELECT name, type, sql FROM {}sqlite_master WHERE tbl_name GLOB '
 
 
 def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
-    """Make the directory if it is missing, with the rows of an older agent. Raises JournalUnavailable."""
+    """Create the directory if missing, with an older agent's rows. Raises JournalUnavailable."""
     directory = state / NAME
     try:
         if user.uid != os.geteuid():
-            # The reader must pass through. Every file in it is readable by its owner only.
+            # The reader must be able to pass through. Files in it are readable by their owner only.
             state.chmod(stat.S_IMODE(state.stat().st_mode) | 0o011)
         if not directory.is_dir():
             _make(state, user)
@@ -39,7 +39,6 @@ def prepare(state: Path, journal: Journal, user: ReaderUser) -> None:
 
 
 def _make(state: Path, user: ReaderUser) -> None:
-    """Make the directory under another name, so that it is there as a whole or not at all."""
     unready = state / f"{NAME}.new"
     if unready.exists():
         shutil.rmtree(unready)
@@ -56,9 +55,9 @@ def _make(state: Path, user: ReaderUser) -> None:
 
 
 def _hand_over(directory: Path, user: ReaderUser) -> None:
-    """Give the directory to this user if the one before was another. Raises OSError.
+    """Give the directory to this user if it belonged to another. Raises OSError.
 
-    That one may have put links there, so only regular files with one name are given away, by their descriptors.
+    The previous user may have placed links, so only regular files with one link are changed, by descriptor.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(directory, flags | os.O_DIRECTORY)
@@ -69,7 +68,7 @@ def _hand_over(directory: Path, user: ReaderUser) -> None:
         for name in os.listdir(handle):  # noqa: PTH208 - by its descriptor
             try:
                 file = os.open(name, flags, dir_fd=handle)
-            except OSError:  # a link, or a socket
+            except OSError:  # a link or a socket
                 continue
             try:
                 inner = os.fstat(file)
@@ -83,7 +82,6 @@ def _hand_over(directory: Path, user: ReaderUser) -> None:
 
 
 def _copy(old: Path, new: Path) -> None:
-    """Copy the tables of reading, with their rows and the numbers that they have given."""
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("ATTACH ? AS old", (str(old),))
@@ -100,7 +98,6 @@ def _copy(old: Path, new: Path) -> None:
 
 
 def _copy_numbers(connection: sqlite3.Connection) -> None:
-    """Copy the versions of the tables, and the last number of a finding."""
     marks = ", ".join("?" * len(_PARTS))
     connection.execute("CREATE TABLE parts (name TEXT PRIMARY KEY, version INTEGER NOT NULL)")
     connection.execute(f"INSERT INTO main.parts SELECT * FROM old.parts WHERE name IN ({marks})", _PARTS)  # noqa: S608
@@ -111,7 +108,6 @@ def _copy_numbers(connection: sqlite3.Connection) -> None:
 
 
 def _drop_old(journal: Journal) -> None:
-    """Remove the tables from the journal. Raises JournalUnavailable."""
     tables = [name for name, kind, _ in journal.rows(_OWN_TABLES.format("")) if kind == "table"]
     if not tables:
         return
@@ -125,7 +121,7 @@ def _drop_old(journal: Journal) -> None:
 
 
 def _give(path: Path | int, user: ReaderUser) -> None:
-    """Let the reader's user have a file or directory, by path or descriptor: as its owner, or else by its group."""
+    """Give a file or directory, by path or descriptor, to the reader's user: as owner, or else by group."""
     facts = os.stat(path)  # noqa: PTH116
     if facts.st_uid == user.uid:
         return

@@ -1,9 +1,7 @@
-"""The agent's end of the link: accepts the reader, asks it, and takes its answers within bounds.
+"""The agent's end of the link.
 
-Each message of the reader answers one of the agent, or is a batch of findings, of which there is one at a time. Any
-other message closes the link, so that the memory and the time that a hostile reader takes are bounded.
-
-Who calls it: `linked_reading` (searches, metrics, presence) and `reader_supervisor` (heartbeats).
+Each message of the reader must answer one of the agent's, or be the one outstanding batch of findings. Anything else
+closes the link, which bounds the cost of a hostile reader.
 """
 
 from __future__ import annotations
@@ -41,30 +39,29 @@ from trainmedic_agent.log_link.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0
-"""Time without an answer to a ping after which the reader counts as hung."""
+"""Seconds without a pong after which the reader counts as hung."""
 SEARCH_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
-"""Time for which a search waits for a reader that is just starting."""
+"""Seconds that a search waits for a reader to connect."""
 METRICS_SECONDS = 1.0
 _TURN = 0.2
 _JOIN_SECONDS = 1.0
 _MOST_WITHDRAWN = 100
 _MOST_LOOPS = 16
-"""Loops of the reader that are counted, and errors of one between two heartbeats."""
-STARTING = "the process that reads this node's logs has not connected yet"
-AWAY = "the process that reads this node's logs does not answer; it is started again"
+STARTING = "the log reader process of this node has not connected yet"
+AWAY = "the log reader process of this node does not answer; restarting it"
 
 
 class FindingOutlet(Protocol):
-    """The place to which findings go. See `finding_relay`."""
+    """Receiver of findings, see `finding_relay`."""
 
     def offer(self, batch: FindingBatch, generation: int) -> bool:
-        """Take a batch. Return False if the batch before was not acknowledged yet."""
+        """Take a batch. Return False if the previous one is unacknowledged."""
         ...
 
 
 class ReaderLink:
-    """The link, for one reader at a time. `start` and `stop` once each."""
+    """Link to one reader at a time. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -80,7 +77,6 @@ class ReaderLink:
         self._stream: FrameStream | None = None
         self._peer: Peer | None = None
         self.generation = 0
-        """Number of links since the agent started."""
         self.status = ReaderStatus()
         self._metrics: Sequence[LogMetric] = ()
         self._pings: dict[int, float] = {}
@@ -94,22 +90,19 @@ class ReaderLink:
         self._log_limit = LogLimit()
         self._thread = threading.Thread(target=self._run, name="log-link", daemon=True)
 
-    # --- the agent's threads --------------------------------------------------------------------------
+    # --- called by the agent's threads ---
 
     def start(self) -> None:
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Have the reader send what it has found, and end."""
         self.send(EndReading())
 
     def wait_for_end(self, timeout: float) -> None:
-        """Wait until the reader has closed the link."""
         with self._changed:
             self._changed.wait_for(lambda: self._stream is None, timeout)
 
     def stop(self) -> None:
-        """End, also if the reader has not closed the link."""
         self._stopping.set()
         self._socket.wake()
         self.drop()
@@ -122,11 +115,10 @@ class ReaderLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether a reader is connected, and has answered the agent."""
         return self._stream is not None and self._has_answered
 
     def send(self, message: AgentMessage, generation: int | None = None) -> bool:
-        """Send a message to the reader. Return False if there is none now, or if it is not that of `generation`."""
+        """Send a message. Return False if there is no reader, or not that of `generation`."""
         with self._changed:
             stream = self._stream
             if stream is None or generation not in (None, self.generation):
@@ -134,38 +126,36 @@ class ReaderLink:
         try:
             stream.send(encoded(message))
         except LinkClosed as error:
-            self._tell("the link to the reader of logs is closed", str(error))
+            self._tell("link to the log reader closed", str(error))
             return False
         return True
 
     def wait_for_another(self, generation: int, timeout: float) -> None:
-        """Wait until a reader connects after that of `generation`, for a while at most."""
+        """Wait up to `timeout` seconds for a reader of another generation."""
         with self._changed:
             self._changed.wait_for(lambda: self.generation != generation, timeout)
 
     def greet(self, messages: Sequence[AgentMessage], generation: int) -> None:
-        """Send the first messages of a link; heartbeats begin after them."""
         if all(self.send(message, generation) for message in messages):
             with self._changed:
                 self._is_greeted = generation == self.generation
                 self._changed.notify_all()
 
     def beat(self) -> bool:
-        """Send a heartbeat. Return False if the reader does not answer: the link is closed and the process ended."""
+        """Send a heartbeat. Return False if the reader hangs; it is then killed."""
         now = self._monotonic()
         with self._changed:
             if self._stream is None or not self._is_greeted:
                 return True
             oldest = min(self._pings.values(), default=now)
         if now - oldest > HEARTBEAT_SECONDS:
-            self._tell("the reader of logs is ended", f"it did not answer for {HEARTBEAT_SECONDS:g} s")
+            self._tell("ending log reader", f"it did not answer for {HEARTBEAT_SECONDS:g} s")
             self.kill()
             return False
         self._ping(wants_metrics=False)
         return True
 
     def kill(self) -> None:
-        """Close the link, and end the process at its other end if the agent may."""
         with self._changed:
             peer = self._peer
             if peer is not None:
@@ -173,14 +163,13 @@ class ReaderLink:
         self.drop()
 
     def drop(self) -> None:
-        """Close the link, if there is one."""
         with self._changed:
             stream = self._stream
         if stream is not None:
             stream.close()
 
     def metrics(self) -> Sequence[LogMetric]:
-        """Return the reader's metrics as of now, or the last ones if it does not answer at once; none without it."""
+        """Return the reader's metrics, or the last ones if it does not answer in time. Empty without a reader."""
         number = self._ping(wants_metrics=True)
         if number is None:
             return ()
@@ -189,7 +178,7 @@ class ReaderLink:
             return self._metrics
 
     def search(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
-        """Return the page of lines, in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
+        """Return the page of lines in pieces. Raises CommandRejected, CommandFailed, CommandInterrupted."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_greeted or is_stopping(), CONNECT_SECONDS)
             self._number += 1
@@ -219,12 +208,11 @@ class ReaderLink:
                 if is_stopping():
                     raise CommandInterrupted("the agent stops")
                 if time.monotonic() > until:
-                    raise CommandFailed(f"the reader of logs did not answer within {SEARCH_SECONDS:g} s")
+                    raise CommandFailed(f"the log reader did not answer within {SEARCH_SECONDS:g} s")
                 self._changed.wait(_TURN)
         return answer
 
     def _ping(self, *, wants_metrics: bool) -> int | None:
-        """Send a ping. Return its number, or None without a reader."""
         with self._changed:
             if not self._is_greeted:
                 return None
@@ -233,7 +221,7 @@ class ReaderLink:
             self._pings[number] = self._monotonic()
         return number if self.send(Ping(number, wants_metrics), generation) else None
 
-    # --- the thread that receives ---------------------------------------------------------------------
+    # --- receiving thread ---
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -243,10 +231,10 @@ class ReaderLink:
                     self._serve(FrameStream(accepted[0], LARGEST_OF_READER), accepted[1])
             except OSError as error:
                 if not self._stopping.is_set():
-                    log.error("the reader of logs cannot be awaited", extra={"reason": error.strerror or str(error)})
+                    log.error("cannot accept log reader connections", extra={"reason": error.strerror or str(error)})
                 self._stopping.wait(1.0)
-            except Exception:  # the thread's boundary: one broken link must not end the acceptance of the next
-                log.exception("the link to the reader of logs goes on after an unexpected error")
+            except Exception:  # thread boundary: a broken link must not prevent the next
+                log.exception("link to the log reader continues after an unexpected error")
                 self._counters.loop_error("log-link")
                 self._stopping.wait(1.0)
 
@@ -266,7 +254,7 @@ class ReaderLink:
             reason = str(error)
         except FrameFault as fault:
             reason = str(fault)
-            self._tell("the reader of logs is ended: it broke the rules of the link", reason)
+            self._tell("ending log reader: protocol violation", reason)
             peer.kill()
         finally:
             with self._changed:
@@ -276,13 +264,12 @@ class ReaderLink:
                 self._changed.notify_all()
             stream.release()
             peer.forget()
-        log.info("the link to the reader of logs has ended", extra={"reason": reason})
+        log.info("link to the log reader ended", extra={"reason": reason})
 
     def _take(self, message: ReaderMessage) -> None:
-        """Take a message. Raises FrameFault if nothing has asked for it."""
         if isinstance(message, FindingBatch):
             if self.findings is None or not self.findings.offer(message, self.generation):
-                raise FrameFault("findings came before those from before were acknowledged")
+                raise FrameFault("findings arrived before earlier ones were acknowledged")
             return
         with self._changed:
             if isinstance(message, Pong):

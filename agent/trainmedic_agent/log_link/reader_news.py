@@ -1,7 +1,6 @@
-"""What the agent tells the reader: the greeting of a new link, and afterwards what changes on the node.
+"""Greeting of a new reader, and updates about the node: GPU addresses and the log store's credential.
 
-Changes are the addresses of GPUs and the credential of the log store. Both can take long to read, so a thread of its
-own does it. Rules are not here: they come from Redis (`finding_relay`).
+Both can be slow to read, so they have their own thread. Rules come from `finding_relay`.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ _GPUS_EVERY = 60.0
 
 
 class ReaderNews:
-    """The thread, from `start` to `stop`."""
-
     def __init__(
         self,
         link: ReaderLink,
@@ -36,7 +33,7 @@ class ReaderNews:
         store_token: str | None,
         counters: AgentCounters,
     ) -> None:
-        """`uuids` returns the UUIDs of the node's GPUs by their PCI addresses."""
+        """`uuids` returns the UUIDs of the node's GPUs by PCI address."""
         self._link = link
         self._relay = relay
         self._welcome = welcome
@@ -61,8 +58,8 @@ class ReaderNews:
         while not self._stopping.is_set():
             try:
                 self._round()
-            except Exception:  # the thread's boundary: a driver or file that fails must not end the greeting of readers
-                log.exception("telling the reader of logs goes on after an unexpected error")
+            except Exception:  # thread boundary: a failing driver or file must not prevent greetings
+                log.exception("updates to the log reader continue after an unexpected error")
                 self._counters.loop_error("log-news")
                 self._stopping.wait(1.0)
             self._link.wait_for_another(self._generation, _LOOK_SECONDS)

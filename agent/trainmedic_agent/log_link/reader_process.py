@@ -1,4 +1,4 @@
-"""The reader as a process: its user, its start by the agent, and what it gives up before it reads anything."""
+"""The reader's process: user, start by the agent, and confinement."""
 
 from __future__ import annotations
 
@@ -21,36 +21,35 @@ from trainmedic_core import confined_child, kill_as_user
 
 DEFAULT_USER = "trainmedic-reader"
 WITHOUT_ACCOUNT = (2_100_000_017, 60_999)
-"""User and group where the node has no user of that name: the first that this user namespace has and no account. Both
-lie outside the ranges of distributions, systemd and SSSD."""
+"""Users and groups to use if the default user is missing: the first one mapped in this user namespace without an
+account. Both are outside the ranges of distributions, systemd and SSSD.
+"""
 _JOURNAL_GROUP = "systemd-journal"
 _STACKS = 16 * 8 * 1024**2
-"""Bytes that the stacks of threads count for, although hardly any of them are used."""
+"""Bytes reserved for thread stacks, mostly unused."""
 _PASSED_ON = (
     *("PATH", "LANG", "TZ", "TZDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MALLOC_ARENA_MAX"),
 )
-"""Variables that the reader gets. None of them holds a key or a password."""
+"""Variables passed to the reader. None holds a secret."""
 _PR_SET_PDEATHSIG = 1
 _CAP_CHOWN, _CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID = 0, 2, 6, 7
 CAP_SYSLOG = 34
-"""The right to open the kernel's log where the node restricts it."""
+"""Required to open the kernel's log where it is restricted."""
 
 
 class ReaderUser(Struct, frozen=True):
-    """The user of the reader."""
-
     uid: int
     gid: int
     is_without_account: bool = False
-    """True for the user that no account has. Such a user gets its directory by its number alone."""
+    """True for a user without an account, whose directory is identified by number alone."""
 
 
 def reader_user(name: str | None) -> ReaderUser:
-    """Return the user under whom logs are read. Raises ConfigurationError if a user that is named does not exist.
+    """Return the user for reading logs. Raises ConfigurationError if a named user does not exist.
 
-    If none is named and the default does not exist, it is a user that no account has: the agent's own user could send
-    signals to the agent, and root's could open root's files.
+    The default is a user without an account if the default name is missing: the agent's own user could signal the
+    agent, and root could open root's files.
     """
     if name is not None and name.isascii() and name.isdigit():
         number = int(name)
@@ -67,16 +66,16 @@ def reader_user(name: str | None) -> ReaderUser:
 
 
 def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) -> tuple[ReaderUser, str | None]:
-    """Return the user under whom logs are read, and why it is this process's own, if so.
+    """Return the user for reading logs, and the reason if it is this process's own.
 
-    The user must be able to reach `paths`. `is_started` says that this process gives the reader its user. Raises
-    ConfigurationError if a user that is named does not exist.
+    The user must be able to reach `paths`. `is_started` states that this process starts the reader under that user.
+    Raises ConfigurationError if a named user does not exist.
     """
     user = reader_user(name)
     if user.uid == os.geteuid():
         return user, "this user namespace has no other" if name is None else None
     if (is_started or user.is_without_account) and not may_become(user):
-        return own_user(), f"this process may not start one of user {user.uid}"
+        return own_user(), f"this process may not start another as user {user.uid}"
     for path in paths:
         if (closed := closed_to(user, path)) is not None:
             return own_user(), f"user {user.uid} may not pass through {closed}"
@@ -84,26 +83,26 @@ def usable_user(name: str | None, paths: Sequence[Path], *, is_started: bool) ->
 
 
 def own_user() -> ReaderUser:
-    """Return the user of this process."""
     return ReaderUser(os.geteuid(), os.getegid())
 
 
 def has_rights_to_read() -> bool:
-    """Return whether this process has rights that reading must not have, and that only opening files takes."""
+    """Return whether this process has capabilities that only opening files needs, and reading must not have."""
     return any(_has(capability) for capability in (_CAP_DAC_READ_SEARCH, _CAP_SETGID, _CAP_SETUID, CAP_SYSLOG))
 
 
 def may_become(user: ReaderUser) -> bool:
-    """Return whether this process may start another one under that user, and give it its directory."""
+    """Return whether this process may start another as that user, and give it its directory."""
     if user.uid == os.geteuid():
         return True
     return _has(_CAP_SETUID, _CAP_SETGID) and (not user.is_without_account or _has(_CAP_CHOWN))
 
 
 def closed_to(user: ReaderUser, path: Path) -> Path | None:
-    """Return the directory above `path`, or above what it links to, through which the user may not pass.
+    """Return the parent directory of `path`, or of its link target, that the user cannot traverse. None if there is
+    none.
 
-    None if there is none. A directory that is missing can still be made.
+    A missing directory can still be created.
     """
     if user.uid in {0, os.geteuid()}:
         return None
@@ -122,23 +121,20 @@ def closed_to(user: ReaderUser, path: Path) -> Path | None:
 
 
 class ReaderChild(subprocess.Popen[bytes]):
-    """The reader as a child of this process: the leader of a group, in which its own child has another user.
+    """The reader as a child process and group leader, whose own child has another user.
 
-    The kernel ends that child together with its parent only if the parent may send it a signal.
+    The kernel ends that child with its parent only if the parent may send it a signal.
     """
 
     user_of_child: int | None = None
-    """User of that child. None: the one of this process."""
+    """User of that child. None: this process's."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped the reader. It then opens no file, and its own child waits."""
         return is_stopped(self.pid)
 
     def kill(self) -> None:
-        """End every process of the group at once, also a stopped one."""
-        # The group has this number as long as a process is in it. After the leader's end the number could be given
-        # to another process.
+        # The group keeps its number while it has a process. After the leader is reaped the number could be reused.
         if self.returncode is None or not Path(f"/proc/{self.pid}").exists():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -163,9 +159,8 @@ def start(directory: Path, user: ReaderUser, memory: int, log_level: str) -> Rea
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped a process. False if the kernel does not say."""
     try:
-        # The name of the process, in brackets, can hold anything.
+        # The process name in brackets can contain anything.
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
     except OSError:
         return False
@@ -173,13 +168,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def confine(user: ReaderUser, memory: int) -> None:
-    """Give up everything that reading does not need: the user, all capabilities, new privileges, more memory.
-
-    Raises ConfigurationError.
+    """Drop everything that reading does not need: user, capabilities, new privileges, memory. Raises
+    ConfigurationError.
     """
     confined_child.drop_bounding_set()
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")  # rather this process than the one that sets power
+        Path("/proc/self/oom_score_adj").write_text("500")  # the OOM killer should prefer it to the agent
     if user.uid != os.geteuid():
         try:
             os.setgroups(groups_of(user))
@@ -190,7 +184,7 @@ def confine(user: ReaderUser, memory: int) -> None:
     try:
         confined_child.drop_capabilities()
     except OSError as error:
-        raise ConfigurationError(f"the reader cannot give up its rights: {error.strerror}") from error
+        raise ConfigurationError(f"the reader cannot drop its rights: {error.strerror}") from error
     limit = memory + _STACKS
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -199,7 +193,7 @@ def confine(user: ReaderUser, memory: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends. Call it after a change of the user, which forgets it.
+    """Make the kernel end this process with its parent. Call it after a change of user, which resets this.
 
     Raises ConfigurationError if the parent has ended.
     """
@@ -216,10 +210,7 @@ def _group_of(uid: int) -> int:
 
 
 def groups_of(user: ReaderUser) -> list[int]:
-    """Return the groups that the node's database gives the user, such as the one that reads the journal.
-
-    A user without an account gets the journal's group.
-    """
+    """Return the user's groups from the node's database. A user without an account gets the journal's group."""
     try:
         return os.getgrouplist(pwd.getpwuid(user.uid).pw_name, user.gid)
     except KeyError:
@@ -231,7 +222,6 @@ def groups_of(user: ReaderUser) -> list[int]:
 
 
 def _has_account(number: int) -> bool:
-    """Return whether a user or a group of the node has the number."""
     for look in (pwd.getpwuid, grp.getgrgid):
         with contextlib.suppress(KeyError):
             look(number)
@@ -240,7 +230,7 @@ def _has_account(number: int) -> bool:
 
 
 def _has(*capabilities: int) -> bool:
-    """Return whether this process has these capabilities; root counts where the kernel does not say."""
+    """Return whether this process has these capabilities. If unknown, root counts."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):

@@ -1,8 +1,7 @@
-"""Starting and watching the reader of logs.
+"""Start and supervision of the log reader.
 
-The agent starts it as a child, unless something else does: systemd, or the kubelet for a container of its own. A
-reader that ends is started again after a pause, which doubles from 1 s up to 60 s and is short again after a minute of
-work. A reader that does not answer heartbeats is ended by SIGKILL, which also ends a stopped process.
+The agent starts it as a child, unless systemd or the kubelet does. A reader that ends is restarted after a pause, which
+doubles from 1 s to 60 s. A reader without heartbeats is killed.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 SETTLED_SECONDS = 60.0
-"""Time of work after which the next pause is short again."""
+"""Seconds of work after which the pause resets."""
 CONNECT_SECONDS = 60.0
-"""Time within which a child must connect."""
+"""Seconds in which a child must connect."""
 STOPPED_SECONDS = 2.0
-"""Time for which a child may be stopped."""
+"""Maximum seconds a child may be stopped by a signal."""
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
 _END_SECONDS = 1.0
@@ -34,8 +33,6 @@ _KILL_SECONDS = 2.0
 
 
 class ReaderSupervisor:
-    """The thread, from `start` to `stop`."""
-
     def __init__(
         self,
         link: ReaderLink,
@@ -43,7 +40,7 @@ class ReaderSupervisor:
         counters: AgentCounters,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`started` starts the reader as a child; None if something else does."""
+        """`started` starts the reader as a child. None if something else starts it."""
         self._link = link
         self._started = started
         self._counters = counters
@@ -59,20 +56,18 @@ class ReaderSupervisor:
 
     @property
     def restarts(self) -> int:
-        """How often the reader was started or has connected again since the agent started."""
+        """Number of restarts or reconnections of the reader since the agent started."""
         return max((self._starts if self._started is not None else self._link.generation) - 1, 0)
 
     def start(self) -> None:
         self._thread.start()
 
     def halt(self) -> None:
-        """Start no reader any more."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """End a child that has not ended by itself within a moment."""
         self.halt()
-        # The kernel ends a child with the thread that started it, so the child goes first.
+        # End the child first: the kernel ends it with the thread that started it.
         child = self._child
         if child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -81,7 +76,6 @@ class ReaderSupervisor:
         self._thread.join(_KILL_SECONDS)
 
     def round(self) -> None:
-        """Do what is due."""
         now = self._monotonic()
         if self._started is not None:
             self._watch_child(now)
@@ -94,8 +88,8 @@ class ReaderSupervisor:
         while not self._stopping.is_set():
             try:
                 self.round()
-            except Exception:  # the thread's boundary: a start that fails must not end the watch
-                log.exception("watching the reader of logs goes on after an unexpected error")
+            except Exception:  # thread boundary: a failed start must not end the supervision
+                log.exception("supervision of the log reader continues after an unexpected error")
                 self._counters.loop_error("log-reader")
                 self._stopping.wait(1.0)
             self._stopping.wait(_LOOK_SECONDS)
@@ -107,7 +101,7 @@ class ReaderSupervisor:
         child = self._child
         if child is not None and child.poll() is None:
             if not self._link.is_connected and now - self._began_at > CONNECT_SECONDS:
-                log.warning("the reader of logs is ended", extra={"reason": "it did not connect"})
+                log.warning("ending log reader", extra={"reason": "it did not connect"})
                 self._end(child)
             elif self._link.is_connected and now - self._began_at > SETTLED_SECONDS:
                 self._pause = FIRST_PAUSE
@@ -115,10 +109,10 @@ class ReaderSupervisor:
             return
         if child is not None:
             log.warning(
-                "the reader of logs has ended; it is started again",
+                "log reader ended; restarting it",
                 extra={"status": child.returncode, "seconds": self._pause},
             )
-            self._end(child)  # its own child can be stopped, and would hold the reader's database
+            self._end(child)  # its own child may be stopped, and would hold the reader's database
             self._child = None
             self._link.drop()
             self._start_at = now + self._pause
@@ -127,13 +121,12 @@ class ReaderSupervisor:
             self._begin(now)
 
     def _end_if_stopped(self, child: ReaderChild, now: float) -> None:
-        """End a child that a signal has stopped. It opens the files, so its own child answers and reads nothing."""
         if not child.is_stopped:
             self._stopped_at = None
         elif self._stopped_at is None:
             self._stopped_at = now
         elif now - self._stopped_at >= STOPPED_SECONDS:
-            log.warning("the reader of logs is ended", extra={"reason": "a signal has stopped the opener"})
+            log.warning("ending log reader", extra={"reason": "a signal has stopped the opener"})
             self._stopped_at = None
             self._end(child)
 
@@ -144,12 +137,11 @@ class ReaderSupervisor:
         try:
             self._child = self._started()
         except OSError as error:
-            log.error("the reader of logs cannot be started", extra={"reason": error.strerror or str(error)})
+            log.error("cannot start log reader", extra={"reason": error.strerror or str(error)})
             self._start_at = now + self._pause
             self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
     def _end(self, child: ReaderChild) -> None:
-        """End a child at once, with its own child."""
         with contextlib.suppress(OSError):
             child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
-"""The rules that the server publishes, as the agent gets them from Redis for the reader.
+"""The server's published log rules, fetched from Redis for the reader.
 
-The agent verifies the node's notice and compares the rules with it. It does not parse rules: the reader does.
+The agent verifies the rules against the node's signed notice, without parsing them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RuleNews:
-    """The rules of one node. One thread asks for new ones."""
+    """Rules of one node. Not thread-safe."""
 
     def __init__(self, node: str, signer: Signer | None) -> None:
         self._node = node
@@ -28,14 +28,13 @@ class RuleNews:
         self._refused = ""
 
     def forget(self) -> None:
-        """Return the rules once more at the next look: the reader is a new one."""
         self._known = None
 
     def look(self, client: redis.Redis) -> RulesNow | None:
-        """Return the rules if they have changed since the last look. Raises an error of Redis."""
+        """Return the rules if changed since the last look. Raises Redis errors."""
         value: Any = client.get(notice_of_rules(self._node))
         if value is None:
-            return None  # no server publishes rules, or none has for an hour: the reader keeps its own
+            return None  # no server has published rules in the last hour: the reader keeps its own
         try:
             notice = RulesNotice.decode(value, self._node, self._signer)
         except ValueError as error:  # BadSignature, EnvelopeError
@@ -45,14 +44,13 @@ class RuleNews:
             return None
         raw: Any = client.getrange(RULES, 0, LARGEST_RULES)
         if not raw or len(raw) > LARGEST_RULES or not notice.is_of(raw):
-            self._refuse("the log rules are not those that the notice names")
+            self._refuse("the log rules differ from those in the notice")
             return None
         self._known = (notice.at, notice)
         self._refused = ""
         return RulesNow(notice.at, raw)
 
     def _refuse(self, reason: str) -> None:
-        """Log once why rules are not taken."""
         if reason != self._refused:
             self._refused = reason
-            log.error("new log rules are not taken; those from before stay", extra={"reason": reason})
+            log.error("rejecting new log rules; keeping the earlier ones", extra={"reason": reason})

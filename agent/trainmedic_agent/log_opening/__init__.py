@@ -1,8 +1,6 @@
-"""Opening of files whose paths a job's user may have chosen, with the rights of whoever placed or named them.
+"""Opening of log files with the rights of the users who placed or named them.
 
-- ``node_files``: the port `NodeFiles` that all reading of logs uses
-- ``own_files``: files opened with the rights of this process, for a process that serves one user
-- ``guarded_files``: files opened with the rights of the users who placed or named them
-- ``placement``, ``rights``, ``thread_rights``: which users these are, and how a thread takes their rights
-- ``opener``, ``opener_client``, ``opener_frames``: the process that has the rights, apart from the one that reads
+- ``node_files``: the port; ``own_files``, ``guarded_files``: implementations
+- ``placement``, ``rights``, ``thread_rights``: these users, and how a thread takes their rights
+- ``opener``, ``opener_client``, ``opener_frames``: the privileged process, separate from the reading one
 """

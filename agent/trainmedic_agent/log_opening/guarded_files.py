@@ -1,14 +1,11 @@
 """Files opened with the rights of the users who placed or named them.
 
-The way to a file is walked from ``/``, name by name, through no symbolic link. From the first directory that belongs
-to a user on, the walk goes with this user's rights, so an NFS server that distrusts root serves it too. Each further
-user who can have placed something on the way, or has named the file, must be able to go the same way to the same file.
-So nobody sees by a log what he cannot see himself, whatever is linked, moved or exchanged during the walk.
+The path is walked without following symbolic links, with the rights of the first user who owns a directory on it. Each
+further user who could have placed something on the path, or has named the file, must be able to reach the same file. So
+no user can read another's file through a log, even if it is moved or replaced during the walk.
 
-Files on a way that administrators alone control are opened with the rights of this process. Only what lies below the
-directories of the policy is opened at all.
-
-Without CAP_SETUID and CAP_SETGID the file modes are compared instead (`Rights.may`).
+Paths controlled by administrators alone are opened with this process's rights. Without CAP_SETUID and CAP_SETGID, file
+modes are compared instead (`Rights.may`).
 """
 
 from __future__ import annotations
@@ -36,32 +33,30 @@ from trainmedic_agent.log_opening.rights import ANYONE, Rights, UserDatabase, ha
 from trainmedic_agent.log_opening.thread_rights import ThreadRights
 
 _MOST_USERS = 8
-"""Users on one way. A way with more is refused."""
+"""Maximum users per path. Paths with more are refused."""
 _POD_VOLUMES = "/var/lib/kubelet/pods"
 
 
 class _Bound(Struct, frozen=True):
-    """A user who must be able to go the way, from the directory with this number on."""
+    """A user who must be able to walk the path from this directory number on."""
 
     rights: Rights
     begin: int
 
 
 class _Way:
-    """A walked way: every directory on it, and its end, open."""
-
     def __init__(self, steps: list[WayStep], bounds: list[_Bound], user: Rights | None) -> None:
         self.steps = steps
         self.bounds = bounds
         self.user = user
-        """The user with whose rights the end was reached. None: this process."""
+        """User whose rights reached the end. None: this process."""
 
     @property
     def end(self) -> WayStep:
         return self.steps[-1]
 
     def bind(self, rights: Rights, begin: int) -> None:
-        """Add a user who must be able to go the way. Raises PermissionError if there are too many."""
+        """Add a user who must be able to walk the path. Raises PermissionError if there are too many."""
         if any(bound.rights == rights and bound.begin <= begin for bound in self.bounds):
             return
         if len(self.bounds) == _MOST_USERS:
@@ -72,8 +67,6 @@ class _Way:
 
 
 class GuardedFiles:
-    """The files below some directories; implements `NodeFiles`."""
-
     def __init__(
         self,
         tops: Sequence[str],
@@ -82,7 +75,7 @@ class GuardedFiles:
         switch: ThreadRights | None = None,
         own_uid: int | None = None,
     ) -> None:
-        """`tops` are the directories and files that the policy names. Without `switch`, file modes are compared."""
+        """`tops` are the policy's directories and files. Without `switch`, file modes are compared."""
         self._tops = tuple(tops)
         self._users = users if users is not None else UserDatabase()
         self._switch = switch
@@ -90,7 +83,6 @@ class GuardedFiles:
 
     @property
     def takes_rights(self) -> bool:
-        """Whether users' rights are taken. If not, they are compared with the files' modes."""
         return self._switch is not None
 
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
@@ -115,11 +107,10 @@ class GuardedFiles:
                 _check_entered(way.end)
                 return [facts_at(way.end.fd, name) for name in names]
 
-    # ----------------------------------------------------------------------------------------------------
+    # --- walking ---
 
     @contextmanager
     def _walked(self, path: str, named_by: NamedBy | None, *, is_directory: bool = False) -> Iterator[_Way]:
-        """Walk to `path`, where the policy allows it. Raises OSError, LogRefused."""
         with ExitStack() as stack:
             rights = self._rights_of_namer(named_by, path) if named_by is not None else ()
             yield self._walk(path, rights, stack, is_directory=is_directory)
@@ -148,10 +139,9 @@ class GuardedFiles:
             way.bind(self._users.rights_of(uid), number)
 
     def _rights_of_namer(self, named_by: NamedBy, path: str) -> list[Rights]:
-        """Return whose rights the name of a file gives: its owner's and those of all who can have placed it.
+        """Return the rights that a naming file has: its owner's, and those of all users who could have placed it.
 
-        Where root owns the file, or a directory of the job, root of any container can have made it, with any owner. It
-        has no rights outside its own place.
+        If root owns the file or a directory of the job, root of any container may have created it.
         """
         own_place = self._own_place(named_by.path)
         with self._walked(named_by.path, None) as way:
@@ -167,7 +157,7 @@ class GuardedFiles:
         return rights
 
     def _own_place(self, path: str) -> str:
-        """Return the directory that belongs to the writer of a file: a pod's volumes, or a job's directory."""
+        """Return the directory of a file's writer: a pod's volumes, or a job's directory."""
         tops = [_POD_VOLUMES, *sorted(self._tops, key=len, reverse=True)]
         top = next((top for top in tops if path.startswith(f"{top}/")), path)
         return f"{top}/{path[len(top) + 1 :].split('/', 1)[0]}"
@@ -178,20 +168,19 @@ class GuardedFiles:
             raise LogRefused(UnreadReason.OUTSIDE)
         return names
 
-    # --- the rights -------------------------------------------------------------------------------------
+    # --- rights ---
 
     def _as(self, user: Rights | None) -> AbstractContextManager[None]:
         return nullcontext() if user is None or self._switch is None else self._switch.using(user)
 
     def _opened(self, way: _Way, flags: int) -> int:
-        """Open the end of a way, if every user on it may. Raises OSError."""
         for bound in way.bounds:
             self._check(way, bound, os.R_OK)
         with self._as(way.user):
             return reopened(way.end.fd, flags)
 
     def _check(self, way: _Way, bound: _Bound, wanted: int) -> None:
-        """Raise OSError if a user may not go the way to its end, and do there what is `wanted`."""
+        """Raise OSError if a user cannot walk to the end with the `wanted` access."""
         steps = way.steps[bound.begin :]
         if self._switch is None or bound.rights.uid is None:
             for step in steps:
@@ -215,12 +204,11 @@ def _step(name: str, fd: int, stack: ExitStack) -> WayStep:
 
 
 def _check_entered(directory: WayStep) -> None:
-    """Raise OSError if the calling thread may not look at the entries of a directory."""
     os.close(os.open(".", DIRECTORY, dir_fd=directory.fd))
 
 
 def _check_same(parent: WayStep, child: WayStep) -> None:
-    """Raise OSError if the calling thread cannot go from one step to the next."""
+    """Raise OSError if the calling thread cannot get from one step to the next."""
     fd = os.open(child.name, ENTRY, dir_fd=parent.fd)
     try:
         if not os.path.samestat(os.fstat(fd), child.facts):

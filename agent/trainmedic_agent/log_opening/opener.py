@@ -1,10 +1,6 @@
-"""The opener: it opens files for the process that reads logs, and reads none itself.
+"""Opener: a privileged process that opens files for the unprivileged reader, and reads none.
 
-The opener has the capabilities to take users' rights and the reader has none. They share a Unix socket pair. Each
-connection has a thread, so a file system that does not answer holds up one thread of the reader. The opener ends with
-its first connection.
-
-Who calls it: the process that starts the reader.
+Each connection has a thread, so that a hanging file system blocks only one. The opener ends with its first connection.
 """
 
 from __future__ import annotations
@@ -38,21 +34,16 @@ log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 32
 MOST_LISTED = 200_000
-"""Entries of one directory, whatever is asked for."""
 MOST_NAMES = 2000
-"""Entries whose facts are stated at once."""
 _PAGE = 1000
 
 
 class FileOpener:
-    """Serves the connections of one reader."""
-
     def __init__(self, files: NodeFiles) -> None:
         self._files = files
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     def serve(self, connection: socket.socket) -> None:
-        """Answer requests until the other side closes the connection."""
         reader = FrameReader(connection)
         with connection, contextlib.suppress(OSError):
             while (received := self._next(reader)) is not None:
@@ -88,7 +79,6 @@ class FileOpener:
             self._places.release()
 
     def _answer(self, connection: socket.socket, request: Request) -> None:
-        """Raises OSError if the connection is gone."""
         try:
             if isinstance(request, OpenFile):
                 fd = self._files.open(os.fsdecode(request.path), _named_by(request.namer))

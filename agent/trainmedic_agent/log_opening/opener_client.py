@@ -1,4 +1,4 @@
-"""The files of this node, as the opener opens them; implements `NodeFiles` in the process that reads logs."""
+"""Client of the opener in the reader's process; implements `NodeFiles`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainmedic_agent.log_opening.opener_frames import (
 
 
 class OpenerClient:
-    """The files that the opener at the other end of a connection opens. Each thread has a connection of its own."""
+    """Files opened by the opener. Each thread has its own connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._first = connection
@@ -66,7 +66,7 @@ class OpenerClient:
         return every
 
     def close(self) -> None:
-        """End the opener's service. No other method is called after it."""
+        """End the opener's service. Call no other method afterwards."""
         with self._lock:
             for connection in list(self._open):
                 connection.close()
@@ -77,7 +77,6 @@ class OpenerClient:
         return self._received()
 
     def _received(self) -> tuple[OpenerAnswer, int | None]:
-        """Return the next answer. Raises OSError, LogRefused."""
         connection: _Connection = self._local.connection
         try:
             received = connection.reader.answer()
@@ -95,7 +94,6 @@ class OpenerClient:
         return answer, received[1]
 
     def _connection(self) -> socket.socket:
-        """Return this thread's connection."""
         if not hasattr(self._local, "connection"):
             own, far = socket.socketpair()
             try:
@@ -114,8 +112,6 @@ class OpenerClient:
 
 
 class _Connection:
-    """One thread's connection. It is closed when the thread ends."""
-
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.reader = FrameReader(connection)

@@ -1,7 +1,6 @@
-"""Messages between the opener and the process that reads logs, as frames on a Unix socket.
+"""Messages between opener and reader, as frames on a Unix socket.
 
-A frame is four bytes of length, most significant first, and a MessagePack body of at most 1 MiB. `Opened` and
-`AddConnection` carry one descriptor. Paths and names travel as bytes, since they need not be UTF-8.
+A frame is four bytes of length, big-endian, and a MessagePack body. `Opened` and `AddConnection` carry a descriptor.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ _DESCRIPTOR_BYTES = array.array("i").itemsize
 
 
 class Namer(Struct, frozen=True, array_like=True):
-    """A `NamedBy` on its way."""
-
     path: bytes
     device: int
     inode: int
@@ -37,14 +34,12 @@ class Namer(Struct, frozen=True, array_like=True):
 
 
 class OpenFile(Struct, frozen=True, tag="open"):
-    """A request for a descriptor of a file."""
-
     path: bytes
     namer: Namer | None = None
 
 
 class ListDirectory(Struct, frozen=True, tag="list"):
-    """A request for the entries of a directory. The answer is one or more `ListedPage`."""
+    """Request for a directory's entries, answered by one or more `ListedPage`."""
 
     path: bytes
     most: int
@@ -52,24 +47,20 @@ class ListDirectory(Struct, frozen=True, tag="list"):
 
 
 class StateFacts(Struct, frozen=True, tag="facts"):
-    """A request for the facts of some entries of a directory."""
-
     path: bytes
     names: list[bytes]
     namer: Namer | None = None
 
 
 class AddConnection(Struct, frozen=True, tag="connect"):
-    """A request to serve one more connection, whose end comes with it. It has no answer."""
+    """Request to serve the attached connection too. It has no answer."""
 
 
 class Opened(Struct, frozen=True, tag="opened"):
-    """The answer with a descriptor."""
+    """Answer with a descriptor."""
 
 
 class ListedPage(Struct, frozen=True, tag="listed"):
-    """Some entries of a directory: name, inode, and whether it is a directory."""
-
     device: int
     entries: list[tuple[bytes, int, bool]]
     is_cut: bool
@@ -81,20 +72,14 @@ class ListedPage(Struct, frozen=True, tag="listed"):
 
 
 class StatedFacts(Struct, frozen=True, tag="stated"):
-    """The facts that were asked for, in order."""
-
     facts: list[FileFacts | None]
 
 
 class RefusedAnswer(Struct, frozen=True, tag="unread"):
-    """The answer in place of a refused file or directory."""
-
     reason: UnreadReason
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """The answer in place of an error of the operating system."""
-
     number: int
     text: str
 
@@ -104,7 +89,7 @@ OpenerAnswer = Opened | ListedPage | StatedFacts | RefusedAnswer | Failed
 
 
 class FrameError(Exception):
-    """The other side sent no valid frame."""
+    """The other side sent an invalid frame."""
 
 
 def send(connection: socket.socket, message: Request | OpenerAnswer, descriptor: int | None = None) -> None:
@@ -120,8 +105,6 @@ def send(connection: socket.socket, message: Request | OpenerAnswer, descriptor:
 
 
 class FrameReader:
-    """The frames that arrive on a connection."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._requests = msgspec.msgpack.Decoder(Request)

@@ -1,7 +1,6 @@
-"""Files opened with the rights of this process.
+"""Files opened with this process's rights.
 
-They are for a process that serves the one user as whom it runs, such as ``trainmedic diagnose``. An agent serves
-several users and uses ``guarded_files``.
+For processes that serve one user, such as ``trainmedic diagnose``. An agent serves several and uses ``guarded_files``.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class OwnFiles:
-    """The files that this process may read; implements `NodeFiles`."""
-
     def open(self, path: str, named_by: NamedBy | None = None) -> int:
         *directories, name = _parts_of_file(path)
         with _directory(directories) as parent:
@@ -55,7 +52,7 @@ class OwnFiles:
 
 
 def reopened(entry: int, flags: int) -> int:
-    """Open the very file of an ``O_PATH`` descriptor, whatever its name stands for by now. Raises OSError."""
+    """Open exactly the file of an ``O_PATH`` descriptor. Raises OSError."""
     return os.open(f"/proc/self/fd/{entry}", flags)
 
 
@@ -74,7 +71,7 @@ def listed(fd: int, most: int) -> Listing:
 
 
 def facts_at(directory: int, name: str) -> FileFacts | None:
-    """Return the facts of one entry of an open directory. None if it is missing."""
+    """Return an entry's metadata in an open directory. None if missing."""
     if not {"/", "\0"}.isdisjoint(name) or name in {"", ".", ".."}:
         return None
     try:
@@ -92,7 +89,6 @@ def _parts_of_file(path: str) -> list[str]:
 
 @contextmanager
 def _directory(names: Sequence[str]) -> Iterator[int]:
-    """Open the directory below ``/``, name by name. Raises OSError, also if a symbolic link is on the way."""
     fd = os.open("/", DIRECTORY)
     try:
         for name in names:

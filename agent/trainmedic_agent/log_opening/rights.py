@@ -1,4 +1,4 @@
-"""Users and groups as whom a file is opened, with the groups that the node's databases know."""
+"""Users and groups for opening files, from the node's databases."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ from msgspec import Struct
 NOBODY_ID = 65534
 _LAST_SYSTEM_ID = 999
 _USERS_GROUP = 100
-"""The group ``users``, which some distributions give to every user."""
+"""The group ``users``, which some distributions give to all users."""
 _KNOWN_SECONDS = 300.0
 _MOST_KNOWN = 10_000
 _WITHOUT_ACL = frozenset((errno.ENODATA, errno.EOPNOTSUPP))
 
 
 class Rights(Struct, frozen=True):
-    """The user and groups as whom a file is opened."""
-
     uid: int | None
-    """None: any user. Such rights never count as those of a file's owner."""
+    """None: any user. Such rights never count as the owner's."""
     gid: int
     groups: tuple[int, ...] = ()
 
     def may(self, wanted: int, facts: os.stat_result, *, has_acl: bool) -> bool:
-        """Return whether the file's mode grants `wanted`, an ``os.R_OK`` or ``os.X_OK``.
+        """Return whether the file's mode grants `wanted` (``os.R_OK`` or ``os.X_OK``).
 
-        The mode does not describe an access control list, so such a file is granted to its owner only.
+        The mode does not describe an ACL, so files with one are granted to their owner only.
         """
         mode = facts.st_mode
         if self.uid is not None and facts.st_uid == self.uid:
@@ -45,16 +43,14 @@ class Rights(Struct, frozen=True):
 
 
 ANYONE = Rights(None, NOBODY_ID)
-"""The rights that every user has."""
 
 
 def of_group(gid: int) -> Rights:
-    """Return the rights that every member of a group has."""
     return Rights(None, gid)
 
 
 class UserDatabase:
-    """The node's users and groups. Answers are kept for five minutes. Several threads use it."""
+    """The node's users and groups, cached for five minutes. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -62,8 +58,9 @@ class UserDatabase:
         self._users: dict[int, tuple[float, Rights]] = {}
 
     def rights_of(self, uid: int) -> Rights:
-        """Return the rights of a user. A user without an entry has no group: the group of a file proves none, since a
-        directory can pass its own group on."""
+        """Return a user's rights. A user without an account has no group: a file's group proves none, because
+        directories can pass on their own.
+        """
         now = self._monotonic()
         with self._lock:
             known = self._users.get(uid)
@@ -77,8 +74,7 @@ class UserDatabase:
         return rights
 
     def is_shared(self, gid: int, owner: int) -> bool:
-        """Return whether users other than `owner` can be in a group. Groups of the system have no such users, nor has
-        a user's private group."""
+        """Return whether users other than `owner` can be in a group. System groups and private groups have none."""
         if gid <= _LAST_SYSTEM_ID and gid != _USERS_GROUP:
             return False
         try:
@@ -98,7 +94,7 @@ def _rights_of(uid: int) -> Rights:
 
 
 def has_acl(fd: int) -> bool:
-    """Return whether the file of an ``O_PATH`` descriptor can have an access control list. True if unknown."""
+    """Return whether the file of an ``O_PATH`` descriptor may have an ACL. True if unknown."""
     try:
         os.getxattr(f"/proc/self/fd/{fd}", "system.posix_acl_access")
     except OSError as error:

@@ -1,9 +1,7 @@
-"""Rights of another user on files, for the calling thread alone.
+"""File access rights of another user for the calling thread, by system calls: the C library changes all threads.
 
-The C library changes users for all threads, so this module uses the system calls, which change one thread. It changes
-the file system user and groups and keeps the effective user: a tenant's processes can send no signal to this one, and
-a tenant's FUSE file system, which could answer never, stays closed to it. File capabilities are off during that time,
-since they would override the user's rights.
+Only file system user and groups change. So the tenant's processes cannot signal this one, and the tenant's FUSE file
+system, which could hang, stays closed to it. File capabilities are dropped, because they would override the rights.
 """
 
 from __future__ import annotations
@@ -20,11 +18,9 @@ from trainmedic_agent.log_opening.rights import NOBODY_ID, Rights
 log = logging.getLogger(__name__)
 
 _SETGROUPS = {"x86_64": 116, "aarch64": 159}
-"""Numbers of the system call, by machine."""
 _READ_SEARCH_BIT, _SETGID_BIT, _SETUID_BIT = 2, 6, 7
 _MOST_CAPABILITIES = 64
 _WORD_BITS = 32
-"""Bits of one word of a capability set."""
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _NEEDED = 1 << _SETGID_BIT | 1 << _SETUID_BIT
 _VERSION_3 = 0x20080522
@@ -41,10 +37,10 @@ class _Header(ctypes.Structure):
 
 
 class ThreadRights:
-    """A change of a thread's rights on files. `may_be_used` says whether this process can."""
+    """Switch of a thread's file access rights. `may_be_used` returns whether this process can use it."""
 
     def __init__(self) -> None:
-        """Raises OSError if the machine is none that is known."""
+        """Raises OSError on an unknown machine type."""
         self._libc = ctypes.CDLL(None, use_errno=True)
         number = _SETGROUPS.get(platform.machine())
         if number is None:
@@ -52,7 +48,7 @@ class ThreadRights:
         self._setgroups_number = number
 
     def may_be_used(self) -> bool:
-        """Return whether the calling thread has CAP_SETUID and CAP_SETGID, and nobody's user exists here."""
+        """Return whether the thread has CAP_SETUID and CAP_SETGID, and the user nobody is mapped."""
         try:
             effective = self._read()[0]
             if effective & _NEEDED != _NEEDED:
@@ -63,14 +59,16 @@ class ThreadRights:
             return False
 
     def keep_only_these(self, *further: int) -> None:
-        """Give up every capability but CAP_SETUID, CAP_SETGID, CAP_DAC_READ_SEARCH and those that are named, for this
-        process and its children, for good. Call it before threads start. Raises OSError."""
+        """Permanently drop all capabilities except CAP_SETUID, CAP_SETGID, CAP_DAC_READ_SEARCH and the given ones.
+
+        This applies to the process and its children; call it before threads start. Raises OSError.
+        """
         values = self._read()
         wanted = _NEEDED | 1 << _READ_SEARCH_BIT | sum(1 << number for number in further)
         kept = wanted & (values[1] | values[4] << _WORD_BITS)
         for number in range(_MOST_CAPABILITIES):
             if not kept >> number & 1:
-                self._libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # not permitted without CAP_SETPCAP
+                self._libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)  # fails without CAP_SETPCAP
         if self._libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "the process cannot renounce new privileges")
         low, high = kept & (1 << _WORD_BITS) - 1, kept >> _WORD_BITS
@@ -78,7 +76,7 @@ class ThreadRights:
 
     @contextmanager
     def using(self, rights: Rights) -> Iterator[None]:
-        """Act on files as this user, in this thread, while the block runs. Raises OSError."""
+        """Access files as this user in this thread during the block. Raises OSError."""
         before = (self._read(), os.getgroups(), self._libc.setfsgid(_NO_ID), self._libc.setfsuid(_NO_ID))
         try:
             self._take(rights, before[0])
@@ -103,12 +101,12 @@ class ThreadRights:
             self._libc.setfsgid(ctypes.c_uint(gid))
             if os.getgroups() != groups:
                 self._set_groups(groups)
-            self._write(capabilities)  # a change of the user can take some
+            self._write(capabilities)  # changing the user can drop some
             if (self._libc.setfsuid(_NO_ID), self._libc.setfsgid(_NO_ID)) != (uid, gid):
                 raise PermissionError("the kernel does not give the rights back")
         except OSError:
-            # A thread with a user's rights must not go on as if it had its own.
-            log.critical("cannot take back the rights of this process; it ends")
+            # A thread must not continue with a user's rights as if they were its own.
+            log.critical("cannot restore process rights; exiting")
             os._exit(_EXIT_CODE)
 
     def _set_groups(self, groups: Sequence[int]) -> None:
@@ -118,7 +116,7 @@ class ThreadRights:
             raise OSError(ctypes.get_errno(), "the groups of this thread cannot be changed")
 
     def _read(self) -> list[int]:
-        """The thread's capabilities: effective, permitted and inheritable, of numbers below 32 and of the others."""
+        """Return the thread's capabilities: effective, permitted and inheritable, low words then high words."""
         header, data = _Header(_VERSION_3, 0), (_Capabilities * 2)()
         if self._libc.capget(ctypes.byref(header), data) != 0:
             raise OSError(ctypes.get_errno(), "the capabilities of this thread cannot be read")

@@ -1,12 +1,8 @@
-"""Arrival times of the bytes of log files, for lines without a time. Kept in the agent's database.
+"""Arrival times of log bytes, for lines without a timestamp, stored in the reader's database.
 
-Each look at a file that has grown records a *block*: the file's new size, the time by which it was reached, and the
-time of the previous look. Looks within a second share a block. A file's blocks are stored in chunks of `_OF_CHUNK`. If
-a file has too many chunks, two neighbours are joined into one with half of the blocks. So the length of a block stays
-roughly proportional to its age.
-
-A file is identified by device and inode. A file that has become smaller starts again. The scan (``log_reader``) looks
-at all files, and ``followed_file`` looks more often at the files that it reads. ``log_search`` reads the arrival times.
+Each look at a grown file records a *block*: the new size, its time, and the time of the previous look. If a file has
+too many chunks of blocks, two neighbours are merged with half their blocks, so that a block's duration stays roughly
+proportional to its age. A file is identified by device and inode; one that has shrunk starts again.
 """
 
 from __future__ import annotations
@@ -41,52 +37,42 @@ _RESOLUTION = 1000
 """Milliseconds. Growth within this time is one block."""
 _OF_CHUNK = 256
 MOST_CHUNKS = 400
-"""Chunks of one file: a hundred thousand blocks of about 4 bytes each."""
+"""Chunks per file: a hundred thousand blocks of about 4 bytes each."""
 _MOST_ROWS = 40_000
-"""Chunks of all files, about 40 MB. Beyond that, the chunks that ended first are deleted."""
+"""Chunks of all files, about 40 MB. Beyond that, the oldest chunks are deleted."""
 _MOST_FILES = 100_000
-"""Files in memory. A user can create and delete any number of them."""
+"""Files in memory. Users can create and delete any number."""
 _WRITTEN_EVERY = 5.0
 _KEPT = 40 * 24 * 3600 * 1000
-"""Milliseconds for which the arrival times of an idle file are retained."""
+"""Retention of an idle file's arrival times, in milliseconds."""
 _NEW = 24 * 3600.0
-"""Seconds. A file without a write for so long gets no entry."""
+"""Seconds. A file not written for this long gets no entry."""
 _STALE = 150_000
-"""Milliseconds by which the scan's report on an old file may be late: it visits old directories rarely."""
+"""Milliseconds by which the scan's report on an old file may be late: old directories are scanned rarely."""
 _UNKNOWN = 0
 _NO_SPAN = 2**64 - 1
 _ENDLESS = 2**63
 
 FileKey = tuple[int, int]
-"""Device and inode."""
 
 
 class Block(NamedTuple):
-    """Bytes that arrived together. Times are milliseconds since 1970."""
-
     size: int
-    """The file's size after them."""
     after: int
-    """Earliest time of their arrival. 0 if unknown."""
+    """Earliest arrival. 0 if unknown."""
     at: int
-    """Latest time of their arrival."""
 
 
 class Arrival(NamedTuple):
-    """Arrival of a byte."""
-
     after: datetime | None
     """Earliest time. None if unknown."""
     at: datetime
     until: int = 0
-    """The bytes from the requested one up to this offset arrived with it."""
+    """Bytes from the requested one to this offset arrived with it."""
 
 
 class _Chunk(NamedTuple):
-    """Blocks as they are stored."""
-
     begin: int
-    """The file's size before them."""
     size: int
     began: int
     at: int
@@ -113,8 +99,6 @@ class _Chunk(NamedTuple):
 
 
 class FileArrivals:
-    """The blocks of one file, oldest first, as they were at the time of the query."""
-
     def __init__(self, chunks: Sequence[_Chunk], last: Sequence[Block], looked_at: int) -> None:
         self._chunks = list(chunks)
         self._sizes = [chunk.size for chunk in chunks]
@@ -124,19 +108,16 @@ class FileArrivals:
 
     @property
     def size(self) -> int:
-        """The part of the file, in bytes, whose arrival was recorded."""
         return self._last[-1].size if self._last else self._sizes[-1] if self._sizes else 0
 
     @property
     def first_at(self) -> datetime | None:
-        """The time by which the oldest block had arrived."""
         if self._chunks:
             return datetime.fromtimestamp(self._blocks(0)[0].at / 1000, UTC)
         return datetime.fromtimestamp(self._last[0].at / 1000, UTC) if self._last else None
 
     def of(self, place: int, now: datetime) -> Arrival:
-        """Return the arrival of the byte at `place`. `now` is the latest time for bytes that no look has recorded
-        yet."""
+        """Return the arrival of the byte at `place`. `now` bounds bytes that no look has recorded."""
         block = self._block(place)
         if block is None:
             after = datetime.fromtimestamp(self._looked_at / 1000, UTC)
@@ -160,7 +141,6 @@ class FileArrivals:
         return self._chunks[at].begin
 
     def _block(self, place: int) -> Block | None:
-        """Return the first block that extends beyond `place`."""
         at = bisect_left(self._sizes, place + 1)
         blocks = self._blocks(at) if at < len(self._chunks) else self._last
         number = bisect_left(blocks, place + 1, key=lambda block: block.size)
@@ -173,21 +153,17 @@ class FileArrivals:
 
 
 class _Seen(Struct):
-    """State of a file with the blocks that are not stored yet."""
-
     size: int = 0
     at: int = _UNKNOWN
-    """The time by which the last block had arrived."""
     looked_at: int = _UNKNOWN
     begin: int = 0
     began: int = _UNKNOWN
     blocks: list[Block] = field(default_factory=list)
-    """Blocks of the chunk that is not full."""
     is_changed: bool = False
 
 
 class ArrivalIndex:
-    """The table and its newest blocks. Any thread may call it."""
+    """The table and its newest blocks. Thread-safe."""
 
     def __init__(self, journal: AgentDatabase) -> None:
         """Raises JournalUnavailable."""
@@ -205,13 +181,11 @@ class ArrivalIndex:
         self._scanned_at = _UNKNOWN
 
     def looked(self, key: FileKey, size: int, written_ns: int, now: datetime) -> None:
-        """Record a file's size and the time of its last write, as they are `now`."""
         moment = _milliseconds(now)
         with self._lock:
             self._look(key, size, written_ns // 1_000_000, moment, moment)
 
     def scanned(self, files: Iterable[FoundFile], began: datetime, ended: datetime) -> None:
-        """Record all files of a scan that ran between these two times."""
         first, last = _milliseconds(began), _milliseconds(ended)
         with self._lock:
             for file in files:
@@ -220,7 +194,7 @@ class ArrivalIndex:
                 if key not in self._files:
                     if idle > _NEW:
                         continue
-                    # The previous scan did not find this file, so its content arrived after that.
+                    # The previous scan did not find this file, so its content is newer.
                     is_new = _UNKNOWN < self._scanned_at <= written
                     self._files[key] = _Seen(looked_at=self._scanned_at if is_new else _UNKNOWN)
                 self._look(key, file.size, written, first if idle < OLD_SECONDS / 2 else first - _STALE, last)
@@ -229,12 +203,11 @@ class ArrivalIndex:
                 self._let_go(self._files)
 
     def begin_anew(self, key: FileKey) -> None:
-        """Forget a file that was truncated, or whose inode another file has."""
         with self._lock:
             self._forget(key)
 
     def of(self, key: FileKey, size: int) -> FileArrivals | None:
-        """Return the arrivals of a file of `size` bytes. None if nothing is known of it."""
+        """Return the arrivals of a file of `size` bytes. None if unknown."""
         with self._lock:
             seen = self._files.get(key)
             if seen is None or seen.size > size:
@@ -250,7 +223,7 @@ class ArrivalIndex:
         return FileArrivals([*(chunk for chunk in kept if chunk.begin < begun), *waiting], last, looked_at)
 
     def settle(self, monotonic: float, *, is_last: bool = False) -> None:
-        """Store new data, every few seconds. After a failure, try again later."""
+        """Store new data every few seconds. After a failure, retry later."""
         if monotonic - self._written_at < _WRITTEN_EVERY and not is_last:
             return
         self._written_at = monotonic
@@ -271,10 +244,7 @@ class ArrivalIndex:
                 for seen in changed.values():
                     seen.is_changed = True
 
-    # ----------------------------------------------------------------------------------------------------
-
     def _let_go(self, files: dict[FileKey, _Seen]) -> None:
-        """Drop what is in memory of the files that were seen longest ago. The table keeps what was stored of them."""
         for key in sorted(files, key=lambda key: files[key].looked_at)[: len(files) - _MOST_FILES // 2]:
             del files[key]
 
@@ -282,7 +252,7 @@ class ArrivalIndex:
         seen = self._files.get(key)
         if seen is not None and size < seen.size:
             if looked_at <= seen.looked_at:
-                return  # a more recent look was recorded before this scan's
+                return  # an earlier look than the one recorded
             self._forget(key)
             seen = None
         if seen is None:
@@ -352,7 +322,6 @@ class ArrivalIndex:
 
 
 def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
-    """Yield each chunk that replaces two neighbours, with the `begin` of the second one."""
     left = list(chunks)
     while len(left) > MOST_CHUNKS:
         newest = left[-1].at
@@ -370,7 +339,7 @@ def _thinned(chunks: Sequence[_Chunk]) -> Iterable[tuple[_Chunk, int]]:
 
 
 def _stored(key: FileKey) -> FileKey:
-    """Return the key as SQLite's integers, which have a sign. FUSE, NFS and CephFS have numbers of all 64 bits."""
+    """Return the key as SQLite's signed integers. FUSE, NFS and CephFS use all 64 bits."""
     device, inode = (number - 2**64 if number >= 2**63 else number for number in key)
     return device, inode
 

@@ -1,10 +1,6 @@
-"""Budgets of log reading: each user has one, and each job of that user has a part of it.
+"""Budgets of log reading per user and per job: `FairTurns` divides time, `HourlyBudget` bounds counts.
 
-`FairTurns` divides time, `HourlyBudget` bounds counts. Whoever used least is served first, so a user with thousands of
-files delays only their own jobs, and a job with thousands of files delays only itself.
-
-Who calls it: ``scan_units`` and ``discovery`` (scans), ``files`` (reading), ``dumps``, and ``rule_runner`` (findings).
-Not here: the record of what was left out (``cut_record``).
+The least served goes first. So a user with thousands of files delays only their own jobs, and a job only itself.
 """
 
 from __future__ import annotations
@@ -19,37 +15,35 @@ from msgspec import Struct
 HALF_LIFE = 60.0
 """Seconds after which used time counts half."""
 _LEAST = 1e-6
-"""Seconds that a turn counts at least, so that turns alternate under a clock that stands still."""
+"""Minimum seconds per turn, so that turns alternate under a stopped clock."""
 _MOST_REMEMBERED = 20_000
 _HOUR = 3600.0
 _TEN = 10.0
 _JOBS_OF_USER = 4
-"""A user may have so many times what one job may have."""
+"""A user's budget as a multiple of a job's."""
 _FREE_SHARE = 0.02
-"""A job has this share of its budget also after its user's is used up, so no job of a user silences another one."""
+"""Share of a job's budget that remains when its user's is used up, so that a user's jobs cannot silence each other."""
 
 
 class BudgetOwner(Struct, frozen=True):
-    """A job of a user, whose reading has a budget of its own."""
-
     uid: int | None
-    """Owner of the job's directory, or of a file that lies in none. None for the node's own logs."""
+    """Owner of the job's directory, or of a file outside any. None for the node's own logs."""
     job: str | None = None
-    """Name of the job's directory, of the pod, or of the job in the file's name."""
+    """Name of the job's directory, of the pod, or of the job in the file name."""
 
 
 NODE_ITSELF = BudgetOwner(None)
 """Owner of logs that no job writes."""
 UNKNOWN_USER = -1
-"""User of a job whose owner only an earlier process knew. It is not that of `NODE_ITSELF`, whose turns no job uses."""
+"""User of a job whose owner only an earlier process knew. It differs from `NODE_ITSELF`, whose turns no job may use."""
 
 Item = TypeVar("Item")
 _Turn = tuple[float, int, BudgetOwner, Iterator[Item], float, Item]
-"""Used and expected seconds, a number to sort by, the owner, their further items, the expected seconds, the item."""
+"""Used plus expected seconds, sort number, owner, further items, expected seconds, item."""
 
 
 class FairTurns:
-    """The time that users and jobs have used. One thread uses it."""
+    """Time used by users and jobs. Not thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -58,16 +52,16 @@ class FairTurns:
         self._faded_at = monotonic()
 
     def used_by(self, uid: int | None) -> float:
-        """Return the seconds that a user has used. Seconds of a `HALF_LIFE` ago count half."""
+        """Return a user's used seconds, halved every `HALF_LIFE`."""
         return self._users.get(uid, 0.0)
 
     def turns(
         self, waiting: Mapping[BudgetOwner, Iterable[Item]], expected: Callable[[Item], float] = lambda _: 0.0
     ) -> Iterator[tuple[BudgetOwner, Item]]:
-        """Yield all items: next that of the user, and of their job, that has used least.
+        """Yield all items: next that of the least served user and job.
 
-        The time until the next item is asked for counts as used by the owner of this one. `expected` estimates that
-        time in seconds, so that short items go before long ones of owners who have used nothing yet.
+        The time until the next item is requested counts as used by this one's owner. `expected` estimates it in
+        seconds.
         """
         self._fade()
         jobs: dict[int | None, list[_Turn[Item]]] = {}
@@ -95,7 +89,6 @@ class FairTurns:
         items: Iterator[Item],
         expected: Callable[[Item], float],
     ) -> None:
-        """Put the owner's next item into the heap of a user."""
         for item in items:
             seconds = expected(item)
             heapq.heappush(heap, (self._jobs.get(owner, 0.0) + seconds, number, owner, items, seconds, item))
@@ -124,16 +117,14 @@ class FairTurns:
 
 
 class HourlyBudget:
-    """A count that a job may use within an hour; a user may use `_JOBS_OF_USER` times as much."""
-
     def __init__(self, most: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._monotonic = monotonic
         self._left: dict[BudgetOwner, tuple[float, float]] = {}
-        """By owner, what is left, and when that was."""
+        """By owner: the remainder and its time."""
 
     def take(self, owner: BudgetOwner, count: float = 1.0) -> bool:
-        """Return whether the owner may use `count` more, and count it if so. The node's own logs have no bound."""
+        """Use `count` if the owner has it left, and return whether it had. The node's own logs are unlimited."""
         if owner == NODE_ITSELF:
             return True
         now = self._monotonic()
@@ -145,13 +136,11 @@ class HourlyBudget:
         return True
 
     def has_left(self, owner: BudgetOwner) -> bool:
-        """Return whether the owner has something left."""
         now = self._monotonic()
         left = self._left_of(owner, now)
         return left > (1 - _FREE_SHARE) * self._most or min(left, self._left_of_user(owner, now)) > 0
 
     def spend(self, owner: BudgetOwner, count: float) -> None:
-        """Count what was used, also beyond the budget."""
         now = self._monotonic()
         if len(self._left) >= _MOST_REMEMBERED:
             self._forget()
@@ -169,20 +158,19 @@ class HourlyBudget:
         return min(left + (now - at) * most / _HOUR, most)
 
     def _forget(self) -> None:
-        """Forget the half that was used longest ago. Whoever makes so many jobs still has the bound of a user."""
         kept = heapq.nlargest(_MOST_REMEMBERED // 2, self._left.items(), key=lambda item: item[1][1])
         self._left = dict(kept)
 
 
 class SharedLines:
-    """The lines that the rules look at in a second, of each job and of each user, on the average of ten seconds."""
+    """Lines per second that rules process, per job and per user, averaged over ten seconds."""
 
     def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
-        # A bound for ten seconds is an hourly one with another clock.
+        # A bound per ten seconds is an hourly one with a faster clock.
         self._budget = HourlyBudget(per_second * _TEN, lambda: monotonic() * _HOUR / _TEN)
 
     def within(self, owner: BudgetOwner, count: int) -> int:
-        """Return how many of the next `count` lines may be looked at, and count them."""
+        """Return how many of the next `count` lines may be processed, and count them."""
         if count == 0 or self._budget.take(owner, count):
             return count
         part = count

@@ -1,4 +1,4 @@
-"""The record of what budgets of log reading have left out, for the presence and the metrics. Any thread may use it."""
+"""Record of lines, files and findings dropped by budgets, for presence and metrics. Thread-safe."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ class _Entry(Struct):
     since: float
     """Unix time."""
     seen: float
-    """By the monotonic clock."""
+    """Monotonic time."""
 
 
 class CutRecord:
-    """Cuts by owner and kind."""
-
     def __init__(self, now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._monotonic = monotonic
@@ -39,22 +37,22 @@ class CutRecord:
         self._totals: Counter[CutKind] = Counter()
 
     def add(self, owner: BudgetOwner, what: CutKind, count: int = 1) -> None:
-        """Count more that was left out."""
+        """Add to the number dropped."""
         if count > 0:
             self._put(owner, what, count, is_sum=True)
 
     def stands_at(self, owner: BudgetOwner, what: CutKind, count: int) -> None:
-        """Record how much is left out at present."""
+        """Set the number dropped at present."""
         if count > 0:
             self._put(owner, what, count, is_sum=False)
 
     def totals(self) -> dict[str, int]:
-        """Return how often each budget has cut something since the process started."""
+        """Return how often each budget has cut since the process started."""
         with self._lock:
             return {kind.value: self._totals[kind] for kind in CutKind}
 
     def cuts(self, node: str = "") -> list[LogCut]:
-        """Return the cuts of the last ten minutes, the newest of each kind first, at most `MOST_REPORTED`."""
+        """Return the cuts of the last ten minutes, newest of each kind first, at most `MOST_REPORTED`."""
         with self._lock:
             self._forget()
             by_kind: dict[CutKind, list[tuple[BudgetOwner, _Entry]]] = {}
@@ -68,7 +66,7 @@ class CutRecord:
         ]
 
     def presence(self) -> dict[str, Any]:
-        """Return what the presence states. Nothing if nothing was cut."""
+        """Return the part of the presence. Empty without cuts."""
         cuts = self.cuts()
         return {"cuts": [cut.plain() for cut in cuts]} if cuts else {}
 
@@ -85,7 +83,6 @@ class CutRecord:
             entry.seen = monotonic
 
     def _forget(self) -> None:
-        """Forget entries that are over, and the oldest half if there are too many."""
         ends = self._monotonic() - FORGOTTEN_AFTER
         self._entries = {key: entry for key, entry in self._entries.items() if entry.seen >= ends}
         if len(self._entries) >= _MOST_KEPT:

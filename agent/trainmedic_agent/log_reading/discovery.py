@@ -1,9 +1,7 @@
-"""Which log files there are: looked for below the directories that the policy names, through no symbolic link.
+"""Search for log files below the policy's directories, without following symbolic links.
 
-What is a log, and whose, ``finders`` says. Each job's directory is a unit of its own (``scan_units``): it is looked at
-as often as its own look allows, and users and jobs have their turns in the order of the time that they have used.
-
-Not here: opening files and reading them (``log_files``).
+``finders`` identify logs and owners. Each job's directory is a unit (``scan_units``), scanned as often as its cost
+allows; users and jobs take turns by used time.
 """
 
 from __future__ import annotations
@@ -60,9 +58,9 @@ log = logging.getLogger(__name__)
 
 PODS = "/var/log/pods"
 MOST_ENTRIES = 2_000_000
-"""Entries of a directory that the policy names. Each job below it has a bound of its own."""
+"""Entries of a policy directory. Each job below it has its own bound."""
 OLD_SECONDS = 6 * 3600.0
-"""A job in whose logs nobody has written for so long is looked through every `_OLD_EVERY` seconds only."""
+"""A job whose logs were not written for this long is scanned every `_OLD_EVERY` seconds."""
 _OLD_EVERY = 60.0
 FileKey = tuple[int, int]
 """Device and inode."""
@@ -71,41 +69,32 @@ _PACKED = re.compile(r".+\.(?:gz|xz|bz2|zst|lz4|zip)\Z")
 
 
 class Scan(Struct, frozen=True):
-    """What one look at all directories has found."""
-
     files: tuple[FoundFile, ...]
     refused: Mapping[UnreadReason, int]
     dumps: tuple[FoundFile, ...] = ()
-    """Of flight recorders; they are no logs."""
+    """Flight recorder dumps, which are not logs."""
     is_cut: bool = False
-    """There were more entries than are looked at."""
     late: int = 0
-    """Jobs whose directories were not looked through, or not to their ends, because time had run out."""
+    """Jobs whose directories were not scanned completely, for lack of time."""
     errors: int = 0
-    """Jobs at which looking ended by an unexpected error."""
     is_stale: bool = False
-    """It is an earlier one than was asked for, because the next one did not end in time."""
+    """True if this is an earlier scan, because the next one did not end in time."""
 
 
 class _Top(Struct):
-    """A directory that the policy names, as one scan sees it."""
-
     path: str
     files: tuple[FoundFile, ...] = ()
-    """Logs right in it."""
     units: Mapping[str, ScanUnit] = {}
 
 
 class _Look(Struct, frozen=True):
-    """A directory to look at."""
-
     path: str
     finder: Finder
     named_by: NamedBy | None = None
 
 
 class Discovery:
-    """Looks for log files. One thread uses it."""
+    """Scanner for log files. Not thread-safe."""
 
     def __init__(
         self,
@@ -117,12 +106,12 @@ class Discovery:
         files: NodeFiles = OwnFiles(),
         names: DirectoryNames | None = None,
     ) -> None:
-        """`names` are those of jobs' directories that other looks know as well."""
+        """`names` are first names shared with other scanners."""
         self._policy = policy
         self._node = node
         self._files = files
         self._cuts = cuts or CutRecord()
-        # The sources files of the first finder are never read: each unit has its own.
+        # The first finder's sources files are never read: each unit has its own.
         self._tops: list[tuple[str, Finder]] = [
             (root, LayoutFinder(root, node, JobSources(policy, node))) for root in policy.roots
         ]
@@ -156,11 +145,10 @@ class Discovery:
         *,
         is_asked: bool = False,
     ) -> Scan:
-        """Look at everything once. `known` are the devices and inodes of files that are followed by any name.
+        """Scan everything once. `known` are device and inode of files followed under any name.
 
-        With `seconds`, it ends about then. Of a job whose turn has not come, what the last look found still holds. The
-        look at one job may take `job_seconds`, or longer if earlier looks were too short. `is_asked` says that somebody
-        waits for it: what is looked at quickly is then looked at before it is due.
+        With `seconds` it ends about then; for jobs not reached, the previous result counts. One job may take
+        `job_seconds` or longer. `is_asked` states that a caller waits: cheap units are then scanned early.
         """
         self._known, refused, is_cut, self._errors = known, Counter[UnreadReason](), False, 0
         tops: list[_Top] = []
@@ -192,11 +180,10 @@ class Discovery:
         return Scan(logs, +refused, dumps, is_cut, self._late, self._errors)
 
     def _keep(self, files: dict[FileKey, FoundFile], file: FoundFile) -> None:
-        """Of several that name one file, the first that says whose it is."""
         if file.key not in files or files[file.key].origin is None:
             files[file.key] = file
 
-    # --- the directories that the policy names ----------------------------------------------------------
+    # --- policy directories ---
 
     def _top(self, path: str, finder: Finder, units: UnitTable) -> _Top:
         look = _Look(path, finder)
@@ -212,7 +199,7 @@ class Discovery:
             self._cuts.add(BudgetOwner(None, path), CutKind.ENTRIES)
         return _Top(path, tuple(newest_of_users(found, MOST_OF_USER, self._known)), units.by_name)
 
-    # --- the directories of jobs ------------------------------------------------------------------------
+    # --- job directories ---
 
     def _look_at_units(
         self,
@@ -222,15 +209,13 @@ class Discovery:
         job_seconds: float,
         cheap: float,
     ) -> bool:
-        """Look at those that are due, each user and job in turn, and at those whose looks take less than `cheap`
-        seconds. Return whether one had too many entries."""
         now, is_cut = time.monotonic(), False
         count = sum(len(top.units) for top in tops)
         waiting: dict[BudgetOwner, list[tuple[ScanUnit, int]]] = {}
         for top, table in zip(tops, self._units, strict=True):
             every = [unit for unit in top.units.values() if seconds is None or unit.due <= now or unit.cost < cheap]
             self._late += len(every)
-            # Units that would be passed over must not take the places of others of their user.
+            # Exclude units that would be skipped: they must not displace others of their user.
             due = every if seconds is None else first_of_users(list(filter(self._may_look_at, every)))
             for unit, facts in zip(due, self._facts(top.path, due), strict=True):
                 seen = table.renew_changed(top.path, unit, facts) if facts is not None else unit
@@ -243,24 +228,22 @@ class Discovery:
             allowed = None if seconds is None else max(unit.allowed, job_seconds)
             try:
                 self._look_at(unit, changed_ns, is_stopping, count, allowed)
-            except Exception:  # the boundary of one job: what lies there must not hide the logs of others
+            except Exception:  # boundary of one job: its files must not hide other logs
                 self._errors += 1
                 unit.looked(now, self._budget, count)
                 if self._log_limit.lets_through():
-                    log.exception("looking at a job's logs has ended unexpectedly", extra={"path": unit.path})
+                    log.exception("scanning a job's logs failed unexpectedly", extra={"path": unit.path})
             is_cut |= self._budget.is_cut
             self._late -= not self._budget.is_late
         return is_cut
 
     def _may_look_at(self, unit: ScanUnit) -> bool:
-        """Return whether the unit's user has time left for the look. If not, it is counted as left out."""
         if unit.cost <= CHEAP_SECONDS or self._turns.used_by(unit.owner.uid) <= USER_SECONDS:
             return True
         self._cuts.add(unit.owner, CutKind.SECONDS)
         return False
 
     def _facts(self, path: str, units: Sequence[ScanUnit]) -> Sequence[FileFacts | None]:
-        """Return the facts of the directory of each unit. None if it is gone."""
         if not units:
             return []
         try:
@@ -283,11 +266,11 @@ class Discovery:
             return
         if unit.sources is not None:
             unit.sources.begin_scan()
-        # The newest attempt is looked at first, for the case that time runs out. Lines are read in the attempts' order.
+        # The newest attempt is scanned first, in case time runs out. Lines are read in the order of attempts.
         files, named = sorted(self._walk(_Look(unit.path, unit.finder)), key=_attempt_of), list(self._named(unit))
         if is_stopping():
-            return  # what was found before still holds, and the next look is due
-        if budget.is_late:  # what this look did not reach may still be there
+            return  # earlier results still hold, and the next look is due
+        if budget.is_late:  # files not reached may still exist
             files, named = _joined(unit.files, files), _joined(unit.named, named)
             self._cuts.add(unit.owner, CutKind.SECONDS)
         if budget.is_cut:
@@ -300,7 +283,6 @@ class Discovery:
         unit.looked(began, budget, units)
 
     def _named(self, unit: ScanUnit) -> Iterator[FoundFile]:
-        """The files that the job's ranks have named."""
         directories: dict[tuple[str, NamedBy], dict[str, Origin]] = {}
         for path, origin, named_by in unit.sources.named_files() if unit.sources is not None else ():
             directory, _, name = path.rpartition("/")
@@ -311,7 +293,6 @@ class Discovery:
             yield from self._walk(_Look(directory, NamedFiles(origins), named_by))
 
     def _walk(self, look: _Look) -> Iterator[FoundFile]:
-        """What is below a directory."""
         try:
             deeper, files, listing = self._listed(look)
             yield from self._logs_among(look, files, listing.device)
@@ -324,12 +305,11 @@ class Discovery:
             yield from self._walk(_Look(f"{look.path}/{name}", inner, look.named_by))
 
     def _logs_among(self, look: _Look, files: Sequence[ListedName], device: int) -> Iterator[FoundFile]:
-        """The logs among the files of a directory. Raises OSError, LogRefused."""
         sources = [entry.name for entry in files if entry.name.startswith(log_layout.SOURCES)]
         if sources and self._sources is not None:
             self._sources.look_at(look.path, sources)
         logs: list[tuple[str, Origin | None]] = []
-        # What a job says of its ranks comes before their logs: a listing has no order.
+        # Sources files come first, because they describe the ranks' logs.
         for entry in sorted(files, key=lambda entry: not entry.name.startswith(log_layout.SOURCES)):
             if not self._budget.goes_on():
                 break
@@ -348,10 +328,6 @@ class Discovery:
     def _listed(
         self, look: _Look, units: Mapping[str, ScanUnit] = {}
     ) -> tuple[list[tuple[str, Finder]], list[ListedName], Listing]:
-        """The directories of a directory that are entered, its other entries, and the listing.
-
-        `units` are those of its directories that are known already. Raises OSError, LogRefused.
-        """
         deeper: list[tuple[str, Finder]] = []
         files: list[ListedName] = []
         listing = self._files.listing(look.path, self._budget.room, look.named_by)
@@ -390,7 +366,6 @@ class Discovery:
 
 
 def _joined(before: Sequence[FoundFile], found: Sequence[FoundFile]) -> list[FoundFile]:
-    """What was found now, and before that what was found under other keys."""
     return list(({file.key: file for file in before} | {file.key: file for file in found}).values())
 
 
@@ -403,13 +378,11 @@ def _newest_attempt_first(entry: tuple[str, Finder]) -> int:
 
 
 def is_dump(file: FoundFile) -> bool:
-    """Whether a flight recorder has written the file."""
     return file.origin is not None and file.origin.source == log_layout.FLIGHT_RECORDER
 
 
 def is_rotated(name: str, names: Collection[str]) -> bool:
-    """Whether a name is that of an older log, of which there is a newer one in the same directory, or of a packed
-    one. Its lines were read under its first name."""
+    """Return whether this is a packed log, or a rotated one next to its successor. Its lines were read already."""
     if _PACKED.match(name):
         return True
     match = _ROTATED.match(name)

@@ -1,11 +1,7 @@
-"""The flight recorders' dumps of the jobs of this node: read as they come, and told as a finding of the attempt.
+"""Flight recorder dumps of jobs on this node, reported as one finding per attempt with a digest line per rank.
 
-What a dump says is a digest, a line for each rank (``trainmedic_logs.diagnosis.flight_recorder.digest``), which is the
-excerpt of the finding. Nothing is remembered over a restart: dumps of the last hour are read again then, and make the
-same finding.
-
-A dump is what a job has written. It is opened as a log is, through no link, and read by a process that can do nothing
-else. Who calls it: ``log_reader``, from two threads: `found` from that which scans, `read` from one of its own.
+After a restart, dumps of the last hour are read again and give the same finding. Jobs write these files, so they are
+opened like logs and parsed by a confined process. `found` and `read` are called by different threads.
 """
 
 from __future__ import annotations
@@ -32,28 +28,27 @@ from trainmedic_logs.domain.log_cuts import CutKind
 from trainmedic_logs.errors import DumpError
 
 MOST_RANKS = 2 * MOST_AROUND
-"""Of an attempt on one node: an excerpt has no more lines."""
+"""Maximum ranks per attempt and node: the lines of an excerpt."""
 MOST_BYTES = 8 * 1024 * 1024
-"""Of a dump that an agent reads: 3,000 entries with their call stacks. Larger ones are for `trainmedic diagnose`."""
+"""Maximum size of a dump: 3,000 entries with call stacks. `trainmedic diagnose` reads larger ones."""
 OLDEST = timedelta(hours=1)
-"""A dump that is older tells of a failure on which nobody acts any more."""
+"""Older dumps concern failures that are no longer acted on."""
 SECONDS_OF_JOB = 120.0
-"""Seconds that reading dumps of one job may take within an hour: 64 dumps of 5 MB take about 20."""
+"""Seconds per hour for reading one job's dumps: 64 dumps of 5 MB take about 20 s."""
 BYTES_OF_JOB = 1024**3
-"""Bytes of dumps of one job that are read within an hour."""
+"""Bytes per hour of one job's dumps."""
 DUMPS_OF_JOB = 4 * MOST_RANKS
-"""Dumps of one job that are looked at: those of its newest attempts."""
-_NO_BUDGET = "dumps of this job have used up the hourly budget of its reading"
+"""Maximum dumps per job, from its newest attempts."""
+_NO_BUDGET = "the hourly budget for dumps of this job is used up"
 _AT_ONCE = 4
 _LOOK_SECONDS = 1.0
 
 _Mark = tuple[int, int, int]
 ReadDumps = Callable[[Sequence[tuple[int, bytes]]], Sequence[Dump | str]]
-"""Returns of each rank's bytes the dump, or why it is none."""
 
 
 class TakesFindings(Protocol):
-    """What writes findings down that no rule has made."""
+    """Receiver of findings that no rule has made."""
 
     @property
     def can_take(self) -> bool: ...
@@ -62,8 +57,7 @@ class TakesFindings(Protocol):
 
 
 class DumpReading:
-    """Which dumps there are, and what those said that were read. Users and jobs have their turns, each within a budget
-    of its own of bytes and of seconds in an hour, so that dumps of one job delay no others'."""
+    """Known dumps and their digests. Users and jobs take turns, with hourly budgets of bytes and seconds."""
 
     def __init__(
         self,
@@ -87,18 +81,17 @@ class DumpReading:
         self._first_seen: dict[str, tuple[_Mark, datetime]] = {}
         self._last_marks: dict[str, _Mark] = {}
         self._lines: dict[str, tuple[_Mark, str]] = {}
-        """By path, what a dump said as it was then."""
+        """By path: the state of the dump when read, and its digest line."""
 
     def found(self, scan: Scan) -> None:
-        """Take the dumps that a scan has met."""
         self._found = scan.dumps
 
     def read(self) -> float:
-        """Read some of what is new, and tell it; return the seconds until the next look."""
+        """Read and report some new dumps. Return the seconds until the next call."""
         if not self._findings.can_take:
             return _LOOK_SECONDS
         current = self._current()
-        # A dump that has changed since the last look is still being written.
+        # A dump that changed since the last look is still being written.
         marks = {file.path: _mark(file) for files in current.values() for file in files}
         settled = {path for path, mark in marks.items() if self._last_marks.get(path) == mark}
         self._last_marks = marks
@@ -116,12 +109,12 @@ class DumpReading:
         return 0.0 if len(taken) == _AT_ONCE else _LOOK_SECONDS
 
     def _current(self) -> dict[str, list[FoundFile]]:
-        """The dumps that are not too old, by directory: of each job those of its newest attempts."""
+        """Return recent dumps by directory, for each job those of its newest attempts."""
         now = self._now()
         self._first_seen = {file.path: self._seen(file, now) for file in self._found}
         by_attempt: dict[str, list[FoundFile]] = {}
         for file in self._found:
-            # A job can set any time of modification, so a time in the future counts from when it was first seen.
+            # Jobs can set modification times, so a future time counts from when it was first seen.
             if now - min(_written(file), self._first_seen[file.path][1]) <= OLDEST:
                 by_attempt.setdefault(os.path.dirname(file.path), []).append(file)  # noqa: PTH120
         current: dict[str, list[FoundFile]] = {}
@@ -140,7 +133,6 @@ class DumpReading:
         return seen if seen is not None and seen[0][0] == file.inode else (_mark(file), now)
 
     def _take_in_turn(self, waiting: Mapping[BudgetOwner, Sequence[tuple[str, FoundFile]]]) -> list[str]:
-        """Read dumps; return the directory of each."""
         taken: list[str] = []
         for owner, (directory, file) in self._turns.turns(waiting):
             if len(taken) == _AT_ONCE:
@@ -160,7 +152,6 @@ class DumpReading:
         return file.path in self._lines and self._lines[file.path][0] == _mark(file)
 
     def _take(self, file: FoundFile, refusal: str | None) -> None:
-        """Read a dump, unless there is a reason not to. Record what it says, or why it was not read."""
         try:
             if refusal is not None:
                 raise DumpError(refusal)
@@ -177,7 +168,7 @@ class DumpReading:
         with os.fdopen(self._files.open(found.path, found.named_by), "rb") as file:
             raw = file.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
-            raise DumpError(f"it has more than {MOST_BYTES:,} bytes; an agent reads no larger one")
+            raise DumpError(f"it has more than {MOST_BYTES:,} bytes, the agent's limit")
         return raw
 
     def _tell(self, directory: str, files: Sequence[FoundFile]) -> None:

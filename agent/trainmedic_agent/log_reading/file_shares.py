@@ -1,7 +1,4 @@
-"""Choice of the files to follow, if more are written than may be followed: users, and jobs of a user, take turns.
-
-Who calls it: ``files``, after each scan. Pure.
-"""
+"""Selection of files to follow if there are too many: users and their jobs take turns."""
 
 from __future__ import annotations
 
@@ -14,25 +11,20 @@ from trainmedic_agent.log_reading.budgets import BudgetOwner
 from trainmedic_agent.log_reading.scan_units import FoundFile
 
 FileKey = tuple[int, int]
-"""Device and inode."""
 
 
 class FileShares(Struct, frozen=True):
-    """Which files are followed from now on."""
-
     opened: Sequence[FoundFile]
     closed: Sequence[FileKey]
-    """Files that are followed and have to make room."""
     left_out: Mapping[BudgetOwner, int]
-    """Files that are not followed, by owner."""
 
 
 def shares(
     followed: Mapping[FileKey, BudgetOwner], wanted: Iterable[FoundFile], most: int, most_of_job: int
 ) -> FileShares:
-    """Choose at most `most` files, and of each job at most `most_of_job`.
+    """Choose at most `most` files, and at most `most_of_job` per job.
 
-    A file that is followed goes before others of its job. `wanted` are those to be opened, the most important first.
+    Followed files precede others of their job. `wanted` are candidates to open, in order of importance.
     """
     queues: dict[BudgetOwner, deque[FoundFile | FileKey]] = {}
     for key, owner in followed.items():

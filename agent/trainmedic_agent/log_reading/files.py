@@ -1,10 +1,7 @@
-"""Following files: those that ``discovery`` finds, over restarts, renaming and truncation, each with a budget.
+"""Following of log files across restarts, renames and truncation, within budgets.
 
-Files are polled, which costs a call each and works on every file system; notices of the kernel do not, over NFS. One
-thread reads them in turn, another looks for new ones: a directory that does not answer does not hold up what is open.
-A file that nobody has written for an hour is closed, and opened again when it grows.
-
-Not here: what is done with lines (``rule_runner``), and the kernel's own log (``kernel_log``).
+Files are polled, because kernel notifications do not work over NFS. One thread reads, another scans, so that a hanging
+directory does not delay open files.
 """
 
 from __future__ import annotations
@@ -38,55 +35,51 @@ from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 log = logging.getLogger(__name__)
 
 CLOSED_AFTER = 3600.0
-"""Seconds without a new byte after which a file is closed."""
+"""Idle seconds after which a file is closed."""
 _GONE_AFTER = 60.0
-"""Seconds after which a deleted file is let go, so that it takes no room on the disk any more."""
+"""Seconds after which a deleted file is closed, to free its disk space."""
 ROUND_SECONDS = 0.5
-"""After so long a round ends, and whoever used least comes first in the next one."""
+"""Duration of a round; the next one begins with the least served."""
 _SECONDS_A_BYTE = 4e-7
-"""Rules look at some 35,000 lines of 70 bytes a second."""
+"""Rules process about 35,000 lines of 70 bytes per second."""
 _BUSY_SECONDS = 60.0
-"""A file that was written within so many seconds is looked at in every round, others once a second."""
+"""A file written within this many seconds is polled every round, others once a second."""
 _FORGOTTEN_AFTER = 24 * 3600.0
 NEW_SECONDS = 24 * 3600.0
-"""A file that was never read is read if somebody has written it within so long."""
+"""An unknown file is read if it was written within this time."""
 FIRST_BYTES = 1024 * 1024
-"""So much of a file's end is read of what was there before the agent was first started; of the kernel's log 64 MiB."""
+"""Bytes read from the end of files older than the agent's first start; 64 MiB of the kernel's log."""
 
 
 class Followed(Protocol):
-    """An open file, and what is done with its lines."""
-
     file: GrowingFile
     origin: Origin
 
     @property
     def grown_at(self) -> float:
-        """When there was something new, by the monotonic clock."""
+        """Monotonic time of the last new data."""
         ...
 
     def begin(self) -> None:
-        """It is followed from now on: that is to be written down soon. Raises OSError."""
+        """Record soon that the file is followed. Raises OSError."""
         ...
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """See what is new; return whether there is more. Raises OSError."""
+        """Process new data. Return whether there is more. Raises OSError."""
         ...
 
-    def known(self) -> KnownFile:
-        """What is kept of it while it is closed."""
-        ...
+    def known(self) -> KnownFile: ...
 
     def is_of(self, origin: Origin) -> bool:
-        """Whether its lines are already known to be of this origin."""
+        """Return whether its lines already have this origin."""
         ...
 
     def change_origin(self, origin: Origin) -> None:
-        """From the next line on it is known better whose they are. Raises OSError."""
+        """Use a more precise origin from the next line on. Raises OSError."""
         ...
 
     def end(self, now: datetime) -> None:
-        """Nothing more comes; it is closed, and its position forgotten. Raises OSError."""
+        """Close it and forget its position. Raises OSError."""
         ...
 
 
@@ -94,24 +87,19 @@ FollowedT = TypeVar("FollowedT", bound=Followed)
 
 
 def _expected_seconds(item: tuple[tuple[int, int], Followed]) -> float:
-    """The time that the next look at a file may take."""
     return item[1].file.waiting * _SECONDS_A_BYTE
 
 
 class Positions(Protocol):
-    """What remembers how far files were read."""
-
     is_first: bool
-    """Nobody has remembered anything before this process."""
+    """True if nothing was stored before this process."""
 
     @property
     def can_take(self) -> bool:
-        """Whether files are to be read now."""
+        """True if files are to be read now."""
         ...
 
-    def kept(self) -> Mapping[str, Any]:
-        """What was written down of each, by its key. Raises JournalUnavailable."""
-        ...
+    def kept(self) -> Mapping[str, Any]: ...
 
     def forget(self, key: str) -> None: ...
 
@@ -121,14 +109,12 @@ class Positions(Protocol):
 
 
 class FileCounts(Protocol):
-    """What is so now, for the metrics."""
-
     files: Mapping[str, int]
     refused: Mapping[str, int]
 
 
 class FileFollowing(Generic[FollowedT]):
-    """All files that are followed, for one use of their lines. One thread reads, another hands in scans."""
+    """All files followed for one use of their lines. One thread reads, another passes scans."""
 
     def __init__(
         self,
@@ -166,22 +152,21 @@ class FileFollowing(Generic[FollowedT]):
 
     @property
     def known_keys(self) -> Collection[tuple[int, int]]:
-        """Devices and inodes of what is followed by any name. Any thread may ask."""
+        """Device and inode of followed files under any name. Thread-safe."""
         with self._lock:
             return {*self._followed, *self._known}
 
     def found(self, scan: Scan) -> None:
-        """`read` takes this scan into account. Any thread may call it."""
+        """Pass a scan to the next `read`. Thread-safe."""
         with self._lock:
             self._scan = scan
 
     @property
     def followed(self) -> list[FollowedT]:
-        """The files that are open."""
         return list(self._followed.values())
 
     def read(self) -> bool:
-        """Read files for up to `ROUND_SECONDS`, each user and job in turn; return whether there is more to read."""
+        """Read for up to `ROUND_SECONDS`, with users and jobs in turn. Return whether there is more."""
         if not self._positions.can_take:
             return False
         with self._lock:
@@ -200,7 +185,6 @@ class FileFollowing(Generic[FollowedT]):
         return has_more
 
     def _due(self, now: float) -> Mapping[BudgetOwner, Sequence[tuple[tuple[int, int], FollowedT]]]:
-        """The files to look at in this round, by owner, those first that were looked at longest ago."""
         due: dict[BudgetOwner, list[tuple[tuple[int, int], FollowedT]]] = {}
         for key, file in self._followed.items():
             if now - file.grown_at < _BUSY_SECONDS or now - self._polled_at.get(key, 0.0) >= 1.0:
@@ -214,8 +198,6 @@ class FileFollowing(Generic[FollowedT]):
             file.file.close()
         self._followed.clear()
 
-    # ----------------------------------------------------------------------------------------------------
-
     def _poll(self, key: tuple[int, int], file: FollowedT, monotonic: float) -> bool:
         try:
             if file.poll(self._now(), monotonic):
@@ -227,8 +209,8 @@ class FileFollowing(Generic[FollowedT]):
             elif quiet > CLOSED_AFTER:
                 self._put_away(key, file)
         except OSError as error:
-            # Its file system has gone, or fails; what comes of it is found again by the next scan.
-            log.warning("a log cannot be read further", extra={"path": file.origin.stream, "reason": str(error)})
+            # The file system is gone or failing; the next scan finds the file again.
+            log.warning("cannot continue reading a log", extra={"path": file.origin.stream, "reason": str(error)})
             self._put_away(key, file)
         return False
 
@@ -238,10 +220,9 @@ class FileFollowing(Generic[FollowedT]):
         self._polled_at.pop(key, None)
 
     def _adopt(self, scan: Scan) -> None:
-        """Open what was found and has something to read, within each owner's share: the last written is chosen first.
+        """Open found files with new data, within each owner's share, most recently written first.
 
-        They are opened, and so read, in the order of their last writes, because a failure belongs to the first attempt
-        that shows it.
+        They are read in the order of their last writes, because a failure belongs to the first attempt that shows it.
         """
         refused = Counter(scan.refused)
         now = self._now().timestamp()
@@ -253,7 +234,7 @@ class FileFollowing(Generic[FollowedT]):
                     wanted.append(found)
                 continue
             followed.file.owner = found.owner
-            # A rename makes an open file none of another job.
+            # A rename does not assign an open file to another job.
             is_in_place = found.origin is not None and found.origin.stream == followed.origin.stream
             if is_in_place and found.origin is not None and not followed.is_of(found.origin):
                 followed.change_origin(found.origin)
@@ -272,7 +253,6 @@ class FileFollowing(Generic[FollowedT]):
         self._counters.files = Counter(file.origin.source for file in self._followed.values())
 
     def _put_away(self, key: tuple[int, int], file: FollowedT) -> None:
-        """Close a file, and know where reading it goes on."""
         self._drop(key)
         with self._lock:
             self._known[key] = file.known()
@@ -297,7 +277,7 @@ class FileFollowing(Generic[FollowedT]):
             refused[UnreadReason.FORBIDDEN] += 1
             return
         except OSError:
-            return  # it has vanished, or another has come; the next scan says so
+            return  # vanished or replaced; see the next scan
         if self._is_first and key not in self._known:
             is_whole = known.origin.source in KERNEL_SOURCES
             file.start_at(found.size - (FARTHEST_BEHIND if is_whole else FIRST_BYTES))
@@ -307,20 +287,20 @@ class FileFollowing(Generic[FollowedT]):
             self._known.pop(key, None)
             self._missing.pop(key, None)
             self._followed[key] = followed
-        with contextlib.suppress(OSError):  # the next look at it says what is wrong
+        with contextlib.suppress(OSError):  # the next look reports errors
             followed.begin()
 
     def _opened(self, key: tuple[int, int], found: FoundFile) -> tuple[GrowingFile, KnownFile]:
-        """The file, and where it was left; at its beginning where it was never read. Raises OSError, LogRefused."""
+        """Open a file at its stored position, or at the beginning. Raises OSError, LogRefused."""
         known = self._known.get(key)
         if known is not None:
             origin = known.origin
             if found.origin is not None and found.path == known.position.path:
-                origin = found.origin  # what a job says of a rank may have come after the file
+                origin = found.origin  # the job's details of a rank may be newer than the file
             file = self._open(found, known.position, origin)
             if found.path == known.position.path or file.look():
                 return file, replace(known, origin=origin)
-            file.close()  # a new file with the number of one that is gone
+            file.close()  # a new file with a reused inode
             self._positions.forget(known.key)
             with self._lock:
                 del self._known[key]
@@ -341,7 +321,7 @@ class FileFollowing(Generic[FollowedT]):
         )
 
     def _forget(self, scan: Scan) -> None:
-        """Forget closed files that have not been there for a day: a file system that is away comes again."""
+        """Forget closed files missing for a day: a file system may be only temporarily unavailable."""
         monotonic = self._monotonic()
         present = {(found.device, found.inode) for found in scan.files}
         self._missing = {key: self._missing.get(key, monotonic) for key in self._known if key not in present}
@@ -352,7 +332,6 @@ class FileFollowing(Generic[FollowedT]):
                 self._positions.forget(known.key)
 
     def _restore(self) -> None:
-        """Know again what a process before this one has read."""
         for kept in self._positions.kept().values():
             known = known_file(kept)
             if known is not None:

@@ -1,6 +1,6 @@
-"""What is a log below a directory, and whose: by a pattern of the policy, by a job's layout, by the kubelet's.
+"""Identification of logs and their origin: by policy pattern, job layout or kubelet layout.
 
-A finder says for the entries of one directory which to go into, and which are logs. Nothing is opened here.
+A finder states for a directory's entries which to enter and which are logs. It opens nothing.
 """
 
 from __future__ import annotations
@@ -30,20 +30,16 @@ _STREAM_SOURCES = {
 
 
 class Finder(Protocol):
-    """What is a log below one directory."""
-
     def enter(self, name: str) -> Finder | None:
-        """How to look at the directory `name` in this one; None to pass it over."""
+        """Return the finder for the subdirectory `name`. None to skip it."""
         ...
 
     def origin(self, name: str) -> Origin | None:
-        """Whose the file `name` in this directory is; None where it is no log, or not this node's."""
+        """Return the origin of the file `name`. None if it is no log of this node."""
         ...
 
 
 class PatternFinder(Struct, frozen=True):
-    """Files by a pattern of the policy."""
-
     pattern: PathPattern
     source: str
     node: str
@@ -74,14 +70,14 @@ class PatternFinder(Struct, frozen=True):
 
 
 class LayoutFinder(Struct, frozen=True):
-    """Files of a log directory with the layout of ``trainmedic.wire.log_layout``."""
+    """Files in the layout of ``trainmedic.wire.log_layout``."""
 
     root: str
     node: str
     sources: JobSources
     parts: tuple[str, ...] = ()
     first_name: str | None = None
-    """The name by which the job's directory was known first. None for the directory that it has now."""
+    """First known name of the job's directory. None for the current one."""
 
     def enter(self, name: str) -> LayoutFinder | None:
         depth = len(self.parts)
@@ -95,7 +91,7 @@ class LayoutFinder(Struct, frozen=True):
 
     def origin(self, name: str) -> Origin | None:
         if len(self.parts) < 2:
-            return None  # a log lies in the directory of an attempt; other files must cost nothing
+            return None  # logs are in attempt directories; other files must cost nothing
         said = log_layout.file_at(PurePosixPath(self.first_name or self.parts[0], *self.parts[1:], name))
         if said is None or said.is_rotated:
             return None
@@ -104,7 +100,7 @@ class LayoutFinder(Struct, frozen=True):
             self.sources.saw(directory, name)
             return None
         if said.kind == log_layout.RECORDS:
-            # The number of a rank does not say on which node of a shared directory it is; its sources file does.
+            # On a shared directory the rank number does not identify the node; its sources file does.
             return self.sources.of_rank(directory, said.rank)
         if said.kind == log_layout.FLIGHT_RECORDER and said.rank is not None:
             return self._dump(said, said.rank)
@@ -122,7 +118,9 @@ class LayoutFinder(Struct, frozen=True):
         return self.sources.of_local_rank(attempt, said.local_rank) or replace(origin, local_rank=said.local_rank)
 
     def _dump(self, said: log_layout.LogFile, rank: int) -> Origin | None:
-        """A rank's dump: by its sources file, or where all ranks of the attempt were started on this node."""
+        """Return the origin of a rank's dump, from its sources file, or if all ranks of the attempt were started on
+        this node.
+        """
         attempt = "/".join((self.root, *self.parts[:2]))
         origin = self.sources.of_rank(attempt, rank)
         if origin is not None:
@@ -136,7 +134,7 @@ class LayoutFinder(Struct, frozen=True):
 
 
 class PodFinder(Struct, frozen=True):
-    """Logs of containers as the kubelet keeps them: ``<namespace>_<pod>_<uid>/<container>/<restarts>.log``."""
+    """The kubelet's container logs: ``<namespace>_<pod>_<uid>/<container>/<restarts>.log``."""
 
     policy: LogsPolicy
     node: str
@@ -158,10 +156,9 @@ class PodFinder(Struct, frozen=True):
 
 
 class NamedFiles(Struct, frozen=True):
-    """Files of one directory whose names are given."""
+    """Given files of one directory."""
 
     origins: Mapping[str, Origin]
-    """By name, whose the file is."""
 
     def enter(self, name: str) -> None:
         return None
@@ -171,5 +168,5 @@ class NamedFiles(Struct, frozen=True):
 
 
 def readable(name: str) -> str:
-    """A name or path as text: a byte that is not UTF-8 is written as ``\\xe4``."""
+    r"""Return a name or path as text, with bytes that are not UTF-8 as ``\xe4``."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

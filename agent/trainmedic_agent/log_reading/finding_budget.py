@@ -1,6 +1,6 @@
-"""Number of findings that one job may report within an hour, and whose they are: no job takes the place of others'.
+"""Hourly budget of findings per job, so that no job displaces others' findings.
 
-Who calls it: ``rule_runner``, under its lock.
+The caller has a lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_REMEMBERED = 20_000
 
 
 class FindingsOfJobs:
-    """Admits the first word on a finding, and its later ones if the first was admitted."""
+    """Admits new findings within the budget, and later updates of admitted ones."""
 
     def __init__(
         self, most: int, cuts: CutRecord | None = None, monotonic: Callable[[], float] = time.monotonic
@@ -29,7 +29,7 @@ class FindingsOfJobs:
         self._admitted: dict[str, BudgetOwner] = {}
 
     def admits(self, owner: BudgetOwner, finding: Finding) -> bool:
-        """Return whether the finding is to be reported. A new one counts."""
+        """Return whether to report the finding. A new one counts."""
         if finding.id in self._refused:
             return False
         if finding.is_over or finding.id in self._admitted:
@@ -46,11 +46,10 @@ class FindingsOfJobs:
         return is_admitted
 
     def owner_of(self, finding: Finding) -> BudgetOwner:
-        """Return whose finding it is. Of one from before this process began, only the job is known."""
+        """Return the finding's owner. For findings of an earlier process only the job is known."""
         if finding.origin.source in KERNEL_SOURCES:
             return NODE_ITSELF
         return self._admitted.get(finding.id) or BudgetOwner(UNKNOWN_USER, finding.origin.job)
 
     def was_admitted(self, finding: Finding) -> bool:
-        """Return whether a later word on the finding is to be reported."""
         return finding.id not in self._refused

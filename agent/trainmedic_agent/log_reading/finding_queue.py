@@ -1,9 +1,6 @@
-"""The findings that wait to be sent: those of one job in their order, users and jobs in turn.
+"""Queue of findings to send: ordered within a job, with users and jobs in turn.
 
-A finding gets its number when its turn comes, so the numbers are those of the order of sending. A job that makes many
-findings delays only its own: before the next finding of another user, each user who has any sends one.
-
-Who calls it: ``log_store``, within its transactions.
+A finding is numbered when its turn comes, so numbers give the order of sending.
 """
 
 from __future__ import annotations
@@ -25,20 +22,16 @@ TABLES = (
 
 
 class FindingQueue:
-    """The table of findings without a number, and who was served last. The caller has a lock."""
-
     def __init__(self) -> None:
         self._turns = 0
         self._served: dict[BudgetOwner, int] = {}
-        """By user and by job, the number of their last turn. Of those alone who have findings waiting."""
+        """By user and job with waiting findings: number of their last turn."""
 
     def body(self, connection: sqlite3.Connection, finding: str) -> bytes | None:
-        """Return what waits of a finding. None if nothing does."""
         row = connection.execute("SELECT body FROM log_waiting WHERE finding = ?", (finding,)).fetchone()
         return bytes(row[0]) if row is not None else None
 
     def put(self, connection: sqlite3.Connection, finding: str, owner: BudgetOwner, body: bytes) -> None:
-        """Add an update of a finding, or put it in the place of the one that waits."""
         row = (len(body), body, finding)
         if connection.execute("UPDATE log_waiting SET size = ?, body = ? WHERE finding = ?", row).rowcount == 0:
             values = (finding, owner.uid, owner.job, len(body), body)
@@ -46,16 +39,15 @@ class FindingQueue:
 
     @staticmethod
     def _leave_out(connection: sqlite3.Connection, count: int) -> None:
-        """Leave out numbers, by which the server sees how many findings it does not get."""
         begun = connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'log_findings'", (count,))
         if begun.rowcount == 0:
             connection.execute("INSERT INTO sqlite_sequence VALUES ('log_findings', ?)", (count,))
 
     def take(self, connection: sqlite3.Connection, most: int, numbered: Callable[[bytes, int], bytes | None]) -> int:
-        """Give the next findings their numbers, so that they are no longer changed.
+        """Number the next findings, after which they are final.
 
-        `numbered` returns a body with a number, or None if it cannot read the body. Such a finding is deleted, and its
-        number left out. Return how many these were.
+        `numbered` returns a body with its number, or None if it is unreadable. Such a finding is deleted and its number
+        skipped. Return how many these were.
         """
         unreadable = 0
         counts = {
@@ -84,8 +76,9 @@ class FindingQueue:
 
     @staticmethod
     def make_room(connection: sqlite3.Connection, most_bytes: int) -> int:
-        """Delete findings until they have at most so many bytes: each time the oldest of the user, and of that user's
-        job, with the most bytes. Return how many these were. Their numbers are left out."""
+        """Delete findings down to `most_bytes`: the oldest of the largest job of the largest user. Return how many were
+        deleted. Their numbers are skipped.
+        """
         ((total,),) = connection.execute("SELECT COALESCE(SUM(size), 0) FROM log_waiting")
         if total <= most_bytes:
             return 0
@@ -112,10 +105,9 @@ class FindingQueue:
         return lost
 
     def shares(self, counts: Mapping[BudgetOwner, int], most: int) -> Mapping[BudgetOwner, int]:
-        """Return how many findings of each owner are sent next, `most` together.
+        """Return how many findings of each owner are sent next, `most` in total.
 
-        Users have their turns one after another, and within a user's turns the user's jobs. Whoever was served longest
-        ago comes first.
+        Users take turns, and jobs within a user's turns. The least recently served is first.
         """
         jobs: dict[int | None, list[BudgetOwner]] = {}
         for owner in counts:

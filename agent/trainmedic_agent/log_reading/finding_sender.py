@@ -1,7 +1,7 @@
-"""Hands findings to the agent, in order, at least once each. One thread.
+"""Sender of findings to the agent, in order and at least once each.
 
-The reader of logs has neither the node's key nor a connection to Redis: the agent signs and sends. Findings stay in the
-reader's database until the agent says that Redis has them.
+The agent has the key and the Redis connection, so it signs and sends them. Findings stay in the reader's database until
+Redis has them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ _IDLE_SECONDS = 1.0
 
 
 class FindingPort(Protocol):
-    """The way to the agent."""
-
     def send_findings(self, updates: Sequence[tuple[int, bytes]]) -> None:
-        """Return when Redis has these updates. Raises ConnectionError if the link ends before."""
+        """Send updates and wait until Redis has them. Raises ConnectionError if the link ends first."""
         ...
 
 
 class FindingSender:
-    """The thread, from `start` to `stop`. ``has_findings`` is set when some were written down."""
+    """The sending thread. ``has_findings`` is set when findings were stored."""
 
     def __init__(
         self, port: FindingPort, store: LogStore, has_findings: threading.Event, counters: AgentCounters
@@ -55,7 +53,7 @@ class FindingSender:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Send what waits, and end. What Redis has not taken by then is sent after the next start."""
+        """Send what waits, then stop. The rest is sent after the next start."""
         self._stopping.set()
         self._has_findings.set()
         self._thread.join(timeout)
@@ -72,17 +70,16 @@ class FindingSender:
                 return  # the process ends with its link
             except JournalUnavailable as error:
                 if self._log_limit.lets_through():
-                    log.error("findings cannot be read from the journal", extra={"reason": str(error)})
-            except Exception:  # the thread's boundary: without it no finding of the node would be sent any more
+                    log.error("cannot read findings from the journal", extra={"reason": str(error)})
+            except Exception:  # thread boundary: otherwise no finding would be sent any more
                 self._counters.loop_error(NAME)
                 if self._log_limit.lets_through():
-                    log.exception("sending findings goes on after an unexpected error")
+                    log.exception("sending findings continues after an unexpected error")
             if not self._stopping.is_set():
                 self._has_findings.wait(_IDLE_SECONDS)
                 self._has_findings.clear()
 
     def _batch(self) -> list[tuple[int, bytes]]:
-        """Return the oldest updates, as many as fit into a message. Raises JournalUnavailable."""
         batch: list[tuple[int, bytes]] = []
         size = 0
         for number, body in self._store.waiting(_BATCH):
@@ -95,11 +92,10 @@ class FindingSender:
 
 
 def _within(body: bytes) -> bytes:
-    """Return the update as it fits into a message: without its excerpt if it is too large."""
     if len(body) <= LARGEST_UPDATE:
         return body
     try:
         update = finding_codec.decode(body)
     except EnvelopeError:
-        return b""  # of a version whose form is not read any more; the agent leaves it out
+        return b""  # an unsupported version; the agent drops it
     return finding_codec.encode(replace(update, excerpt=None))

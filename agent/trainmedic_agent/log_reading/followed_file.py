@@ -1,7 +1,4 @@
-"""A log file that is open, and its lines' way to the rules; and what is kept of one that is closed.
-
-Not here: which files are open (``files``).
-"""
+"""An open log file whose lines go to the rules, and its stored state while closed."""
 
 from __future__ import annotations
 
@@ -22,24 +19,21 @@ from trainmedic_logs.domain.finding import Excerpt, Origin
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
 
 HALF_LINE_SECONDS = 10.0
-"""A line whose end has not come for so long counts as whole."""
+"""Seconds after which an unfinished line counts as complete."""
 
 
 class KnownFile(Struct, frozen=True):
-    """A file that was read, and what was kept of it."""
-
     position: FilePosition
     origin: Origin
     stream: Mapping[str, Any]
 
     @property
     def key(self) -> str:
-        """By which the runner knows it."""
         return f"{self.position.generation} {self.origin.stream}"
 
 
 class FollowedFile:
-    """An open file and its lines' way to the rules. One thread uses it."""
+    """An open file whose lines go to the rules. Not thread-safe."""
 
     def __init__(
         self,
@@ -78,7 +72,6 @@ class FollowedFile:
         return {"file": self._position.to_json(), "origin": asdict(self.origin)}
 
     def known(self) -> KnownFile:
-        """What is kept of it while it is closed."""
         return KnownFile(self._position, self.origin, self.stream.to_json())
 
     def excerpt(self, place: int) -> Excerpt | None:
@@ -88,16 +81,16 @@ class FollowedFile:
             return None
         earlier = before.split(b"\n")[:-1]
         if len(before) == BYTES_AROUND:
-            earlier = earlier[1:]  # its beginning is not there
+            earlier = earlier[1:]  # its beginning is missing
         following = after.split(b"\n")
         return excerpt_of(earlier, following[:-1] if len(following) > 1 and not following[-1] else following)
 
     def begin(self) -> None:
-        """Have it written down soon that it is read. Raises OSError."""
+        """Record soon that it is read. Raises OSError."""
         self._runner.begin(self)
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """Read what is new; return whether there is more. Raises OSError."""
+        """Read new data. Return whether there is more. Raises OSError."""
         counters = self._counters
         if not self.file.look():
             self._begin_anew(now)
@@ -128,18 +121,18 @@ class FollowedFile:
         return self.file.has_more
 
     def _arrived(self, now: datetime) -> datetime:
-        """When lines came that do not say so: now, where they were waited for; what lies there for long was printed
-        when the file was last written, at the latest."""
+        """Return the arrival of lines without a timestamp: now if reading is up to date, otherwise at most the file's
+        last write.
+        """
         if self._has_caught_up or self.file.written_at <= 0:
             return now
         return min(now, datetime.fromtimestamp(self.file.written_at, UTC))
 
     def is_of(self, origin: Origin) -> bool:
-        """Whether its lines are already known to be of this origin."""
         return replace(origin, stream=self.origin.stream, generation=self.origin.generation) == self.origin
 
     def change_origin(self, origin: Origin) -> None:
-        """From the next line on it is known better whose they are: the rank has said so. Raises OSError."""
+        """Use a more precise origin from the next line on. Raises OSError."""
         lines = self.stream.flush(None)
         if lines:
             self._runner.take(self, lines)
@@ -147,7 +140,6 @@ class FollowedFile:
         self.stream = self._new_stream(self.stream.to_json())
 
     def end(self, now: datetime) -> None:
-        """Nothing more comes: what was held back counts. Its position is forgotten."""
         try:
             self._end_stream(now)
         finally:
@@ -186,8 +178,11 @@ def followed_by(
     arrivals: ArrivalIndex | None = None,
     of_jobs: LinesOfJobs | None = None,
 ) -> Callable[[GrowingFile, KnownFile, float], FollowedFile]:
-    """Return a factory of followed files whose lines go to `runner`. The rules read `max_lines` a second of each file,
-    and of each job as many as `of_jobs` allows. `arrivals` records when the bytes arrived."""
+    """Return a factory of followed files whose lines go to `runner`.
+
+    The rules process `max_lines` per second of each file, and per job as many as `of_jobs` allows. `arrivals` records
+    when bytes arrived.
+    """
 
     def follow(file: GrowingFile, known: KnownFile, monotonic: float) -> FollowedFile:
         is_kernel = known.origin.source in KERNEL_SOURCES
@@ -202,7 +197,7 @@ def microseconds(at: datetime) -> int:
 
 
 def known_file(kept: Mapping[str, Any]) -> KnownFile | None:
-    """What was kept of a file; None where it is of something else, or of another version."""
+    """Return a stored file's state. None if it is of another kind or version."""
     try:
         place = kept["place"]
         return KnownFile(FilePosition.of_json(place["file"]), Origin(**place["origin"]), kept["stream"])

@@ -1,8 +1,7 @@
-"""What the ranks of one job say about themselves on this node: the sources files of its attempts.
+"""Sources files of one job's attempts, in which ranks describe themselves.
 
-Anybody who can write into the directory can write such a file, so it decides little: which rank a file of records
-belongs to, and which further files are read, where the policy allows their paths. That a job is on this node at all
-is for the server to compare with the job's presence.
+Any writer of the directory can forge one, so it decides little: the rank of a records file, and which further files are
+read within the policy's paths.
 """
 
 from __future__ import annotations
@@ -27,32 +26,27 @@ _MOST_FILES = 64
 _MOST_RANKS = 100_000
 _LONGEST_NAME = 253
 _SOURCES = ("training", "launcher")
-"""What a job may call its files: it cannot make lines of a kernel."""
+"""Source names that a job may use; it cannot forge kernel lines."""
 
 
 class _RankSources(Struct, frozen=True):
     rank: int
     local_rank: int | None
-    """None if the process does not know it, because it was started manually or its launcher does not set it."""
+    """None if unknown: started manually, or not set by the launcher."""
     origin: Origin
     files: tuple[tuple[str, str], ...]
-    """Path and source of each further file that the policy allows."""
     outside: int
-    """How many it does not allow."""
     named_by: NamedBy
-    """The sources file itself."""
 
 
 class JobSources:
-    """This node's sources files of one job. Each is read again when it has changed."""
-
     def __init__(self, policy: LogsPolicy, node: str, files: NodeFiles = OwnFiles()) -> None:
         self._files = files
         self._allowed = (*policy.roots, *policy.paths)
         self._node = node
         self._looked_at: dict[str, FileFacts | None] = {}
         self._read: dict[str, tuple[tuple[int, int, int], _RankSources | None]] = {}
-        # By the attempt's directory and the file's name.
+        # By attempt directory and file name.
         self._attempts: dict[str, dict[str, _RankSources]] = {}
         self._launchers: dict[str, set[str | None]] = {}
 
@@ -65,16 +59,14 @@ class JobSources:
 
     @property
     def outside(self) -> int:
-        """Files that jobs name and the policy does not allow."""
         return sum(said.outside for said in self._all())
 
     def look_at(self, directory: str, names: Sequence[str]) -> None:
-        """Take the facts of a directory's sources files, which a scan is about to meet. Raises OSError, LogRefused."""
+        """Read the metadata of a directory's sources files. Raises OSError, LogRefused."""
         every = self._files.facts(directory, names)
         self._looked_at = {f"{directory}/{name}": facts for name, facts in zip(names, every, strict=True)}
 
     def saw(self, directory: str, name: str) -> None:
-        """A scan has met the sources file `name` of the attempt in `directory`."""
         path = f"{directory}/{name}"
         facts = self._looked_at.get(path)
         if facts is None:
@@ -87,28 +79,27 @@ class JobSources:
             self._attempts.setdefault(directory, {})[name] = said
 
     def saw_launcher(self, directory: str, node: str | None) -> None:
-        """A scan has met the log of a launcher in the attempt's `directory`; its node is None where its name is cut."""
+        """Register a launcher's log in the attempt's `directory`. `node` is None if its name is truncated."""
         self._launchers.setdefault(directory, set()).add(node)
 
     def launchers(self, directory: str) -> Collection[str | None]:
-        """The nodes with a launcher in that attempt, as far as this scan has seen."""
         return self._launchers.get(directory, set())
 
     def of_rank(self, attempt: str, rank: int | None) -> Origin | None:
-        """Whose the records of a rank are, if one of this node's sources files in `attempt` has this rank."""
+        """Return the origin of a rank's records, if one of this node's sources files in `attempt` has this rank."""
         return next((said.origin for said in self._of_attempt(attempt) if said.rank == rank), None)
 
     def of_local_rank(self, attempt: str, local_rank: int) -> Origin | None:
         return next((said.origin for said in self._of_attempt(attempt) if said.local_rank == local_rank), None)
 
     def is_of_another_job(self, attempt: str, job: str) -> bool:
-        """Whether this node's sources files in `attempt` name other jobs only. Then somebody has renamed its directory,
-        and its name says nothing."""
+        """Return whether this node's sources files in `attempt` name only other jobs. The directory was then renamed by
+        another user, and its name is meaningless.
+        """
         stated = {said.origin.job for said in self._of_attempt(attempt)}
         return bool(stated) and job not in stated
 
     def named_files(self) -> Iterator[tuple[str, Origin, NamedBy]]:
-        """Every further file that a rank of this node has named and that may be read."""
         for said in self._all():
             for path, source in said.files:
                 yield path, replace(said.origin, source=source), said.named_by
@@ -136,7 +127,7 @@ class JobSources:
         try:
             return self._said(read_object(raw), NamedBy(path, facts.st_dev, facts.st_ino))
         except (ValueError, KeyError, TypeError, json.JSONDecodeError):
-            return None  # it is being written, or somebody has written nonsense
+            return None  # incomplete or invalid
 
     def _said(self, values: Mapping[str, Any], named_by: NamedBy) -> _RankSources | None:
         if values.get("node") != self._node:

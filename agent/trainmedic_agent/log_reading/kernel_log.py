@@ -1,8 +1,7 @@
-"""The kernel's log, from the start of the boot on: by ``/dev/kmsg``, or by the journal.
+"""The kernel's log of this boot, from ``/dev/kmsg`` or the journal.
 
-Both keep what was logged before the agent was started. A line's place is its number in ``/dev/kmsg``, and by the
-journal the kernel's time since boot in microseconds, so a line that is read again has the same place. Who reads from a
-file such as ``kern.log`` follows it like others (``files``). What the kernel has lost before it was read is counted.
+A line's place is its number in ``/dev/kmsg``, or for the journal its microseconds since boot, so it is the same when
+read again. A file such as ``kern.log`` is followed by ``files``.
 """
 
 from __future__ import annotations
@@ -33,52 +32,45 @@ log = logging.getLogger(__name__)
 KMSG = "/dev/kmsg"
 _JOURNALS = ("/run/log/journal", "/var/log/journal")
 _LARGEST_RECORD = 8192
-"""Bytes of a record of ``/dev/kmsg`` at most (printk's CONSOLE_EXT_LOG_MAX)."""
+"""Maximum bytes of a ``/dev/kmsg`` record (printk's CONSOLE_EXT_LOG_MAX)."""
 _MOST_AT_ONCE = 2000
 _JOURNAL_PIECE = 64 * 1024
 _LONGEST_ENTRY = 256 * 1024
 _RESTART_SECONDS = 5.0
 _FAR_OFF = 2.0
-"""Seconds by which the kernel's own time of a line may be wrong."""
+"""Seconds by which the kernel's timestamp may be wrong."""
 _SAME_MICROSECOND = 16
-"""So many lines of one microsecond have places of their own."""
+"""Lines of one microsecond with distinct places."""
 
 
 class KernelReader(Protocol):
-    """One way to read it."""
-
     lost: int
-    """Lines that the kernel had overwritten before they were read."""
 
     def fileno(self) -> int | None:
-        """What can be waited for with poll(2); None where there is nothing now."""
+        """Return a descriptor for poll(2). None if there is none now."""
         ...
 
     def read(self) -> list[PlacedLine]:
-        """The next lines, as ``/dev/kmsg`` has them; none where there are none now. Raises OSError."""
+        """Return the next lines in the format of ``/dev/kmsg``. Raises OSError."""
         ...
 
-    def place_json(self) -> Mapping[str, Any]:
-        """What it needs to go on after a restart, beside the place."""
-        ...
+    def place_json(self) -> Mapping[str, Any]: ...
 
     def close(self) -> None: ...
 
 
 def own_kmsg(path: str) -> int:
-    """Open the kernel's log with the rights of this process. Raises OSError."""
+    """Open the kernel's log with this process's rights. Raises OSError."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
 
 open_kmsg: Callable[[str], int] = own_kmsg
-"""Opens ``/dev/kmsg``. A reader without capabilities has the opener do it."""
+"""Opens ``/dev/kmsg``, in an unprivileged reader through the opener."""
 
 
 class KmsgReader:
-    """Records of ``/dev/kmsg``, from number `first` on."""
-
     def __init__(self, first: int, path: str = KMSG) -> None:
-        """Raises OSError where it may not be read."""
+        """Raises OSError if not permitted."""
         self.lost = 0
         self._next = first
         self._fd = open_kmsg(path)
@@ -94,7 +86,7 @@ class KmsgReader:
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                continue  # overwritten while it was to be read; the next number says how many are lost
+                continue  # overwritten; the next number shows how many are lost
             if not record:
                 break
             number = _number(record)
@@ -118,11 +110,10 @@ def _number(record: bytes) -> int | None:
 
 
 class JournalReader:
-    """The kernel's lines of this boot as journald has them, by a ``journalctl`` that goes on as long as this does."""
+    """Kernel lines of this boot in journald, read by a ``journalctl`` process."""
 
     def __init__(self, after: int, cursor: str, command: str = "journalctl") -> None:
-        """`after` is the last place that was read, 0 for none; `cursor` is its journal's name, which spares reading
-        what was before."""
+        """`after` is the last place read, 0 for none. `cursor` is its journal cursor, which avoids rereading."""
         self.lost = 0
         self._after = after
         self._cursor = cursor
@@ -150,7 +141,7 @@ class JournalReader:
             return []
         *entries, self._begun = (self._begun + piece).split(b"\n")
         if len(self._begun) > _LONGEST_ENTRY:
-            self._begun = b""  # its end will not be JSON, and is left out as well
+            self._begun = b""  # its end is not valid JSON and is dropped too
         placed = (self._line(entry) for entry in entries)
         return [line for line in placed if line is not None]
 
@@ -181,7 +172,7 @@ class JournalReader:
         return True
 
     def _ended(self) -> None:
-        """It has gone: with a cursor that the journal does not have any more, without one next time."""
+        """Handle the process's end: if the journal rejected the cursor, retry without it."""
         if not self._has_read:
             self._cursor = ""
         self.close()
@@ -190,7 +181,7 @@ class JournalReader:
         try:
             entry = json.loads(raw)
             message, cursor = entry["MESSAGE"], str(entry["__CURSOR"])
-            # Text that is not UTF-8 comes as the numbers of its bytes.
+            # Text that is not UTF-8 is a list of byte values.
             text = bytes(message) if isinstance(message, list) else str(message).encode("utf-8", "replace")
             at = int(entry.get("_SOURCE_MONOTONIC_TIMESTAMP") or entry["__MONOTONIC_TIMESTAMP"])
         except (ValueError, KeyError, TypeError):
@@ -207,7 +198,7 @@ class JournalReader:
 
 
 class KernelStream:
-    """The kernel's lines on their way to the rules. One thread uses it."""
+    """The kernel's lines on their way to the rules. Not thread-safe."""
 
     def __init__(
         self, reader: KernelReader, origin: Origin, booted_at: datetime | None, kept: Mapping[str, Any]
@@ -216,7 +207,7 @@ class KernelStream:
         self.reader = reader
         self._origin = origin
         self._booted_at = booted_at
-        self._is_live = False  # all lines that were there have been read, so what comes is new
+        self._is_live = False  # all existing lines were read, so further ones are new
         self._recent: deque[PlacedLine] = deque(maxlen=4 * MOST_AROUND)
 
     @property
@@ -235,7 +226,7 @@ class KernelStream:
         return excerpt_of(before, after) if after and recent[len(before)][0] == place else None
 
     def poll(self, runner: RuleRunner, counters: LogCounters, now: datetime) -> bool:
-        """Read what is new; return whether there may be more. Raises OSError."""
+        """Read new lines. Return whether there may be more. Raises OSError."""
         lost = self.reader.lost
         placed = self.reader.read()
         counters.add_kernel_lines_lost(self.reader.lost - lost)
@@ -249,19 +240,20 @@ class KernelStream:
         return bool(placed)
 
     def _timed(self, placed: list[PlacedLine], now: datetime) -> list[PlacedLine]:
-        """Lines with the time at which they came, where the kernel's own is far from that: the clock by which it logs
-        is not corrected, and after months it is minutes off."""
+        """Replace timestamps far from the arrival: the kernel's log clock is not corrected, and is minutes off after
+        months.
+        """
         if not self._is_live or self._booted_at is None:
             return placed
         since_boot = (now - self._booted_at).total_seconds()
         return [(place, retimed(raw, since_boot)) for place, raw in placed]
 
     def fall_behind(self) -> None:
-        """Lines are not read for now: when they are, they are not new any more."""
+        """Note that lines are not read now, so that later they do not count as new."""
         self._is_live = False
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is something to read, so many seconds at most."""
+        """Wait up to `seconds` until there is something to read."""
         fd = self.reader.fileno()
         if fd is None:
             time.sleep(seconds)
@@ -272,7 +264,7 @@ class KernelStream:
 
 
 def retimed(raw: bytes, since_boot: float) -> bytes:
-    """A line that has just come, with this time in the place of the kernel's where they are far from each other."""
+    """Return a new line with this time if the kernel's differs much."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
     if len(fields) < 3 or not fields[2].isdigit() or abs(int(fields[2]) / 1e6 - since_boot) <= _FAR_OFF:
@@ -282,14 +274,12 @@ def retimed(raw: bytes, since_boot: float) -> bytes:
 
 
 def _text(raw: bytes) -> bytes:
-    """A line of ``/dev/kmsg`` as people know it: with the seconds since boot."""
     head, _, text = raw.partition(b";")
     fields = head.split(b",")
     return b"[%12.6f] %s" % (int(fields[2]) / 1e6, text) if len(fields) > 2 and fields[2].isdigit() else raw
 
 
 def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURNALS) -> KernelReading:
-    """How the kernel's log is read here: as the policy says, or by the first way that works."""
     if kernel.by is not KernelReading.ANY:
         return kernel.by
     with contextlib.suppress(OSError):
@@ -305,10 +295,7 @@ def way_of(kernel: KernelLog, kmsg: str = KMSG, journals: Sequence[str] = _JOURN
 
 
 def opened(way: KernelReading, kept: Mapping[str, Any], boot: str, kmsg: str = KMSG) -> KernelReader:
-    """A reader that goes on where the one before has ended; from the boot's start if that was before the boot.
-
-    Raises OSError.
-    """
+    """Return a reader that continues the previous one, or starts with the boot. Raises OSError."""
     is_same = kept.get("boot") == boot and kept.get("by") == way.value
     first = int(kept.get("next", 0)) if is_same else 0
     if way is KernelReading.JOURNAL:

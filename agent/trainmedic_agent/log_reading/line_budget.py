@@ -1,4 +1,4 @@
-"""Number of lines that the rules look at, so that a program which prints without end costs little."""
+"""Bounds of lines that the rules process, against programs that print endlessly."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_logs.domain.log_cuts import CutKind
 
 _SECONDS = 10.0
-"""For so long a file may have saved up what it has not used."""
+"""Seconds of unused budget that a file can save up."""
 _ONE_IN = 100
-"""Of the lines beyond the budget, each hundredth is looked at."""
+"""Beyond the budget, one line in so many is processed."""
 
 
 class LinesOfJobs:
-    """Bound of the lines of each job, and of each user, in a second; on the average of ten seconds."""
+    """Bound of lines per second for each job and user, averaged over ten seconds."""
 
     def __init__(self, per_second: int, cuts: CutRecord, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lines = SharedLines(per_second, monotonic)
         self._cuts = cuts
 
     def within(self, owner: BudgetOwner, lines: list[PlacedLine]) -> list[PlacedLine]:
-        """Return those of the next lines that are to be looked at: all while there are few, then a sample."""
+        """Return the lines to process: all within the bound, then a sample."""
         free = self._lines.within(owner, len(lines))
         if free >= len(lines):
             return lines
@@ -34,7 +34,7 @@ class LinesOfJobs:
 
 
 class LineBudget:
-    """Counts the lines of one file; `per_second` on the average of ten seconds, None for no bound."""
+    """Bound of one file's lines, `per_second` averaged over ten seconds. None for no bound."""
 
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second
@@ -42,8 +42,7 @@ class LineBudget:
         self._counted_at: float | None = None
 
     def within(self, lines: list[PlacedLine], now: float) -> list[PlacedLine]:
-        """Those of the next lines that are to be looked at: all while there are few, then a sample. `now` in seconds,
-        by a clock that is not set."""
+        """Return the lines to process: all within the bound, then a sample. `now` is monotonic, in seconds."""
         if self._per_second is None:
             return lines
         if self._counted_at is not None:

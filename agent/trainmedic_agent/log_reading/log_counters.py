@@ -1,4 +1,4 @@
-"""What reading logs counts of itself. Any thread adds to it; ``log_metrics`` shows it."""
+"""Counters of log reading, shown by ``log_metrics``. Thread-safe."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from trainmedic_agent.log_reading.cut_record import CutRecord
 
 
 class LogCounters:
-    """Counts since the process started, and what is so now."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.cuts = CutRecord()
-        """What budgets of jobs and users have left out."""
         self._lines: Counter[str] = Counter()
         self._lines_left_out: Counter[str] = Counter()
         self._findings: Counter[str] = Counter()
@@ -23,31 +20,26 @@ class LogCounters:
         self.truncations = 0
         self.kernel_lines_lost = 0
         self.findings_lost = 0
-        """Updates of findings for which there was no room while nobody took them, and those that cannot be read."""
+        """Updates of findings dropped for lack of space while not sent, or because they are unreadable."""
         self.findings_waiting = 0
         self.files: Mapping[str, int] = {}
-        """Files that are followed, by source."""
         self.refused: Mapping[str, int] = {}
-        """What lies where logs are read and is not, by the reason."""
         self.takes_rights = False
-        """Whether files are opened with the rights of users. If not, users are compared with file modes."""
+        """True if files are opened with users' rights, instead of comparing file modes."""
         self.rules = ""
-        """The version of the rules in force; empty where there are none."""
         self.problem = ""
-        """Why lines are not looked at now; empty where they are."""
+        """Why lines are not processed now, empty if they are."""
 
     def lines(self, source: str, count: int) -> None:
-        """Count lines that were read."""
         with self._lock:
             self._lines[source] += count
 
     def lines_left_out(self, source: str, count: int) -> None:
-        """Count lines that were read and not looked at, because there were too many."""
+        """Count lines read but not processed, because there were too many."""
         with self._lock:
             self._lines_left_out[source] += count
 
     def finding(self, rule: str) -> None:
-        """Count a finding that is new."""
         with self._lock:
             self._findings[rule] += 1
 

@@ -1,9 +1,7 @@
-"""Reading of a log file that grows, is truncated, or renamed.
+"""Reading of a log file that grows, is truncated or renamed.
 
-A file is known by its inode, and by its bytes: the first of it and the last before where reading goes on. Where those
-are not what they were it was truncated, or another took its number, and it is read from its beginning as another file.
-
-Not here: which files there are (``discovery``), and opening them (``log_opening``).
+A file is identified by its inode, its first bytes, and the last bytes before the read position. If these differ, it is
+read from the beginning as another file.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from trainmedic_agent.log_reading.line_cutter import MOST_KEPT, LineCutter, Plac
 from trainmedic_logs.domain import file_times
 
 LARGEST_READ = 64 * 1024
-"""Bytes that are read of a file at a time, so that each has its turn."""
+"""Bytes read from a file at a time."""
 FARTHEST_BEHIND = 64 * 1024 * 1024
-"""Bytes. Who is further behind goes on at the last `_KEPT_BEHIND`, unless every line counts."""
+"""Bytes. A reader further behind continues at the last `_KEPT_BEHIND`, unless every line counts."""
 _KEPT_BEHIND = 16 * 1024 * 1024
 _HEAD_BYTES = 256
 _TAIL_BYTES = 64
@@ -35,27 +33,25 @@ OpenLog = Callable[[str], int]
 
 
 class FilePosition(Struct, frozen=True):
-    """How far a file was read: what is written down, and is found again after a restart."""
-
     path: str
-    """By which it was found; it names the file also when it is renamed."""
+    """Path at which it was found; it stays the file's name after a rename."""
     device: int
     inode: int
     since: int
-    """When the agent met it, or saw it truncated: microseconds since 1970."""
+    """Time at which the agent found it, or saw it truncated, in microseconds since 1970."""
     offset: int = 0
     is_skipping: bool = False
-    """What comes next is the rest of a line whose beginning was given out."""
+    """True if the next bytes are the rest of a line whose beginning was returned."""
     head: bytes = b""
-    """The first bytes of the file, at most 256."""
+    """First bytes of the file, at most 256."""
     tail: bytes = b""
-    """The last bytes before `offset`, at most 64."""
+    """Last bytes before `offset`, at most 64."""
     written_ns: int = 0
-    """When the file was last written, as far as it was read: nanoseconds since 1970."""
+    """Last write of the file as read, in nanoseconds since 1970."""
 
     @property
     def generation(self) -> str:
-        """What tells its lines from those of other files by this path."""
+        """Distinguishes its lines from those of other files with this path."""
         return f"{self.inode}-{self.since}"
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +69,7 @@ class FilePosition(Struct, frozen=True):
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError, ValueError where this is no position."""
+        """Raises KeyError, TypeError, ValueError if invalid."""
         return cls(
             path=os.fsdecode(values["path"].encode("latin-1")),
             device=int(values["device"]),
@@ -88,30 +84,26 @@ class FilePosition(Struct, frozen=True):
 
 
 class ReadSizes(Struct, frozen=True):
-    """How much is read at once, in bytes."""
-
     piece: int = LARGEST_READ
     longest: int = MOST_KEPT
-    """Of a line; the rest of it is left out."""
 
 
 class GrowingFile:
-    """An open file, read from a position on. One thread uses it, and closes it."""
+    """An open file, read from a position on. Not thread-safe."""
 
     def __init__(
         self, fd: int, position: FilePosition, *, is_whole: bool = False, sizes: ReadSizes = ReadSizes()
     ) -> None:
-        """`is_whole`: every line counts, so nothing is left out however far behind reading is."""
+        """`is_whole`: every line counts, so that nothing is skipped."""
         self.left_out = 0
-        """Bytes of lines that are too long, and of what was too far ahead."""
+        """Bytes of overlong lines, and skipped bytes."""
         self.owner: BudgetOwner = NODE_ITSELF
-        """Whose budget reading it uses."""
         self._fd = fd
         self._is_whole = is_whole
         self._sizes = sizes
         self._start = position
         self._cutter = self._cutter_at(position.offset, position.is_skipping)
-        # What it was like when it was looked at last: its size, and when it was written.
+        # Size and last write at the last look.
         self._size = -1
         self._written_ns = -1
 
@@ -125,8 +117,10 @@ class GrowingFile:
         sizes: ReadSizes = ReadSizes(),
         open_log: OpenLog = OwnFiles().open,
     ) -> Self:
-        """Open the file that is at `path` where it was left. Raises OSError, LogRefused; FileNotFoundError where
-        another file than that of `position` is there."""
+        """Open the file at `path` at its position.
+
+        Raises OSError, LogRefused; FileNotFoundError if it is another file than that of `position`.
+        """
         fd = open_log(path)
         facts = os.fstat(fd)
         if facts.st_ino != position.inode:
@@ -138,10 +132,7 @@ class GrowingFile:
         os.close(self._fd)
 
     def look(self) -> bool:
-        """See whether there is something new; return False where the file is not what it was: it was truncated.
-
-        Raises OSError.
-        """
+        """Check for new data. Return False if the file was truncated or replaced. Raises OSError."""
         facts = os.fstat(self._fd)
         if (facts.st_size, file_times.written_ns(facts)) == (self._size, self._written_ns):
             return True
@@ -151,7 +142,6 @@ class GrowingFile:
         return True
 
     def read(self) -> list[PlacedLine]:
-        """The lines of the next piece. Raises OSError."""
         behind = self._size - self._cutter.offset
         if behind > FARTHEST_BEHIND and not self._is_whole:
             self.start_at(self._size - _KEPT_BEHIND)
@@ -169,18 +159,15 @@ class GrowingFile:
         return lines
 
     def half_line(self) -> list[PlacedLine]:
-        """Give out a line whose end does not come."""
         return self._cutter.half_line()
 
     def begin_anew(self, now: int) -> None:
-        """Read it from its beginning, as another file by the same path: it was truncated. `now` in microseconds.
+        """Read it from the beginning as another file, after truncation. `now` in microseconds. Raises OSError.
 
-        Raises OSError.
-
-        Who writes on at the old place after a truncation leaves a hole, which is not read.
+        A writer that continues at its old offset leaves a hole, which is skipped.
         """
         begin = 0
-        with contextlib.suppress(OSError):  # the file system knows no holes, or all of it is one
+        with contextlib.suppress(OSError):  # no support for holes, or only a hole
             begin = os.lseek(self._fd, 0, os.SEEK_DATA)
         start = self._start
         self._start = FilePosition(start.path, start.device, start.inode, max(now, start.since + 1), begin)
@@ -188,24 +175,22 @@ class GrowingFile:
         self._size = self._written_ns = -1
 
     def start_at(self, offset: int) -> None:
-        """Go on at the first line that begins after `offset`; what is left out counts as lost."""
+        """Continue at the first line after `offset`. Skipped bytes count as dropped."""
         if offset > self._cutter.offset:
             self.left_out += offset - self._cutter.offset
             self._cutter = self._cutter_at(offset, is_skipping=True)
 
     @property
     def offset(self) -> int:
-        """Bytes that were read."""
         return self._cutter.offset
 
     @property
     def has_more(self) -> bool:
-        """Whether more was there at the last look than has been read."""
         return self._cutter.offset < self._size
 
     @property
     def waiting(self) -> int:
-        """Bytes that the next `read` takes. 0 if the file cannot be looked at."""
+        """Bytes for the next `read`. 0 if unknown."""
         try:
             return min(max(os.fstat(self._fd).st_size - self._cutter.offset, 0), self._sizes.piece)
         except OSError:
@@ -213,7 +198,6 @@ class GrowingFile:
 
     @property
     def size(self) -> int:
-        """Bytes that were in it at the last look."""
         return max(self._size, 0)
 
     @property
@@ -222,21 +206,24 @@ class GrowingFile:
 
     @property
     def names(self) -> int:
-        """How many names the file has: 0 where it was deleted. Raises OSError."""
+        """Number of hard links, 0 if deleted. Raises OSError."""
         return os.fstat(self._fd).st_nlink
 
     @property
     def written_at(self) -> float:
-        """Unix time, when it was looked at last."""
+        """Last write at the last look, Unix time."""
         return self._written_ns / 1e9
 
     @property
     def written_ns(self) -> int:
-        """The same in nanoseconds. 0 if it was not read."""
+        """Same in nanoseconds. 0 if unread."""
         return max(self._written_ns, 0)
 
     def position(self, oldest: int | None) -> FilePosition:
-        """Where reading goes on: at `oldest`, where a line begins, or behind what was given out. Raises OSError."""
+        """Return the position to resume at: `oldest`, the start of a line, or after the returned lines.
+
+        Raises OSError.
+        """
         offset = self._cutter.resume_at if oldest is None else oldest
         tail = os.pread(self._fd, min(_TAIL_BYTES, offset), max(offset - _TAIL_BYTES, 0))
         return replace(
@@ -248,7 +235,7 @@ class GrowingFile:
         )
 
     def around(self, place: int, most: int) -> tuple[bytes, bytes]:
-        """The bytes before a place, and those from it on, so many at most of each. Raises OSError."""
+        """Return up to `most` bytes before and from a place on. Raises OSError."""
         begin = max(place - most, 0)
         raw = os.pread(self._fd, place - begin + most, begin)
         return raw[: place - begin], raw[place - begin :]
@@ -257,12 +244,11 @@ class GrowingFile:
         return LineCutter(offset, is_skipping, self._sizes.longest)
 
     def _is_same(self, size: int) -> bool:
-        """Whether what was read of the file is still in it."""
         start = self._start
         if size < self._cutter.offset:
             return False
         tail = os.pread(self._fd, len(start.tail), start.offset - len(start.tail))
         head = os.pread(self._fd, len(start.head), 0)
-        # A log that was shrunk has a hole for its beginning, and its end as it was.
+        # A shrunk log has a hole at its beginning and the same end.
         is_shrunk = not head.strip(b"\0") and bool(tail.strip(b"\0"))
         return tail == start.tail and (head == start.head or is_shrunk)

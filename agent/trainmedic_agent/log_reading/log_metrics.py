@@ -1,4 +1,4 @@
-"""What reading logs counts, as Prometheus metrics. ``docs/reference/metrics.md`` lists them."""
+"""Prometheus metrics of log reading, listed in ``docs/reference/metrics.md``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from trainmedic_agent.log_reading.log_counters import LogCounters
 
 
 def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> Iterator[Metric]:
-    """Yield every metric of reading logs; `near` is asked for the lines that a rule nearly took."""
+    """Yield all metrics of log reading. `near` returns counts of lines that nearly matched a rule."""
     cut = CounterMetricFamily(
-        "trainmedic_agent_log_cuts", "How often a budget of a job or user cut the reading of its logs.", labels=["what"]
+        "trainmedic_agent_log_cuts", "Cuts of log reading by budgets of jobs and users.", labels=["what"]
     )
     yield _with(cut, counters.cuts.totals())
-    yield InfoMetricFamily("trainmedic_agent_log_rules", "The log rules in force.", {"version": counters.rules})
-    files = GaugeMetricFamily("trainmedic_agent_log_files", "Files that are followed.", labels=["source"])
+    yield InfoMetricFamily("trainmedic_agent_log_rules", "The active log rules.", {"version": counters.rules})
+    files = GaugeMetricFamily("trainmedic_agent_log_files", "Followed files.", labels=["source"])
     yield _with(files, counters.files)
     refused = GaugeMetricFamily(
-        "trainmedic_agent_log_refused", "What lies where logs are read, and is not read.", labels=["reason"]
+        "trainmedic_agent_log_refused", "Files in log directories that are not read.", labels=["reason"]
     )
     yield _with(refused, counters.refused)
     lines = CounterMetricFamily("trainmedic_agent_log_lines", "Lines that were read.", labels=["source"])
     yield _with(lines, counters.all_lines())
     skipped = CounterMetricFamily(
         "trainmedic_agent_log_lines_skipped",
-        "Lines that were read and not looked at, because a file had too many.",
+        "Lines not processed, because a file had too many.",
         labels=["source"],
     )
     yield _with(skipped, counters.all_lines_left_out())
@@ -34,7 +34,7 @@ def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> It
     yield _with(findings, counters.all_findings())
     nearly = CounterMetricFamily(
         "trainmedic_agent_log_lines_near",
-        "Lines with a literal of a rule and none of its patterns: a wording may have changed.",
+        "Lines with a rule's literal but no match: a wording may have changed.",
         labels=["rule"],
     )
     yield _with(nearly, near())
@@ -42,10 +42,9 @@ def families(counters: LogCounters, near: Callable[[], Mapping[str, int]]) -> It
 
 
 def _alone(counters: LogCounters) -> Iterator[Metric]:
-    """Yield the metrics that have one series."""
     yield GaugeMetricFamily(
         "trainmedic_agent_log_takes_rights",
-        "1 if files are opened with the rights of users, 0 if file modes are compared.",
+        "1 if files are opened with their users' rights, 0 if file modes are compared.",
         float(counters.takes_rights),
     )
     yield CounterMetricFamily(
@@ -61,12 +60,12 @@ def _alone(counters: LogCounters) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "trainmedic_agent_log_findings_lost",
-        "Updates of findings that nobody had taken when there was no more room.",
+        "Updates of findings dropped for lack of space, or as unreadable.",
         counters.findings_lost,
     )
     yield GaugeMetricFamily(
         "trainmedic_agent_log_findings_waiting",
-        "Updates of findings that Redis does not have yet.",
+        "Updates of findings not in Redis yet.",
         counters.findings_waiting,
     )
 

@@ -1,10 +1,7 @@
-"""The ``logs`` part of a policy: which logs the agent reads. Nothing that a command or a job says widens it.
+"""The policy's part ``logs``: which logs the agent reads. Commands and jobs cannot extend it.
 
-A job names files of its own (`SOURCES` of ``trainmedic.wire.log_layout``); they are read where they lie below one of
-``roots`` or ``paths``. Everything else is named here. Paths are opened part by part through no symbolic link
-(``log_files``), when they are looked for: what is missing today may be there tomorrow.
-
-Who calls it: the loader of the policy. Light, because every agent loads it.
+Files named by a job are read if they are below ``roots`` or ``paths``. Every agent loads this module, so it has few
+imports.
 """
 
 from __future__ import annotations
@@ -35,64 +32,52 @@ _NAMESPACE = re.compile(r"[a-z0-9*?-]{1,63}\Z")
 
 
 class KernelReading(StrEnum):
-    """By which way the kernel's log is read."""
-
     ANY = "any"
-    """``/dev/kmsg`` where it may be read, else the journal where there is one, else `KERNEL_FILE`."""
+    """``/dev/kmsg`` if permitted, else the journal if it exists, else `KERNEL_FILE`."""
     KMSG = "kmsg"
     JOURNAL = "journal"
     FILE = "file"
 
 
 class KernelLog(Struct, frozen=True):
-    """The ``kernel`` of the policy. ``path``: the file, for `KernelReading.FILE`."""
-
     by: KernelReading
     path: str = KERNEL_FILE
 
 
 class FilesOfSource(Struct, frozen=True):
-    """Files of a program that knows nothing of Trainmedic."""
-
     path: PathPattern
     source: str = "training"
-    """What rules call these lines: ``training``, ``launcher``, ``fabric-manager``, or a name of one's own."""
+    """Source name for rules: ``training``, ``launcher``, ``fabric-manager``, or a custom name."""
 
 
 class LogsPolicy(Struct, frozen=True):
-    """Which logs are read."""
-
     roots: tuple[str, ...] = ()
-    """Log directories of jobs, with the layout that the SDK and ``trainmedic-run`` write."""
+    """Log directories of jobs, in the layout of the SDK and ``trainmedic-run``."""
     paths: tuple[str, ...] = ()
-    """Directories in which further files may lie that a job names."""
+    """Directories for further files that a job may name."""
     files: tuple[FilesOfSource, ...] = ()
     slurm: tuple[PathPattern, ...] = ()
-    """Output of Slurm's jobs."""
     pods: tuple[str, ...] = ()
-    """Namespaces, as shell patterns, whose containers' logs are read."""
+    """Shell patterns of namespaces whose container logs are read."""
     kernel: KernelLog | None = None
     max_files: int = DEFAULT_MAX_FILES
-    """So many files are followed at a time, the last written."""
+    """Files followed at a time, most recently written first."""
     max_lines: int = DEFAULT_MAX_LINES
-    """Lines of one file in a second, on the average of ten, that rules look at; of the kernel, all."""
+    """Lines per second of one file that rules process, averaged over ten seconds. The kernel's log is unlimited."""
     max_job_files: int = DEFAULT_MAX_JOB_FILES
-    """Files of one job that are followed at a time."""
     max_job_lines: int = DEFAULT_MAX_JOB_LINES
-    """Lines of one job in a second, on the average of ten, that rules look at."""
+    """Lines per second of one job that rules process, averaged over ten seconds."""
     max_job_entries: int = DEFAULT_MAX_JOB_ENTRIES
-    """Directory entries of one job that a scan looks at, the newest attempt first."""
+    """Directory entries of one job per scan, newest attempt first."""
     max_job_findings: int = DEFAULT_MAX_JOB_FINDINGS
-    """Findings of one job that are reported within an hour."""
     ship: ShipPolicy | None = None
-    """To which store lines are pushed; None where they stay on the node."""
+    """Store to which lines are pushed. None if they stay on the node."""
 
     def reads_pods_of(self, namespace: str) -> bool:
         return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.pods)
 
 
 def read_logs(section: object, faults: list[FieldFault]) -> LogsPolicy:
-    """The logs part of a policy, as YAML gave it; its mistakes are added to `faults`."""
     reader = MappingReader(("logs",), section if section is not None else {}, faults)
     reader.refuse_unknown_keys(LogsPolicy.__struct_fields__)
     return LogsPolicy(
@@ -142,9 +127,9 @@ def _pattern(raw: object) -> PathPattern:
 def _source(raw: object) -> str:
     name = mapping_reader.text(raw)
     if name == "kernel":
-        raise ValueError("the kernel's log is read by kernel, which knows what is older than the boot")
+        raise ValueError("read the kernel's log with the key kernel")
     if name == FLIGHT_RECORDER:
-        raise ValueError("dumps are no lines; those below roots are read")
+        raise ValueError("dumps are not lines; those below roots are read automatically")
     if fault := fault_of_source(name):
         raise ValueError(fault)
     return name
@@ -153,7 +138,7 @@ def _source(raw: object) -> str:
 def _namespace(raw: object) -> str:
     name = mapping_reader.text(raw)
     if not _NAMESPACE.match(name):
-        raise ValueError(f"{name!r} is no namespace, nor a pattern for some")
+        raise ValueError(f"{name!r} is not a namespace or a pattern")
     return name
 
 

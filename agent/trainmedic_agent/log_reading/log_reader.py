@@ -1,7 +1,6 @@
-"""Reading logs as a whole: its threads, started and stopped with its process.
+"""Log reading as a whole: its threads, started and stopped with the process.
 
-The kernel's log has a thread of its own, so that a file system which does not answer holds up neither it nor what it
-says about that file system.
+The kernel's log has its own thread, so that a hanging file system does not delay its messages about that file system.
 """
 
 from __future__ import annotations
@@ -40,22 +39,25 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 SCAN_SECONDS = 1.0
 TURN_SECONDS = 0.5
-"""After so long a scan ends, and whoever used least comes first in the next one. How often a job is scanned follows
-from what its own scans take (``scan_units``)."""
+"""Duration of a scan; the next one begins with the least served. A job's scan interval follows from its cost
+(``scan_units``).
+"""
 HUNG_SECONDS = 30.0
-"""After so long without an end a round of reading or scanning counts as hung."""
-_HUNG = "looking at log files has not ended for {:g} s: a file system, or the process that opens files, does not answer"
+"""Seconds after which a round of reading or scanning counts as hung."""
+_HUNG = "reading log files has not ended for {:g} s: a file system, or the process that opens files, does not respond"
 _PAUSE_AFTER_ERROR = 1.0
 _KERNEL_WAIT = 0.5
 
 
 class ShipsLines(Protocol):
-    """What pushes the lines of the same files to a store (``log_shipping``). It has positions and threads of its own,
-    so a store that is away holds up no finding."""
+    """Shipping of the same files' lines to a store (``log_shipping``).
+
+    It has its own positions and threads, so that an unavailable store delays no finding.
+    """
 
     @property
     def known_keys(self) -> Collection[tuple[int, int]]:
-        """Devices and inodes of the files that it follows by any name."""
+        """Device and inode of files it follows under any name."""
         ...
 
     def found(self, scan: Scan) -> None: ...
@@ -64,7 +66,7 @@ class ShipsLines(Protocol):
 
 
 class LogReader:
-    """The part of the reader that follows logs. `start` and `stop` once each."""
+    """The log-following part of the reader. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -93,7 +95,6 @@ class LogReader:
         self._kmsg = kmsg
         self._stopping = threading.Event()
         self._began: dict[str, float] = {}
-        """By thread, when the round began in which it is."""
         self._store = LogStore(context.database, boot, self.counters)
         cuts = self.counters.cuts
         of_jobs = FindingsOfJobs(policy.max_job_findings, cuts)
@@ -141,7 +142,7 @@ class LogReader:
             self._shipping.start()
 
     def stop(self, timeout: float) -> None:
-        """End everything; what is not sent by then is sent after the next start."""
+        """Stop everything. Unsent findings are sent after the next start."""
         deadline = time.monotonic() + timeout
         self._stopping.set()
         self.scans.stop()
@@ -156,25 +157,25 @@ class LogReader:
 
     @property
     def kernel_way(self) -> KernelReading | None:
-        """The way by which the kernel's log is read; None if it is not read."""
+        """How the kernel's log is read. None if it is not read."""
         return self._way
 
     @property
     def problem(self) -> str:
-        """What keeps this node's logs from being read. Empty if nothing does."""
+        """Why this node's logs are not read, empty if they are."""
         now = time.monotonic()
         is_hung = any(now - self._began.get(name, now) > HUNG_SECONDS for name in ("log-files", "log-scan"))
         return self.counters.problem or (_HUNG.format(HUNG_SECONDS) if is_hung else "")
 
-    # --- the threads ------------------------------------------------------------------------------------
+    # --- threads ---
 
     def _loop(self, name: str, run: Callable[[], float]) -> None:
         while not self._stopping.is_set():
             self._began[name] = time.monotonic()
             try:
                 wait = run()
-            except Exception:  # the thread's boundary: what one log brings about must not end the reading of others
-                log.exception("reading logs goes on after an unexpected error", extra={"loop": name})
+            except Exception:  # thread boundary: one log's error must not stop the others
+                log.exception("reading logs continues after an unexpected error", extra={"loop": name})
                 self._context.counters.loop_error(name)
                 wait = _PAUSE_AFTER_ERROR
             self._began.pop(name)
@@ -182,7 +183,6 @@ class LogReader:
                 self._stopping.wait(wait)
 
     def _read_files(self) -> float:
-        """Read what is new in each file. A flood takes half of a processor's time at most."""
         began = time.monotonic()
         has_more = self._following.read()
         self.runner.settle()

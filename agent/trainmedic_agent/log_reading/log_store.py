@@ -1,10 +1,8 @@
-"""What reading logs remembers in the reader's database: how far it is, what rules know, what is still to be sent.
+"""Persistent state of log reading: positions, rule state and unsent findings.
 
-All of it changes in one transaction, so that after a kill at any moment what was read and what was found are of the
-same moment: no line is lost between them, and none makes another finding. What waits to be sent is bounded. If nobody
-takes it for long, the oldest of the user with the most goes, and is counted.
-
-On a disk that is full nothing of this may use up the space that is kept back for commands; reading waits then.
+All change in one transaction. So after a kill no line is lost, and none gives a second finding. Unsent findings are
+bounded; beyond that, the oldest of the largest user are dropped and counted. On a full disk reading waits: the reserved
+space is for commands.
 """
 
 from __future__ import annotations
@@ -48,31 +46,26 @@ _TABLES = (
 )
 _TRACKED = "CREATE TABLE log_followed (number INTEGER PRIMARY KEY, value TEXT NOT NULL)"
 _IN_ROWS = "{}"
-"""The value of the tracker's state whose entries are rows of their own. An earlier release writes all into it."""
+"""Marks rule state stored in rows. Earlier releases store all of it in this value."""
 _COUNTS = "SELECT (SELECT COUNT(*) FROM log_findings), (SELECT COUNT(*) FROM log_waiting)"
 _INSTANCE, _LOST, _TRACKER, _RULES = "instance", "lost", "tracker", "rules"
 
 
 class NodeBoot(Struct, frozen=True):
-    """The node, and its present boot."""
-
     node: str
     boot: str
-    """The id that the kernel has given it; empty where it gives none."""
+    """The kernel's boot ID, empty if it has none."""
     booted_at: datetime | None
 
 
 class OutgoingFinding(Struct, frozen=True):
-    """What is said of a finding, with the lines around it where they are known by now."""
-
     finding: Finding
     excerpt: Excerpt | None = None
     owner: BudgetOwner = NODE_ITSELF
-    """Whose turn it is sent in."""
 
 
 class LogStore:
-    """The tables. Any thread may call it; every method raises JournalUnavailable."""
+    """The tables. Thread-safe; every method raises JournalUnavailable."""
 
     def __init__(self, journal: AgentDatabase, boot: NodeBoot, counters: LogCounters) -> None:
         journal.install("log_reading", [_TABLES])
@@ -87,22 +80,20 @@ class LogStore:
             self._put(_INSTANCE, envelope.new_id())
         self._instance = self._value(_INSTANCE) or ""
         self.is_new = self._value(_TRACKER) is None
-        """Nothing was ever committed: no log was read here before."""
+        """True if nothing was ever committed on this node."""
         self._adopt_tracker()
         counters.findings_lost = int(self._value(_LOST) or 0)
         self._measure()
 
-    # --- reading ----------------------------------------------------------------------------------------
+    # --- reading ---
 
     def positions(self) -> dict[str, Any]:
-        """What `commit` has written of each stream that is not forgotten."""
         return {
             stream: json.loads(text)
             for stream, text in self._journal.rows("SELECT stream, position FROM log_positions")
         }
 
     def tracker(self) -> dict[int, Any]:
-        """What rules know, as `TrackerChanges` have written it. Empty at first."""
         return {
             number: json.loads(text)
             for number, text in self._journal.rows("SELECT number, value FROM log_followed ORDER BY number")
@@ -115,7 +106,7 @@ class LogStore:
         outgoing: Sequence[OutgoingFinding],
         now: datetime,
     ) -> None:
-        """Write all of it down, or none. A stream whose position is None is forgotten."""
+        """Store all of this or nothing. A stream with the position None is forgotten."""
         with self._lock, self._journal.transaction() as connection:
             for stream, position in positions.items():
                 if position is None:
@@ -136,7 +127,6 @@ class LogStore:
             self._measure()
 
     def first_word(self, finding: Finding) -> str:
-        """The finding as text, from which `finding_of` makes it again."""
         return self._encoded(OutgoingFinding(finding)).decode()
 
     @staticmethod
@@ -144,10 +134,10 @@ class LogStore:
         """Raises EnvelopeError."""
         return finding_codec.decode(text.encode()).finding
 
-    # --- the rules --------------------------------------------------------------------------------------
+    # --- rules ---
 
     def rules(self) -> tuple[datetime, bytes] | None:
-        """The last rules that were good, and since when they are the rules."""
+        """Return the last valid rules and their time. None without any."""
         text = self._value(_RULES)
         if text is None:
             return None
@@ -157,10 +147,10 @@ class LogStore:
     def keep_rules(self, at: datetime, raw: bytes) -> None:
         self._put(_RULES, f"{envelope.write_time(at)}\n{raw.decode()}")
 
-    # --- sending ----------------------------------------------------------------------------------------
+    # --- sending ---
 
     def waiting(self, most: int) -> list[tuple[int, bytes]]:
-        """The updates that are sent next, with their numbers. They are not changed from now on."""
+        """Return the next updates with their numbers. They are final."""
         with self._lock:
             ((numbered, queued),) = self._journal.rows(_COUNTS)
             if queued and numbered < most:
@@ -169,23 +159,21 @@ class LogStore:
                     self._write_lost(connection, lost)
                 self._counters.findings_lost += lost
                 if lost and self._log_limit.lets_through():
-                    log.error("findings that cannot be read are left out", extra={"count": lost})
+                    log.error("dropping unreadable findings", extra={"count": lost})
             return self._journal.rows("SELECT number, body FROM log_findings ORDER BY number LIMIT ?", (most,))
 
     def sent(self, numbers: Iterable[int]) -> None:
-        """Forget updates that Redis has. Where that is lost they are sent again, with the same number."""
+        """Delete updates that Redis has. If that is lost, they are sent again with the same number."""
         with self._lock, self._journal.transaction() as connection:
             connection.executemany("DELETE FROM log_findings WHERE number = ?", [(number,) for number in numbers])
         self._measure()
 
-    # ----------------------------------------------------------------------------------------------------
-
     def _add(self, connection: Any, outgoing: OutgoingFinding) -> None:
-        """Add an update, or put it in the place of an earlier one of the same finding that has no number yet."""
+        """Add an update, or replace the finding's unnumbered one."""
         finding = outgoing.finding.id
         earlier = self._queue.body(connection, finding) if outgoing.excerpt is None else None
         if earlier is not None:
-            with contextlib.suppress(EnvelopeError):  # `waiting` leaves it out and counts it
+            with contextlib.suppress(EnvelopeError):  # `waiting` drops and counts it
                 outgoing = replace(outgoing, excerpt=finding_codec.decode(earlier).excerpt)
         self._queue.put(connection, finding, outgoing.owner, self._encoded(outgoing))
 
@@ -202,7 +190,6 @@ class LogStore:
         return finding_codec.encode(update)
 
     def _adopt_tracker(self) -> None:
-        """Take over what an earlier release has written of the tracker. Rows from before that release are stale."""
         text = self._value(_TRACKER)
         if text is None or text == _IN_ROWS:
             return
@@ -217,7 +204,6 @@ class LogStore:
         self._journal.write(adopt)
 
     def _write_lost(self, connection: sqlite3.Connection, lost: int) -> None:
-        """Write how many updates were lost, with these."""
         if lost:
             row = (_LOST, str(self._counters.findings_lost + lost))
             connection.execute("INSERT OR REPLACE INTO log_memory VALUES (?, ?)", row)
@@ -236,8 +222,7 @@ class LogStore:
 
 
 def _numbered(body: bytes, number: int) -> bytes | None:
-    """Return the update with its number. None if the server could not read it: a user can choose names of directories
-    that make such a finding."""
+    """Return the update with its number. None if it is unreadable: users can choose directory names that cause this."""
     try:
         return finding_codec.encode(replace(finding_codec.decode(body), number=number))
     except EnvelopeError:

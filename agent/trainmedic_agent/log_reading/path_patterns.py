@@ -1,13 +1,10 @@
-"""Patterns for the paths of log files, with places that say whose a file is: ``/data/logs/{job}/rank-{rank}.log``.
+"""Patterns for log paths with placeholders for a file's origin: ``/data/logs/{job}/rank-{rank}.log``.
 
-A pattern is absolute. Within one part of it ``*`` stands for any characters, ``?`` for one, ``[abc]`` and ``[!abc]``
-for one of those, or of the others. A place is each of these at most once, and stands for at least one character:
+Within a component, ``*``, ``?``, ``[abc]`` and ``[!abc]`` work as in a shell. Each placeholder occurs at most once:
 
-- ``{job}``: the job's name, as much of the part as can be
+- ``{job}``: the job's name, greedy
 - ``{attempt}``, ``{rank}``, ``{local_rank}``, ``{node_rank}``: a number
-- ``{node}``: the name of this node; a file with another one is not read here
-
-Not here: looking for files (``discovery``).
+- ``{node}``: this node's name; files of other nodes are skipped
 """
 
 from __future__ import annotations
@@ -28,33 +25,29 @@ _NOT_FOR_LOGS = ("/dev", "/proc", "/sys")
 
 
 def checked_path(path: str) -> str:
-    """`path`, if it is absolute, without ``.`` and ``..``, and names what can be a log. Raises ValueError."""
+    """Return `path` if it is absolute, without ``.`` and ``..``, and possible for a log. Raises ValueError."""
     if not path.startswith("/") or path.startswith("//") or posixpath.normpath(path) != path or "\0" in path:
         raise ValueError(f"{path!r} must be an absolute path without '.', '..', double or closing '/'")
     if path == "/" or len(path) > _LONGEST:
-        raise ValueError(f"{path!r} must name a directory or file in at most {_LONGEST} characters, not all of them")
+        raise ValueError(f"{path!r} must name a directory or file below /, in at most {_LONGEST} characters")
     if any(path == place or path.startswith(f"{place}/") for place in _NOT_FOR_LOGS):
         raise ValueError(f"{path} cannot be read as a log: it belongs to the kernel")
     return path
 
 
 class PathPattern(Struct, frozen=True):
-    """One pattern; `read` checks it."""
-
     text: str
     base: str
-    """The directory that its first parts name, which need no listing."""
     parts: tuple[re.Pattern[str], ...]
-    """For each part below `base`, the last one for the file's name."""
+    """Expressions for the components below `base`, the last one for the file name."""
 
     @classmethod
     def read(cls, text: str) -> PathPattern:
-        """The pattern that `text` writes. Raises ValueError."""
         checked_path(text)
         places = _PLACE.findall(text)
         for place in places:
             if place not in PLACES:
-                raise ValueError(f"{text!r}: {{{place}}} is not a place; there are {', '.join(PLACES)}")
+                raise ValueError(f"{text!r}: {{{place}}} is not a placeholder; use {', '.join(PLACES)}")
             if places.count(place) > 1:
                 raise ValueError(f"{text!r} has {{{place}}} twice")
         names = text.split("/")[1:]
@@ -67,7 +60,6 @@ class PathPattern(Struct, frozen=True):
 
 
 def _regex(name: str) -> str:
-    """The regular expression of one part: what is between places is a shell pattern."""
     pieces = _PLACE.split(name)
     written = [_ENDS.sub("", fnmatch.translate(piece)) for piece in pieces[::2]]
     for index, place in enumerate(pieces[1::2]):

@@ -1,7 +1,7 @@
-"""What a kernel has left of itself when it panicked: records that outlive the boot, read once each.
+"""Kernel panic records, which survive the boot; each is read once.
 
-A panic writes no log that anybody could read then. Firmware keeps its last lines, and the next boot shows them as
-files, which systemd moves to a directory of its own. What is found in them was before this boot, and so is only told.
+The next boot shows them as files, which systemd moves to its own directory. Findings in them predate this boot, so they
+are only reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEY = "pstore"
 
 
 class _Record:
-    """One record, as the runner needs it: its position is that it was read."""
+    """One record; its position states that it was read."""
 
     key = KEY
 
@@ -56,7 +56,7 @@ def read_records(
     tops: Sequence[str] = DIRECTORIES,
     files: NodeFiles = OwnFiles(),
 ) -> int:
-    """Show the rules every record that was not read before; return how many. `kept` is what was written of them."""
+    """Process every unread record and return their number. `kept` is the stored state."""
     read = [str(name) for name in kept.get("read", ())]
     count = 0
     for path, written_at in list(_records(tops, files))[:_MOST_RECORDS]:

@@ -1,4 +1,4 @@
-"""What all parts of reading logs share. ``trainmedic_agent.wiring.agent_logs`` makes it."""
+"""State shared by all parts of log reading."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trainmedic_agent.database import AgentDatabase
 
 @dataclass(frozen=True, slots=True)
 class ReadingContext:
-    """The node that is read, and what its reader remembers and counts.
+    """Node, database and counters of the reader.
 
-    ``database``: the reader's own file. The agent's journal is another one.
+    ``database``: the reader's own, separate from the agent's journal.
     """
 
     node: str

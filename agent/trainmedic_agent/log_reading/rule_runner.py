@@ -1,8 +1,7 @@
-"""Gives the lines of all streams to the rules, and writes down what they find together with how far was read.
+"""Execution of rules on all streams, and storage of findings together with read positions.
 
-Any thread may call it. Lines of a stream come from one thread, in their order, with the stream's position after them.
-Nothing is committed line by line: findings a moment after they were made, mere positions every few seconds, for who
-reads lines again makes the same findings of them, with the same ids.
+A stream's lines come from one thread, in order. Positions alone are committed every few seconds: lines read again give
+the same findings with the same IDs.
 """
 
 from __future__ import annotations
@@ -30,41 +29,35 @@ from trainmedic_logs.lines.tracker import FindingTracker
 log = logging.getLogger(__name__)
 
 EXCERPT_SECONDS = 3.0
-"""How long the lines after a finding are waited for; the finding itself is sent at once."""
+"""Wait for the lines after a finding. The finding itself is sent at once."""
 _COMMIT_EVERY = 5.0
 _LONGEST_WAIT = 0.25
 _TICK_EVERY = 0.5
 _MOST_UNWRITTEN = 2000
-"""Findings in memory from which on nothing more is read until they could be written."""
+"""Findings in memory at which reading pauses until they are stored."""
 
 
 _MOST_HELD = 32
-"""Excerpts of findings that are told once they have lasted; of more, the oldest go."""
+"""Excerpts held for findings that must last first; the oldest are dropped."""
 
 
 class ReadStream(Protocol):
-    """A stream that is read, as the runner needs it."""
-
     @property
-    def key(self) -> str:
-        """Names the stream's position."""
-        ...
+    def key(self) -> str: ...
 
     @property
     def stream(self) -> LineStream: ...
 
     def place_json(self) -> Mapping[str, Any]:
-        """Where reading goes on after a restart. Raises OSError."""
+        """Return where reading resumes after a restart. Raises OSError."""
         ...
 
     def excerpt(self, place: int) -> Excerpt | None:
-        """The lines around the one at `place`; None where they are gone."""
+        """Return the lines around `place`. None if they are gone."""
         ...
 
 
 class RuleRunner:
-    """The rules in force, and what is not yet written of their findings."""
-
     def __init__(
         self,
         store: LogStore,
@@ -89,17 +82,15 @@ class RuleRunner:
         self._has_begun = False
         self._committed_at = self._ticked_at = monotonic()
         self.is_first = store.is_new
-        """No log was read on this node before this process."""
+        """True if no log was read on this node before this process."""
         self.has_findings = threading.Event()
-        """Findings were written down that are to be sent."""
 
     @property
     def can_take(self) -> bool:
-        """Whether there are rules, and room for what they find."""
         return self._tracker is not None and len(self._outgoing) < _MOST_UNWRITTEN
 
     def use(self, rule_set: RuleSet) -> None:
-        """Put rules in force. Raises ValueError or TrainmedicError for such as this program cannot compile."""
+        """Activate rules. Raises ValueError or TrainmedicError if they cannot be compiled here."""
         with self._lock:
             if self._tracker is None:
                 tracker = FindingTracker(rule_set, self._gpu_of)
@@ -110,14 +101,14 @@ class RuleRunner:
         self._counters.rules = rule_set.version
 
     def prefilter(self, source: str) -> Prefilter | None:
-        """What passes over lines of a source that no rule can take; None while there are no rules."""
+        """Return a filter that skips lines of a source that no rule can match. None without rules."""
         with self._lock:
             return self._tracker.matcher.prefilter((source,)) if self._tracker is not None else None
 
     def take(self, source: ReadStream, lines: Sequence[Line]) -> None:
-        """Show lines to the rules, in the order of their stream; what they find goes with the stream's position.
+        """Run the rules on lines in stream order; findings are stored with the stream's position.
 
-        Raises OSError where the position cannot be told; then the lines were not seen.
+        Raises OSError if the position is unavailable; the lines were not processed then.
         """
         place = source.place_json()
         with self._lock:
@@ -139,32 +130,26 @@ class RuleRunner:
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
     def tell(self, finding: Finding, excerpt: Excerpt, owner: BudgetOwner) -> None:
-        """Say what no rule has found, with what is to be sent beside it; who is killed before it is written down has to
-        say it again."""
+        """Report a finding that no rule has made. After a kill before it is stored, the caller must repeat it."""
         with self._lock:
             self._say(finding, excerpt, owner)
 
     def begin(self, source: ReadStream) -> None:
-        """Write down soon that a stream is read, so that it is found again whatever becomes of its name.
-
-        Raises OSError.
-        """
+        """Record soon that a stream is read, so that it is found again under any name. Raises OSError."""
         place = source.place_json()
         with self._lock:
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
             self._has_begun = True
 
     def forget(self, key: str) -> None:
-        """A stream has ended, and does not come again."""
         with self._lock:
             self._positions[key] = None
 
     def kept(self) -> dict[str, Any]:
-        """What was written of every stream: ``place`` and ``stream``, by its key. Raises JournalUnavailable."""
+        """Return the stored ``place`` and ``stream`` by stream key. Raises JournalUnavailable."""
         return self._store.positions()
 
     def add_excerpts(self, source: ReadStream) -> None:
-        """Send the lines around findings of this stream for which it is time."""
         now = self._monotonic()
         due = [each for each in source.stream.excerpts if each.due <= now]
         if not due:
@@ -183,12 +168,11 @@ class RuleRunner:
             self._positions[source.key] = {"place": place, "stream": source.stream.to_json()}
 
     def hurry(self) -> None:
-        """Write findings down that wait, in the middle of a long round."""
         if self._outgoing and self._monotonic() - self._committed_at >= _LONGEST_WAIT:
             self.settle()
 
     def settle(self, *, is_last: bool = False) -> None:
-        """Write down what has come since; called by each reading thread after each of its rounds."""
+        """Store what is new. Each reading thread calls this after a round."""
         now = self._monotonic()
         with self._lock:
             if self._tracker is None:
@@ -208,7 +192,7 @@ class RuleRunner:
                 self._tracker.stored(changes)
             except JournalUnavailable as error:
                 if not self._counters.problem:
-                    log.error("findings cannot be written down; trying again", extra={"reason": str(error)})
+                    log.error("cannot store findings; retrying", extra={"reason": str(error)})
                 self._counters.problem = str(error)
                 return
             self._counters.problem = ""
@@ -217,12 +201,11 @@ class RuleRunner:
             self.has_findings.set()
 
     def near(self) -> Mapping[str, int]:
-        """Lines that hold a literal of a rule and none of its patterns, by rule."""
+        """Return by rule the number of lines with one of its literals but no match."""
         with self._lock:
             return dict(self._tracker.lines_near) if self._tracker is not None else {}
 
     def _say(self, finding: Finding, excerpt: Excerpt | None = None, owner: BudgetOwner | None = None) -> None:
-        """Have the last word of a finding be this one. Without an owner, it is the one of its first word."""
         earlier = self._outgoing.pop(finding.id, None)
         if excerpt is None and earlier is not None:
             excerpt = earlier.excerpt
@@ -238,14 +221,12 @@ class RuleRunner:
         return PendingExcerpt(finding.id, place, update, self._monotonic() + EXCERPT_SECONDS)
 
     def _hold(self, finding_id: str, excerpt: Excerpt) -> None:
-        """Keep the lines around a finding until it has lasted: by then they may be gone."""
         self._held[finding_id] = excerpt
         if len(self._held) > _MOST_HELD:
             self._held.pop(next(iter(self._held)))
 
     def _first_word(self, pending: PendingExcerpt) -> Finding | None:
-        """What a process before this one has said first of the finding."""
         try:
             return self._store.finding_of(pending.update)
-        except ValueError:  # as another version has written it
+        except ValueError:  # another version's format
             return None

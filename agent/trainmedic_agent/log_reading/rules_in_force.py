@@ -1,7 +1,7 @@
-"""Which rules the reader applies: the server's, and where no server can be asked the last good ones of the disk.
+"""The reader's active rules: the server's, or the last valid ones on disk.
 
-The agent fetches rules and verifies the node's notice of them (``log_link.rule_news``). Rules that this program cannot
-read or compile, and such as are older than those in force, change nothing.
+The agent fetches and verifies rules (``log_link.rule_news``). Rules that are older or cannot be compiled change
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RulesInForce:
-    """The rules of one node. One thread brings new ones."""
+    """Rules of one node. Not thread-safe."""
 
     def __init__(self, store: LogStore, runner: RuleRunner) -> None:
         self._store = store
@@ -28,16 +28,16 @@ class RulesInForce:
         self._refused = ""
 
     def restore(self) -> None:
-        """Put the rules of the disk in force, where there are any. Raises JournalUnavailable."""
+        """Activate the rules on disk, if any. Raises JournalUnavailable."""
         try:
             kept = self._store.rules()
             if kept is not None and self._use(kept[1]):
                 self._now = kept
         except ValueError as error:
-            log.error("the log rules of the disk cannot be read", extra={"reason": str(error)})
+            log.error("cannot read log rules on disk", extra={"reason": str(error)})
 
     def take(self, at: datetime, raw: bytes) -> None:
-        """Put rules in force that the agent has verified, unless they are older than those that are in force."""
+        """Activate verified rules, unless they are older than the active ones."""
         if self._now is not None and (raw == self._now[1] or at < self._now[0]):
             return
         if self._use(raw):
@@ -45,7 +45,7 @@ class RulesInForce:
             try:
                 self._store.keep_rules(at, raw)
             except JournalUnavailable as error:
-                log.warning("the log rules could not be kept", extra={"reason": str(error)})
+                log.warning("cannot store log rules", extra={"reason": str(error)})
 
     def _use(self, raw: bytes) -> bool:
         try:
@@ -57,11 +57,10 @@ class RulesInForce:
         self._refused = ""
         log.info("log rules", extra={"version": rule_set.version, "rules": len(rule_set.rules)})
         if rule_set.left_out:
-            log.warning("log rules of a newer server are left out", extra={"rules": list(rule_set.left_out)})
+            log.warning("skipping log rules of a newer server", extra={"rules": list(rule_set.left_out)})
         return True
 
     def _refuse(self, reason: str) -> None:
-        """Say once why rules are not taken."""
         if reason != self._refused:
             self._refused = reason
-            log.error("new log rules are not taken; those from before stay", extra={"reason": reason})
+            log.error("rejecting new log rules; keeping the earlier ones", extra={"reason": reason})

@@ -1,9 +1,7 @@
-"""Units of a scan: the directory of one job, with its owner, what the last look found in it, and when to look again.
+"""Scan units: job directories with owner, last result and next scan time.
 
-Each look has a bound of entries and of seconds. A unit that needs longer gets more seconds at its next look, and looks
-rarely in proportion to what they cost. So a job with much in its directory delays only its own logs.
-
-Who calls it: ``discovery``, from one thread.
+Each look is bounded by entries and seconds. An expensive unit is scanned rarely, so that a job with a large directory
+delays only its own logs.
 """
 
 from __future__ import annotations
@@ -28,42 +26,39 @@ from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_cuts import CutKind
 
 FIRST_SECONDS = 0.25
-"""Seconds that the first look at a job may take. Each look that does not end in time doubles them."""
+"""Seconds for the first look at a job, doubled after each incomplete look."""
 MOST_SECONDS = 3.0
 CHEAP_SECONDS = 0.02
-"""A look that takes less is made also for a user who has used their share."""
+"""Cheaper looks are made even if the user's share is used up."""
 USER_SECONDS = 5.0
-"""Seconds, as ``FairTurns`` counts them, that scanning for one user may take: about a seventeenth of the time."""
+"""Seconds, as counted by ``FairTurns``, for scanning one user: about a seventeenth of the time."""
 MOST_DUE = 2_000
-"""Job directories of one user in one directory that are looked at in one scan: those that are due longest. Their facts
-take some 10 ms. As many come due in two seconds, so it bounds only what is late."""
+"""Job directories per user and scan, longest due first. Their metadata takes about 10 ms. As many become due in two
+seconds, so this bounds only late ones.
+"""
 MOST_JOBS = 10_000
-"""Job directories of one user in one directory that are looked at: those that changed last."""
+"""Job directories per user in one directory, most recently changed."""
 MOST_FOUND = 2_000
-"""Files that are remembered of one job: those that were written last."""
+"""Remembered files per job, most recently written."""
 MOST_OF_USER = 10_000
-"""Files that are remembered of all jobs of one user."""
 _SHARE = 50
-"""Looking at one job takes a fiftieth of the time at most."""
+"""A job's scans take at most a fiftieth of the time."""
 _OFTEN = 1.0
 _UNITS_A_SECOND = 1000
 
 
 class FoundFile(Struct, frozen=True):
-    """A file that is a log, or was one by another name."""
-
     path: str
     device: int
     inode: int
     size: int
     written_ns: int
-    """When it was last written: nanoseconds since 1970."""
+    """Last write, in nanoseconds since 1970."""
     origin: Origin | None
-    """None where only its inode says that it is a log: it was renamed."""
+    """None for a renamed file known only by inode."""
     owner: BudgetOwner = NODE_ITSELF
-    """Whose budget its reading uses."""
     named_by: NamedBy | None = None
-    """The file of a job that names it. None for what the policy names, and what lies in a job's directory."""
+    """The job's file that names it. None if the policy names it, or if it is in a job's directory."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -72,8 +67,6 @@ class FoundFile(Struct, frozen=True):
 
 
 class ScanBudget:
-    """Entries and time of one look."""
-
     def __init__(self, entries: int, is_stopping: Callable[[], bool], seconds: float | None = None) -> None:
         self._left = entries
         self._is_stopping = is_stopping
@@ -82,55 +75,46 @@ class ScanBudget:
 
     @property
     def is_cut(self) -> bool:
-        """Whether there were more entries."""
         return self._left <= 0
 
     @property
     def room(self) -> int:
-        """How many more entries may be listed."""
         return max(self._left - 1, 0)
 
     def take_entries(self, count: int) -> None:
-        """Count the entries that were listed, and one more if a directory has more."""
+        """Count listed entries, plus one if a directory has more."""
         self._left -= count
 
     def goes_on(self) -> bool:
-        """Return whether there is time left."""
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             self.is_late = True
         return not self.is_late and not self._is_stopping()
 
 
 class ScanUnit(Struct):
-    """A directory right below one that the policy names: in most layouts that of a job."""
-
     name: str
     path: str
     owner: BudgetOwner
     finder: Finder
     sources: JobSources | None
-    """What its ranks say. None where the layout has no sources files."""
+    """Its ranks' sources files. None if the layout has none."""
     found_by: Finder
-    """The finder without what belongs to this directory alone."""
+    """The finder without this directory's specifics."""
     identity: tuple[int, int, int]
-    """Device, inode and owner of the directory."""
     first_name: str
-    """The name by which the directory was known first."""
     files: tuple[FoundFile, ...] = ()
     named: tuple[FoundFile, ...] = ()
-    """Files that its ranks have named."""
     refused: Counter[UnreadReason] = field(default_factory=Counter)
     changed_ns: int = -1
     looked_at: float = float("-inf")
-    """By the monotonic clock."""
+    """Monotonic time."""
     is_old: bool = False
     cost: float = 0.0
-    """Seconds that the last look took."""
     allowed: float = FIRST_SECONDS
     due: float = float("-inf")
 
     def looked(self, began: float, budget: ScanBudget, units: int) -> None:
-        """Record what a look took. `units` is the number of all units, which share the time."""
+        """Record a look. `units` is the number of all units, which share the time."""
         now = time.monotonic()
         self.cost = now - began
         self.allowed = min(2 * self.allowed, MOST_SECONDS) if budget.is_late else self.allowed
@@ -142,8 +126,6 @@ class ScanUnit(Struct):
 
 
 class UnitTable:
-    """The units of one directory that the policy names."""
-
     def __init__(self, policy: LogsPolicy, node: str, cuts: CutRecord, files: NodeFiles, names: DirectoryNames) -> None:
         self._names = names
         self._may_be_renamed = False
@@ -154,10 +136,7 @@ class UnitTable:
         self._files = files
 
     def renew(self, path: str, present: Sequence[tuple[str, Finder]], *, may_be_renamed: bool) -> None:
-        """Have a unit for each directory that is `present` in the directory at `path`, and for no other.
-
-        Raises OSError, LogRefused.
-        """
+        """Make the units match the directories `present` at `path`. Raises OSError, LogRefused."""
         self._may_be_renamed = may_be_renamed
         units, finders = self.by_name, dict(present)
         for name in [name for name in units if name not in finders]:
@@ -174,7 +153,7 @@ class UnitTable:
                 units[name] = self._unit(name, f"{path}/{name}", facts, finders[name])
 
     def renew_changed(self, path: str, unit: ScanUnit, facts: FileFacts) -> ScanUnit:
-        """Return the unit of a directory with these facts: another one if another owner or directory has the name."""
+        """Return the unit for a directory with this metadata: a new one if owner or directory changed."""
         first = self._first_name(unit.name, facts)
         if (facts.device, facts.inode, facts.uid) == unit.identity and first == unit.first_name:
             return unit
@@ -183,7 +162,7 @@ class UnitTable:
         return made
 
     def _first_name(self, name: str, facts: FileFacts) -> str:
-        # Where only owners can rename, a new name is what the owner wants.
+        # If only owners can rename, a new name is intended.
         return self._names.first_of(name, facts) if self._may_be_renamed else name
 
     def _unit(self, name: str, path: str, facts: FileFacts, found_by: Finder) -> ScanUnit:
@@ -199,7 +178,7 @@ class UnitTable:
 
 
 def first_of_users(due: Sequence[ScanUnit]) -> list[ScanUnit]:
-    """Return at most `MOST_DUE` units of each user, so that the facts of one user's directories delay no other user."""
+    """Return at most `MOST_DUE` units per user, so that one user's directories do not delay others."""
     if len(due) <= MOST_DUE:
         return list(due)
     by_user: dict[int | None, list[ScanUnit]] = {}
@@ -209,14 +188,13 @@ def first_of_users(due: Sequence[ScanUnit]) -> list[ScanUnit]:
 
 
 def newest(files: Collection[FoundFile], most: int, known: Collection[tuple[int, int]]) -> tuple[FoundFile, ...]:
-    """Return at most `most` files: first those of `known` keys, then those that were written last."""
+    """Return at most `most` files: those in `known` first, then the most recently written."""
     if len(files) <= most:
         return tuple(files)
     return tuple(heapq.nlargest(most, files, key=lambda file: (file.key in known, file.written_ns)))
 
 
 def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tuple[int, int]]) -> list[FoundFile]:
-    """Return at most `most` files of each user."""
     if len(files) <= most:
         return list(files)
     by_user: dict[int | None, list[FoundFile]] = {}
@@ -226,8 +204,7 @@ def newest_of_users(files: Sequence[FoundFile], most: int, known: Collection[tup
 
 
 def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]]) -> Mapping[BudgetOwner, int]:
-    """Have the largest units of each user forget their oldest files until the user has `most`. Return how many files
-    each owner loses."""
+    """Drop the oldest files of each user's largest units down to `most` per user. Return their number by owner."""
     lost: Counter[BudgetOwner] = Counter()
     totals: Counter[int | None] = Counter()
     for unit in units:
@@ -244,7 +221,6 @@ def trim(units: Sequence[ScanUnit], most: int, known: Collection[tuple[int, int]
 
 
 def _level(sizes: Sequence[int], most: int) -> int:
-    """Return the largest bound of each so that ascending `sizes`, cut to it, are `most` together."""
     left = most
     for place, size in enumerate(sizes):
         share = left // (len(sizes) - place)

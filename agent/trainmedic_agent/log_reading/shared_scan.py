@@ -1,7 +1,6 @@
-"""The reader's scans for files, shared with searches: a search has the next scan made at once, and makes none itself.
+"""The reader's scans, shared with searches: a search requests the next scan at once instead of scanning itself.
 
-So searches take neither the time nor the opener from the scans that find new logs. Who calls it: ``log_reader`` (its
-scanning thread) and ``log_search`` (one thread).
+So searches do not take time or the opener from scans for new logs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _TURN = 0.1
 
 
 class SharedScan:
-    """The last scan, and whether a search waits for the next one. Implements ``log_search``'s `LooksForFiles`."""
+    """The last scan, and whether a search waits for the next. Implements ``log_search``'s `FileScanner`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,10 +25,9 @@ class SharedScan:
         self._is_wanted = self._is_stopped = False
         self._latest = Scan((), {})
 
-    # --- the thread that scans --------------------------------------------------------------------------
+    # --- called by the scanning thread ---
 
     def begin(self) -> bool:
-        """Begin a scan. Return whether a search waits for it."""
         with self._changed:
             self._begun += 1
             is_wanted, self._is_wanted = self._is_wanted, False
@@ -41,7 +39,7 @@ class SharedScan:
             self._changed.notify_all()
 
     def pause(self, seconds: float) -> None:
-        """Wait until a search wants a scan, for so long at most."""
+        """Wait up to `seconds` until a search requests a scan."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_wanted or self._is_stopped, seconds)
 
@@ -50,7 +48,7 @@ class SharedScan:
             self._is_stopped = True
             self._changed.notify_all()
 
-    # --- the thread that searches -----------------------------------------------------------------------
+    # --- called by the searching thread ---
 
     def scan(
         self,
@@ -59,7 +57,7 @@ class SharedScan:
         seconds: float | None = None,
         job_seconds: float = 0.0,
     ) -> Scan:
-        """Return a scan that began after this call. After `seconds`, return the last one, marked as stale."""
+        """Return a scan that began after this call. After `seconds`, return the last one marked as stale."""
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             begun, self._is_wanted = self._begun, True

@@ -1,7 +1,7 @@
-"""One stream of lines on its way to the rules: joined to blocks, and each given to them once, also after a restart.
+"""A stream's assembly of lines into blocks, each processed once, also across restarts.
 
-A block that is not whole yet is read again after a restart. Of the lines from its first one on only those count that
-were held back: the rules have seen the others already.
+An unfinished block is read again after a restart. From its first line on, only held lines count: the rules have seen
+the others.
 """
 
 from __future__ import annotations
@@ -21,34 +21,31 @@ from trainmedic_logs.lines.masks import masked
 from trainmedic_logs.lines.prefilter import Prefilter
 
 BYTES_AROUND = 64 * 1024
-"""Bytes before a line, and from it on, in which the lines of its excerpt are looked for."""
+"""Bytes before and from a line on that are searched for its excerpt."""
 
 
 class PendingExcerpt(Struct, frozen=True):
-    """A finding that was sent without the lines around it, because those after it had not come."""
+    """A finding sent without its excerpt, because later lines had not arrived."""
 
     finding_id: str
     place: int
     update: str
-    """What was said of it first, as ``finding_codec`` writes it; empty where it is told once it has lasted."""
+    """Its first update, encoded by ``finding_codec``. Empty if the finding is reported only once it has lasted."""
     due: float = 0.0
-    """By the monotonic clock; at once after a restart."""
+    """Monotonic time; immediately after a restart."""
 
 
 class LineStream:
-    """What is kept of one stream between two of its lines."""
-
     def __init__(self, origin: Origin, booted_at: datetime | None, kept: Mapping[str, Any]) -> None:
-        """`kept` is what `to_json` gave before a restart, or empty. Raises TypeError, ValueError for something else."""
+        """`kept` is the earlier `to_json`, or empty. Raises TypeError, ValueError if invalid."""
         self.origin = origin
         self.owner: BudgetOwner = NODE_ITSELF
-        """Whose budget its findings use."""
         self.excerpts = [
             PendingExcerpt(str(finding_id), int(place), str(update))
             for finding_id, place, update in kept.get("excerpts", ())
         ]
         self._assembler = LineAssembler(origin, booted_at)
-        # Of the lines up to `_fed_to`, which a process before this one has fed, those that it held back.
+        # Of the lines up to `_fed_to`, fed by an earlier process, those that it held.
         self._held = {int(place) for place in kept.get("held", ())}
         self._fed_to = int(kept.get("fed_to", -1))
 
@@ -61,12 +58,10 @@ class LineStream:
 
     @property
     def oldest_place(self) -> int | None:
-        """Where the oldest line begins that is held back."""
         return self._assembler.oldest_place
 
     def feed(self, placed: Sequence[PlacedLine], arrived: datetime, prefilter: Prefilter | None = None) -> list[Line]:
-        """Take physical lines; return those that the rules are to see now. With a prefilter, not those that none of
-        its rules can take."""
+        """Return the lines that the rules process now, without those that the prefilter skips."""
         fresh = [(place, raw) for place, raw in placed if place > self._fed_to or place in self._held]
         if not fresh:
             return []
@@ -74,18 +69,18 @@ class LineStream:
         return self._assembler.feed_many(fresh, arrived, prefilter)
 
     def flush(self, now: datetime | None) -> list[Line]:
-        """The blocks that have waited for long enough; all where `now` is None, because nothing more comes."""
+        """Return blocks that have waited long enough, or all if `now` is None because nothing follows."""
         return self._assembler.flush(now)
 
 
 def excerpt_of(before: Sequence[bytes], after: Sequence[bytes]) -> Excerpt | None:
-    """The excerpt of the lines before the finding's and of those from it on, masked."""
+    """Return the masked excerpt from the lines before the finding's and from it on."""
     if not after:
         return None
     kept = before[-MOST_AROUND:]
     lines = [_shown(raw) for raw in (*kept, *after[: MOST_AROUND + 1])]
     lines[len(kept)] = f"\0{lines[len(kept)]}"
-    # Masked together, for a key is a secret of several lines. The finding's line is found again by its mark.
+    # Masked together, because a key spans several lines. A mark identifies the finding's line afterwards.
     together = masked("\n".join(lines)).split("\n")
     at = next((number for number, line in enumerate(together) if "\0" in line), 0)
     return Excerpt(tuple(line.replace("\0", "") for line in together), at).within()

@@ -1,5 +1,5 @@
-"""Answering what is asked of this node's logs, where no store keeps them: ``logs.read``.
+"""Search of this node's logs for ``logs.read``, where no store keeps them.
 
-``file_lines`` reads one file from a place on, ``searcher`` merges files into a page, ``executor`` answers the command.
-Which files there are, and how they are opened, is ``log_reading``'s.
+``file_lines`` reads one file from a place on, ``searcher`` merges files into a page, and ``search_pages`` packs it.
+``log_reading`` finds and opens files.
 """

@@ -1,21 +1,23 @@
-"""The lines of one file that match a query.
+"""Lines of one file that match a query.
 
-The starting point is found by the arrival times of the file's bytes, then by the times in the lines that arrived
-together. Holes, as in the middle of a size-limited file, are skipped without reading.
+The starting point follows from arrival times, then from the timestamps of lines that arrived together. Holes, as in a
+size-limited file, are skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import struct
 import time
 import zlib
 from collections.abc import Mapping
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import cache
 
 from trainmedic_agent.log_opening.own_files import OwnFiles
 from trainmedic_agent.log_reading.arrivals import ArrivalIndex
-from trainmedic_agent.log_reading.birth import born_at
 from trainmedic_agent.log_reading.line_cutter import LineCutter
 from trainmedic_agent.log_reading.log_files import OpenLog
 from trainmedic_agent.log_search.line_clock import BEGINNING, SLACK, LineClock
@@ -25,23 +27,58 @@ from trainmedic_logs.domain import file_times
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.lines.line_times import AHEAD, Stated
 
+_AT_EMPTY_PATH = 0x1000
+_STATX_BTIME = 0x800
+_BYTES = 256
+_BTIME_AT = 80
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def born_at(fd: int) -> datetime | None:
+    """Return when the open file was created, from statx(2), which Python's `os.stat` lacks on Linux.
+
+    None if the file system does not record it, such as NFS before version 4.
+    """
+    statx = _statx()
+    if statx is None:
+        return None
+    facts = ctypes.create_string_buffer(_BYTES)
+    if statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, facts) != 0:
+        return None
+    (mask,) = struct.unpack_from("=I", facts, 0)
+    seconds, nanoseconds = struct.unpack_from("=qI", facts, _BTIME_AT)
+    if not mask & _STATX_BTIME or seconds <= 0:
+        return None
+    return _EPOCH + timedelta(seconds=seconds, microseconds=nanoseconds // 1000)
+
+
+@cache
+def _statx() -> ctypes._NamedFuncPointer | None:
+    try:
+        function = ctypes.CDLL(None, use_errno=True).statx
+    except (AttributeError, OSError):
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p]
+    return function
+
+
 PIECE = 256 * 1024
 UNTIMED_BYTES = 1024 * 1024
-"""Bytes that are read at the end of a file without times in its lines and without known arrival times."""
+"""Bytes read at the end of a file without timestamps or arrival times."""
 _NEAR = 256 * 1024
 _MUCH = 4 * 1024 * 1024
-"""Of more bytes than this that came in time it is looked at which state times of long ago."""
+"""Bytes from which on lines that arrived in time are checked for old timestamps."""
 _BEFORE = 64 * 1024
-"""Bytes before the first possible match, in which an earlier line may state its time."""
+"""Bytes before the first possible match in which an earlier line may state its time."""
 _PROBE = 64 * 1024
 _PROBES = 4
 _MARKED = 64
 _QUIET_SECONDS = 10.0
-"""A last line without a line feed counts as whole when nothing was written for so long."""
+"""Idle seconds after which a last line without line feed counts as complete."""
 
 
 class FileLines(WantedLines):
-    """One file. It is known by its inode, so that one which was renamed meanwhile is read on."""
+    """One file, identified by its inode, so that it can be read further after a rename."""
 
     def __init__(
         self,
@@ -71,8 +108,7 @@ class FileLines(WantedLines):
         os.close(self._fd)
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
-        """Continue at this file's entry in `places`. Without an entry, start before the first possible match. Raises
-        OSError."""
+        """Continue at this file's entry in `places`, or start before the first possible match. Raises OSError."""
         place = places.get(self.key)
         self.go_to(place if place is not None and self.has(place) else self._first())
 
@@ -126,14 +162,12 @@ class FileLines(WantedLines):
             self._cutter = LineCutter(min(data, self._size))
 
     def _data_at(self, offset: int) -> int:
-        """Return the offset of the next byte outside holes."""
         if offset < self._size:
-            with contextlib.suppress(OSError):  # the file system does not report holes, or the rest is one
+            with contextlib.suppress(OSError):  # holes are not reported, or the rest is one
                 return os.lseek(self._fd, offset, os.SEEK_DATA)
         return offset
 
     def _last_stated(self) -> list[tuple[int, Stated]]:
-        """Return the end offsets and the times of some of the last lines."""
         begin = max(self._size - _PROBE, 0)
         stated: list[tuple[int, Stated]] = []
         for place, raw in LineCutter(begin, begin > 0).feed(os.pread(self._fd, _PROBE, begin)):
@@ -143,12 +177,11 @@ class FileLines(WantedLines):
         return stated[-100:]
 
     def _first(self) -> FilePlace:
-        """Return a place before the first possible match."""
         since = self._wanted.query.since
         low, high = 0, self._size
         arrivals = self.clock.arrivals
         if arrivals is not None:
-            # A line's time is before its arrival, or a little after it.
+            # A line is written before its arrival, or by a wrong clock a little after it.
             wanted = since - AHEAD
             low = arrivals.first_place(wanted)
             arrival = arrivals.of(low, wanted) if low < self._size else None
@@ -158,7 +191,7 @@ class FileLines(WantedLines):
                 low = high = self._after_old(low, since - SLACK)
         while high - low > _NEAR:
             middle = (low + high) // 2
-            if self._data_at(middle) >= high:  # nothing but a hole
+            if self._data_at(middle) >= high:  # only a hole
                 high = middle
                 continue
             at = self._time_at(middle, high)
@@ -173,8 +206,8 @@ class FileLines(WantedLines):
     def _after_old(self, low: int, since: datetime) -> int:
         """Return a place from `low` on before which lines state times before `since`.
 
-        What came late can be old, as in a file that was copied. All lines at a place must be old, because several
-        processes can write a file.
+        A copied file arrives late but is old. All lines at a place must be old, because several processes can write a
+        file.
         """
         high = self._size
         while high - low > _NEAR:
@@ -186,7 +219,7 @@ class FileLines(WantedLines):
         return low
 
     def _time_at(self, offset: int, before: int, *, is_latest: bool = False) -> datetime | None:
-        """Return the time of the first line after `offset` that states one, or the latest time of the lines there."""
+        """Return the first timestamp after `offset`, or the latest one there."""
         for _ in range(_PROBES):
             offset = self._data_at(offset)
             if offset >= before:

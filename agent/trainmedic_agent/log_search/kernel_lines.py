@@ -1,4 +1,4 @@
-"""The kernel's own log, or the journal, as lines that match a query."""
+"""Lines of the kernel's log or journal that match a query."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KernelLines(WantedLines):
         self.go_to(places.get(KERNEL, FilePlace()))
 
     def close(self) -> None:
-        """Do nothing: everything was read at the start."""
+        """Do nothing: all was read at the start."""
 
     def go_to(self, place: FilePlace) -> None:
         self.line_place = place
@@ -55,7 +55,6 @@ class KernelLines(WantedLines):
         return False
 
     def _awaited(self, reader: KernelReader) -> list[PlacedLine]:
-        """Return what a reader waits for a moment for. None if it has returned everything."""
         number = reader.fileno()
         if number is None or len(self._lines) > _MOST_KERNEL_LINES:
             return []

@@ -1,8 +1,7 @@
-"""The times of the lines of one file, in the file's order.
+"""Times of the lines of one file, in order.
 
-A line that states its time has that time, unless it arrived long before or after. A line without a time lies between
-its timed neighbours, and within the time in which its bytes arrived, as far as the agent has recorded that
-(``log_reading.arrivals``).
+A line has the time it states, unless it arrived long before or after. A line without one is between its timed
+neighbours, and within the arrival interval of its bytes.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from trainmedic_logs.lines.line_times import AHEAD, Lacks, Stated
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 SLACK = timedelta(seconds=60)
-"""Lines of a file may be out of order by so much, because several processes write it."""
+"""Possible disorder of a file's lines, because several processes write it."""
 _BEHIND = timedelta(hours=24)
-"""A time so long before the line's arrival is not the line's own."""
+"""A time this long before the line's arrival is not its own."""
 _NARROW = timedelta(minutes=15)
-"""An arrival that is known this well completes a time without year or date, or in the hour that summer time repeats."""
+"""An arrival known this precisely completes a time without year or date, or in an hour repeated by summer time."""
 _WEAK = timedelta(minutes=15)
 _EXACT = timedelta(seconds=2)
-"""A time with an error up to this counts as exact."""
+"""Maximum error of an exact time."""
 _QUARTER = timedelta(minutes=15)
 """All zones differ from UTC by whole quarters of an hour."""
 _LATE, _EARLY = timedelta(seconds=60), timedelta(seconds=5)
@@ -35,21 +34,17 @@ _LEAST_VOTES = 3
 
 
 class LineTime(NamedTuple):
-    """When a line was written."""
-
     at: datetime
     known_by: TimeKnownBy
     earliest: datetime | None = None
-    """Lower bound of the time of a line that states none. None if unknown."""
+    """Lower bound for a line without a timestamp. None if unknown."""
     error: float | None = None
     """Seconds between `at` and the farther bound."""
     is_vague: bool = False
-    """True if `earliest` and `at` are too far apart for a search, and no neighbour states a time."""
+    """True if `earliest` and `at` are too far apart for a search, and no neighbour has a timestamp."""
 
 
 class LineClock:
-    """Assigns a time to each line. Lines come in the file's order."""
-
     def __init__(
         self,
         written_at: datetime,
@@ -58,18 +53,14 @@ class LineClock:
         born_at: datetime | None = None,
         zone: tzinfo | None = None,
     ) -> None:
-        """`zone` is the zone of times without one; None is this machine's. `written_at` and `born_at` are the
-        file's."""
+        """`zone` applies to times without one; None is this machine's. `written_at` and `born_at` are the file's."""
         first_at = arrivals.first_at if arrivals is not None else None
         if first_at is not None and born_at is not None and first_at < born_at - _EARLY:
-            arrivals = None  # they belong to an earlier file with this inode
+            arrivals = None  # of an earlier file with this inode
         self.arrivals = arrivals
         self.latest = BEGINNING
-        """The latest time of a line so far."""
         self.before = BEGINNING
-        """The time of the last line that states one."""
         self.goes_back = False
-        """True if a line states an earlier time than lines before it."""
         self._written_at = written_at
         self._born_at = born_at
         self._zone = zone
@@ -78,10 +69,10 @@ class LineClock:
         self._arrival_begin = self._arrival_end = -1
 
     def learn_zone(self, lines: Iterable[tuple[int, Stated]]) -> None:
-        """Detect the zone of times without one from the arrival of lines: a container may have another zone than its
-        node.
+        """Detect the zone of times without one from the arrival of lines: a container's zone may differ from its
+        node's.
 
-        `lines` are end offsets with the times that the lines state.
+        `lines` are end offsets with stated times.
         """
         votes: Counter[int] = Counter()
         for end, stated in lines:
@@ -106,8 +97,10 @@ class LineClock:
             self._is_learned = True
 
     def stated_at(self, end: int, at: datetime | None, stated: Stated | None) -> tuple[datetime, TimeKnownBy] | None:
-        """Return the time that the line ending at `end` states, and how it is known. None if it states none, or one
-        that cannot be its own. `at` is a time with a zone, which the line's reader is sure of."""
+        """Return the time stated by the line ending at `end`, and how it is known. None if it states none of its own.
+
+        `at` is a time with a certain zone.
+        """
         if at is None and stated is None:
             return None
         arrival = self._arrived(end)
@@ -127,7 +120,6 @@ class LineClock:
         return at, known_by
 
     def stating(self, at: datetime, known_by: TimeKnownBy) -> LineTime:
-        """Take the time of the next line, which states it."""
         self.goes_back = self.goes_back or at < self.latest - SLACK
         self.latest = max(self.latest, at)
         self.before = at
@@ -135,7 +127,8 @@ class LineClock:
 
     def stating_none(self, end: int, following: datetime | None) -> LineTime:
         """Return the time of the next line, which ends at `end` and states none. `following` is the next time in the
-        file."""
+        file.
+        """
         arrival = self._arrived(end)
         moment = self._between(arrival, following if following is None or following >= self.before else None)
         self.latest = max(self.latest, moment.at)
@@ -151,12 +144,12 @@ class LineClock:
                 return LineTime(at, TimeKnownBy.NEIGHBOURS, before, error)
             return self._arrival_moment(arrival.at, after, TimeKnownBy.FILE)
         if before is not None and (after is None or before >= after):
-            # The previous timed line was written in the same interval, as with the lines of a traceback.
+            # The previous timed line is from the same interval, as for a traceback.
             bound = min(following, max(arrival.at, before)) if following is not None else max(arrival.at, before)
             return LineTime(before, TimeKnownBy.NEIGHBOURS, before, (bound - before).total_seconds())
         if before is not None and following is not None and after is not None and following < after - _EXACT:
-            # The program buffered its output, so lines arrived long after they were written. A time in whole seconds
-            # does not show that: it can be a little earlier than its line.
+            # Buffered output arrived long after it was written. A time in whole seconds can be slightly before its
+            # line, so it does not prove that.
             return LineTime(before, TimeKnownBy.NEIGHBOURS, before, (following - before).total_seconds())
         if following is not None and following < arrival.at:
             begin = max((each for each in (before, after) if each is not None), default=None)
@@ -170,7 +163,6 @@ class LineClock:
         return LineTime(at, known_by, after, (at - after).total_seconds(), at - after > _EXACT)
 
     def _arrived(self, end: int) -> Arrival:
-        """Return when the last byte of a line arrived."""
         place = max(end - 1, 0)
         if self.arrivals is None:
             return self._arrival

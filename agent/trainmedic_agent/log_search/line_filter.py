@@ -1,45 +1,81 @@
-"""Selection of matching lines on one node, with a count of lines whose attributes are unknown."""
+"""Selection of matching lines on one node, and of candidate lines before decoding."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trainmedic_agent.log_search.likely_lines import LikelyLines
+from trainmedic_agent.log_reading.line_cutter import PlacedLine
 from trainmedic_agent.log_search.line_clock import LineTime
 from trainmedic_core.expressions.regexes import SearchPattern
+from trainmedic_core.expressions.required_text import required_patterns
 from trainmedic_logs.domain.finding import Origin
 from trainmedic_logs.domain.log_search import TIME, FoundLine, LogLevel, LogQuery
 from trainmedic_logs.domain.log_sources import KERNEL_SOURCES
+from trainmedic_logs.lines import raw_text
+from trainmedic_logs.lines.prefilter import LineSearch
+
+_KEY = "-----BEGIN"
+_ESCAPED = rb"\{\"log\":\".*\\[^n]"
+"""Escaped text in a container's JSON log, which differs from the text that is searched."""
+
+
+class LikelyLines:
+    """Fast preselection for one regular expression. Skipped lines neither match nor bound a match's time."""
+
+    def __init__(self, patterns: Sequence[bytes]) -> None:
+        self._search = LineSearch([*patterns, _KEY.encode(), _ESCAPED])
+
+    @classmethod
+    def of(cls, grep: str) -> LikelyLines | None:
+        """Return None if every line must be checked."""
+        patterns = required_patterns(grep) if grep else None
+        return cls(patterns) if patterns is not None else None
+
+    def among(self, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> Sequence[PlacedLine]:
+        """Return possible matches with the nearest timed line before and after each, and the first and last timed
+        lines.
+        """
+        raws = [raw for _, raw in lines]
+        suspects = self._search.suspects(raws)
+        if any(_KEY in raw_text.text_of(raws[at])[0] for at in suspects):
+            return lines  # lines of a private key are always masked
+        kept = set(suspects)
+        states_time = cache(states_time)
+        for after, until in zip([-1, *suspects], [*suspects, len(raws)], strict=True):
+            kept.update(_first(range(until - 1, after, -1), lines, states_time))
+            kept.update(_first(range(after + 1, until), lines, states_time))
+        return [lines[at] for at in sorted(kept)]
+
+
+def _first(positions: range, lines: Sequence[PlacedLine], states_time: Callable[[PlacedLine], bool]) -> list[int]:
+    return next(([at] for at in positions if states_time(lines[at])), [])
+
 
 _EARLIEST, _LATEST = datetime(1971, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 """Longer windows are cut to these bounds, so that times can be added to their ends."""
 _OF_FILES = ("attempt", "node_rank")
-"""Attributes that a path or a sources file states, and a line does not."""
 _OF_LINES = ("rank", "local_rank")
-"""Attributes that both a line and its file can state."""
 
 
 class Answers(StrEnum):
-    """Result of matching a line with a query."""
-
     YES = "yes"
     NO = "no"
     UNKNOWN = "unknown"
-    """All known attributes match, and a requested one is unknown."""
+    """All known attributes match, but a requested one is unknown."""
 
 
 class LineFilter(Struct, frozen=True):
-    """A query, prepared for this node."""
-
     query: LogQuery
     pattern: SearchPattern | None
     levels: frozenset[LogLevel]
     likely: LikelyLines | None = None
-    """None if it is unknown what text the pattern requires."""
+    """None if the pattern's required text is unknown."""
 
     @classmethod
     def of(cls, query: LogQuery) -> LineFilter:
@@ -51,11 +87,9 @@ class LineFilter(Struct, frozen=True):
         return cls(query, pattern, levels, LikelyLines.of(query.grep))
 
     def is_out(self, level: LogLevel, moment: LineTime) -> bool:
-        """Return whether level or time exclude a line."""
         return level not in self.levels or self._is_in_window(moment) is False
 
     def answers(self, line: FoundLine, moment: LineTime) -> tuple[Answers, str]:
-        """Return whether a line matches, and the name of its unknown attribute."""
         is_known = self._is_in_window(moment)
         if is_known is False or line.level not in self.levels:
             return Answers.NO, ""
@@ -82,8 +116,7 @@ class LineFilter(Struct, frozen=True):
 
 
 def unknown_of_file(origin: Origin, query: LogQuery) -> str | None:
-    """Return the name of a requested attribute that the file's path and job do not state. Empty if the file can have
-    matches, None if it cannot."""
+    """Return a requested attribute that the file does not state. Empty if it can have matches, None if it cannot."""
     missing = ""
     for name in _OF_FILES:
         asked, stated = getattr(query, name), getattr(origin, name)

@@ -1,7 +1,6 @@
-"""The lines of a gzip file that match a query. Offsets count uncompressed bytes.
+"""Lines of a gzip file that match a query. Offsets count uncompressed bytes.
 
-The file is decompressed in pieces from its beginning, up to `MOST_UNPACKED` bytes. So memory stays small for any
-content.
+The file is decompressed piecewise up to `MOST_UNPACKED` bytes, so memory stays bounded.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ _GZIP = 31
 
 
 class PackedLines(WantedLines):
-    """One compressed file."""
-
     def __init__(
         self,
         path: str,
@@ -45,7 +42,7 @@ class PackedLines(WantedLines):
         key, clock = f"{facts.st_dev:x}-{facts.st_ino:x}", LineClock(written_at, zone=zone)
         super().__init__(key, origin, line_filter, clock, budget)
         self.is_cut = False
-        """True if the file is damaged, or larger than the part that is decompressed."""
+        """True if the file is damaged, or larger than the decompressed part."""
         self._cutter = LineCutter()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._packed_offset = 0
@@ -55,7 +52,6 @@ class PackedLines(WantedLines):
         os.close(self._fd)
 
     def begin(self, places: Mapping[str, FilePlace]) -> None:
-        """Continue at this file's entry in `places`."""
         self.go_to(places.get(self.key, FilePlace()))
 
     def go_to(self, place: FilePlace) -> None:
@@ -89,7 +85,6 @@ class PackedLines(WantedLines):
         return True
 
     def _piece(self) -> bytes:
-        """Return the next bytes from the cutter's offset. Empty at the end, or beyond the part that is decompressed."""
         if self._cutter.offset < self._unpacked:  # the cutter went back
             self._unpacking, self._packed_offset, self._unpacked = zlib.decompressobj(_GZIP), 0, 0
         while not self._budget.is_stopped:
@@ -109,10 +104,9 @@ class PackedLines(WantedLines):
         return b""
 
     def _unpack(self) -> bytes:
-        """Return the next decompressed bytes. Empty at the end. Raises zlib.error, OSError."""
         while True:
             if self._unpacking.eof:
-                # A file can consist of several gzip members.
+                # A file can have several gzip members.
                 rest = self._unpacking.unused_data
                 self._packed_offset -= len(rest)
                 self._unpacking = zlib.decompressobj(_GZIP)

@@ -1,4 +1,4 @@
-"""The older parts of a log file that rotation has renamed, copied or compressed in the same directory."""
+"""Older parts of a log file, which rotation renamed, copied or compressed in its directory."""
 
 from __future__ import annotations
 
@@ -11,35 +11,30 @@ from typing import NamedTuple
 from trainmedic_agent.log_opening.node_files import FileFacts, LogRefused, NamedBy, NodeFiles
 
 MOST_OLDER = 16
-"""Older parts of one file that are searched, the newest ones."""
+"""Older parts searched per file, newest first."""
 _OLDER = re.compile(r"(?:\.\d{1,3}|[.-]\d{8}(?:-?\d{1,6})?|[.-]\d{4}-\d\d-\d\d[\w.:-]{0,16}?)(?P<packed>\.gz)?\Z")
 _MOST_ENTRIES = 20_000
 _MOST_LISTED = 200_000
 
 
 class OlderPart(NamedTuple):
-    """One older part."""
-
     path: str
     is_packed: bool
-    """True if gzip has compressed it."""
     written_at: float
     """Unix time."""
 
 
 class Rotations:
-    """Finder of older parts. It lists each directory once, so each answer needs a new one."""
+    """Finder of older parts, for one answer. It lists each directory once."""
 
     def __init__(self, files: NodeFiles, seconds: float) -> None:
-        """After so many `seconds` no further directory is listed."""
+        """After `seconds` no further directory is listed."""
         self._files = files
         self._until = time.monotonic() + seconds
         self.left_out = 0
-        """Files whose older parts were not looked for."""
         self._names: dict[tuple[str, NamedBy | None], list[str]] = {}
 
     def of(self, path: str, since: float, named_by: NamedBy | None = None) -> list[OlderPart]:
-        """Return the older parts of the file at `path` that were written after `since`, newest first."""
         directory, _, name = path.rpartition("/")
         if (directory, named_by) not in self._names and time.monotonic() > self._until:
             self.left_out += 1

@@ -1,4 +1,4 @@
-"""The pages of ``logs.read``, as the reader of logs makes them: lines of a job, as the output of a reply.
+"""Pages of ``logs.read``, as made by the log reader.
 
 The output's ``page`` is packed (``trainmedic_logs.domain.log_pages``): ``lines``, ``cursor`` for the next page,
 ``end``, ``notes``, ``left_out``, ``job_files``.
@@ -19,14 +19,12 @@ from trainmedic_logs.domain.log_search import LogQuery
 
 
 class SearchPages(Struct, frozen=True):
-    """The pages of searches in what the policy lets be read. ``log_link.linked_reading`` has the executor."""
-
     searcher: LogSearcher
 
     def page(self, params: Mapping[str, Any], is_stopping: Callable[[], bool]) -> list[str]:
         """Return the page in pieces.
 
-        Raises CommandRejected if the query cannot be answered, and CommandInterrupted once `is_stopping` returns true.
+        Raises CommandRejected for an invalid query, and CommandInterrupted once `is_stopping` returns true.
         """
         try:
             query = LogQuery.of_wire(params)

@@ -1,7 +1,7 @@
-"""One page of an answer: the lines of all files that can have some, merged by time.
+"""One page of a search: matching lines of all files, merged by time.
 
-A cursor says how far each file was read, by its inode, so that a file which was renamed meanwhile is read on. Only
-this node makes and reads cursors. Who calls it: ``executor``, in one thread.
+A cursor states how far each file was read, by inode, so that a renamed file is continued. Only this node makes and
+reads cursors.
 """
 
 from __future__ import annotations
@@ -40,53 +40,39 @@ log = logging.getLogger(__name__)
 
 MOST_FILES = 256
 MOST_LINES = 5000
-"""Lines of a page."""
 MOST_TEXT = 512 * 1024
-"""Characters of the lines of a page."""
 MOST_READ = 64 * 1024 * 1024
-"""Bytes that are read for a page."""
+"""Bytes read per page."""
 MOST_SECONDS = 4.0
 SCAN_SECONDS = 4.0
-"""Time for the look for files, of all jobs."""
 _JOB_SECONDS = 2.0
-"""Time for the look at one job."""
 OPEN_SECONDS = 4.0
-"""Time for opening the files."""
 LISTING_SECONDS = 4.0
-"""Time for the look for older parts of the files."""
 _SCAN_AGAIN = 5.0
 
 Places = Mapping[str, FilePlace]
 
 
 class LogFileFound(Struct, frozen=True):
-    """A file that can have lines of the answer."""
-
     path: str
     origin: Origin
     written_at: float
     named_by: NamedBy | None = None
-    """The file of a job that names it."""
 
 
 class LogPage(Struct, frozen=True):
-    """What one command answers."""
-
     lines: Sequence[FoundLine]
     places: Places
-    """From where on the next page goes on, by file."""
     is_end: bool
-    """There is nothing more now."""
     notes: Sequence[str] = field(default=())
-    """Notes for the reader, such as files that were not searched, or lines that are out of order."""
+    """Notes for the user, such as files not searched, or lines out of order."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
-    """Lines and files that were excluded because a requested attribute is unknown, by that attribute's name."""
+    """By attribute: lines and files excluded because this requested attribute is unknown."""
     job_files: int = 0
-    """Files of the job on this node, before other filters."""
 
 
-class LooksForFiles(Protocol):
-    """What finds the files. See `Discovery.scan`."""
+class FileScanner(Protocol):
+    """Scanner for files, see `Discovery.scan`."""
 
     def scan(
         self,
@@ -98,19 +84,19 @@ class LooksForFiles(Protocol):
 
 
 class LogSearcher:
-    """Searches the files that the policy lets be read. One thread uses it."""
+    """Search in the policy's logs. Not thread-safe."""
 
     def __init__(
         self,
         policy: LogsPolicy,
         node: str,
-        discovery: LooksForFiles | None = None,
+        discovery: FileScanner | None = None,
         *,
         arrivals: ArrivalIndex | None = None,
         zone: tzinfo | None = None,
         files: NodeFiles = OwnFiles(),
     ) -> None:
-        """`zone` is the zone of times without one. None is this machine's. Without `discovery`, it has its own."""
+        """`zone` applies to times without one; None is this machine's. Without `discovery`, it makes its own."""
         self._policy = policy
         self._arrivals = arrivals
         self._zone = zone
@@ -125,8 +111,11 @@ class LogSearcher:
     def page(
         self, query: LogQuery, places: Places, is_stopping: Callable[[], bool] = lambda: False, most: int = MOST_LINES
     ) -> LogPage:
-        """Return the next lines, oldest first. Once `is_stopping` returns true, the page is incomplete and must not be
-        used. Raises ValueError where the query's pattern cannot be used."""
+        """Return the next lines, oldest first.
+
+        Once `is_stopping` returns true, the page is incomplete and must not be used. Raises ValueError for an unusable
+        pattern.
+        """
         line_filter = LineFilter.of(query)
         query = line_filter.query
         if time.monotonic() - self._scanned_at > _SCAN_AGAIN:
@@ -146,12 +135,12 @@ class LogSearcher:
         unopened: list[str] = []
         with ExitStack() as stack:
             opened: list[WantedLines] = [*self._opened(files, line_filter, places, budget, stack, rotations, unopened)]
-            budget.begin()  # a page gets on, however long opening takes
+            budget.begin()  # a page makes progress even if opening is slow
             opened += self._kernel_lines(line_filter, places, budget, stack, notes)
             lines, is_cut = _merged(opened, min(most, MOST_LINES))
             reached = {**places, **{file.key: file.marked(file.place) for file in opened}}
         if places:
-            notes, left_out = [], {}  # they were on the first page
+            notes, left_out = [], {}  # already on the first page
         notes += unopened
         if rotations.left_out:
             notes.append(
@@ -169,7 +158,7 @@ class LogSearcher:
         notes = []
         untimed = sum(file.is_untimed for file in opened)
         if untimed and is_first:
-            notes.append(f"{untimed} files on {self._node} state no times; only the last 1 MiB of each is searched")
+            notes.append(f"{untimed} files on {self._node} have no timestamps; only the last 1 MiB of each is searched")
         cut = sum(isinstance(file, PackedLines) and file.is_cut for file in opened)
         if cut:
             most = packed_lines.MOST_UNPACKED >> 20
@@ -185,17 +174,15 @@ class LogSearcher:
         return notes
 
     def _notes_on_scan(self) -> list[str]:
-        """Return what the look for files left out."""
         notes = []
         if self._late:
             notes.append(
-                f"the directories of {self._late} jobs on {self._node} were not looked through in time; files may be "
-                "missing"
+                f"the directories of {self._late} jobs on {self._node} were not scanned in time; files may be missing"
             )
         if self._is_stale:
-            notes.append(f"looking for files on {self._node} has not ended in time; new files may be missing")
+            notes.append(f"the scan for files on {self._node} did not end in time; new files may be missing")
         if self._is_cut:
-            notes.append(f"a directory on {self._node} has more entries than are looked at; files may be missing")
+            notes.append(f"a directory on {self._node} has too many entries; files may be missing")
         return notes
 
     def _found(self, scan: Scan) -> list[LogFileFound]:
@@ -213,7 +200,6 @@ class LogSearcher:
     def _kernel_lines(
         self, line_filter: LineFilter, places: Places, budget: ReadBudget, stack: ExitStack, notes: list[str]
     ) -> list[KernelLines]:
-        """What is read of the kernel's log other than from a file."""
         kernel = self._policy.kernel
         if kernel is None or not line_filter.query.kernel:
             return []
@@ -231,7 +217,6 @@ class LogSearcher:
     def _candidates(
         self, query: LogQuery, job_files: Sequence[LogFileFound], notes: list[str], left_out: dict[str, LeftOut]
     ) -> list[LogFileFound]:
-        """Return the files that can have matches. Count those whose requested attribute is unknown."""
         files = [file for file in self._files if query.kernel and file.origin.source in KERNEL_SOURCES]
         written = self._written_since(job_files, query.since.timestamp())
         for file in job_files:
@@ -244,12 +229,10 @@ class LogSearcher:
                 files.append(file)
         files.sort(key=lambda file: -file.written_at)
         if len(files) > MOST_FILES:
-            notes.append(f"of {len(files)} files on {self._node} the last written {MOST_FILES} are searched")
+            notes.append(f"of {len(files)} files on {self._node} only the {MOST_FILES} last written are searched")
         return files[:MOST_FILES]
 
     def _written_since(self, files: Sequence[LogFileFound], since: float) -> set[str]:
-        """Return the paths of files that were written at `since` or later. A scan is some seconds old, so it does not
-        know of what was written after it."""
         written = {file.path for file in files if file.written_at >= since}
         others: dict[tuple[str, NamedBy | None], list[str]] = {}
         for file in files:
@@ -259,7 +242,7 @@ class LogSearcher:
         until = time.monotonic() + OPEN_SECONDS
         for (directory, named_by), names in others.items():
             if time.monotonic() > until:
-                break  # what the scan has seen holds
+                break  # the scan's result counts
             with suppress(OSError, LogRefused):
                 every = self._node_files.facts(directory, names, named_by)
                 facts_of = zip(names, every, strict=True)
@@ -278,7 +261,6 @@ class LogSearcher:
         rotations: Rotations,
         late: list[str],
     ) -> Iterable[WantedLines]:
-        """Yield the files that can be opened in time, each with its older parts. Note in `late` how many are not."""
         until = time.monotonic() + OPEN_SECONDS
         own_files = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.path}
         met: set[str] = set()
@@ -296,7 +278,7 @@ class LogSearcher:
             own_places = [places[lines.key] for lines in whole if lines.key in places]
             for lines in whole:
                 if lines.key in met or (places and lines.key not in places and isinstance(lines, PackedLines)):
-                    continue  # this part was read before it was compressed
+                    continue  # read before it was compressed
                 met.add(lines.key)
                 lines.skips_ranks = (
                     file.origin.source == "launcher" and (file.origin.job, file.origin.attempt) in own_files
@@ -330,7 +312,6 @@ class LogSearcher:
 
 
 def _with_node_ranks(files: Sequence[LogFileFound]) -> list[LogFileFound]:
-    """Return the files, where those without a node rank have that of the same attempt's other files on this node."""
     stated: dict[tuple[str | None, int | None], set[int]] = {}
     for file in files:
         if file.origin.node_rank is not None and file.origin.job is not None:
@@ -353,8 +334,11 @@ def _is_of_job(file: LogFileFound, query: LogQuery) -> bool:
 
 
 def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[FilePlace]) -> None:
-    """Start or continue to read a file. A new file can be the copy that rotation makes before it truncates the
-    original. Then the lines that were read from the original are skipped. Raises OSError."""
+    """Start or continue a file. Raises OSError.
+
+    A new file may be the copy that rotation makes before it truncates the original; lines already read are then
+    skipped.
+    """
     own = places.get(lines.key)
     if places and isinstance(lines, FileLines) and (own is None or not lines.has(own)):
         copied = [place for place in own_places if place.offset and place.mark and lines.has(place)]
@@ -365,8 +349,10 @@ def _begin(lines: FileLines | PackedLines, places: Places, own_places: Sequence[
 
 
 def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], bool]:
-    """Return the next lines of all files by time, and whether there are more. Each file's place is after its last
-    line."""
+    """Return the next lines of all files by time, and whether there are more.
+
+    Each file's place is after its last line.
+    """
     heads: list[tuple[datetime, int, FoundLine]] = []
     latest: dict[int, datetime] = {}
 
@@ -374,7 +360,7 @@ def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], b
         try:
             line = files[number].next()
         except OSError as error:
-            log.warning("a log cannot be read on", extra={"reason": error.strerror})
+            log.warning("cannot continue reading a log", extra={"reason": error.strerror})
             return
         if line is not None:
             latest[number] = max(line.at, latest.get(number, line.at))
@@ -385,7 +371,7 @@ def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], b
     lines: list[FoundLine] = []
     characters = 0
     while heads and len(lines) < most and characters < MOST_TEXT:
-        # Coming lines of a file that is left for the next page can be earlier than those of the other files.
+        # Later lines of a file left for the next page may precede those of other files.
         waiting = {number for _, number, _ in heads}
         reached = [file.clock.latest for number, file in enumerate(files) if file.has_more and number not in waiting]
         if reached and heads[0][0] > min(reached):
@@ -394,7 +380,7 @@ def _merged(files: Sequence[WantedLines], most: int) -> tuple[list[FoundLine], b
         lines.append(line)
         characters += len(line.text) + 100
         push(number)
-    for _, number, _ in heads:  # read, and not given out
+    for _, number, _ in heads:  # read but not returned
         files[number].go_to(files[number].line_place)
     return lines, bool(heads)
 
@@ -409,7 +395,7 @@ def places_json(places: Places) -> str:
 
 
 def places_of_json(text: str) -> dict[str, FilePlace]:
-    """Raises ValueError where it is none of `places_json`."""
+    """Raises ValueError if it is not from `places_json`."""
     try:
         members = json.loads(text)
         return {
@@ -417,4 +403,4 @@ def places_of_json(text: str) -> dict[str, FilePlace]:
             for key, (offset, is_skipping, at, *mark) in members.items()
         }
     except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError("the cursor is none of this agent's") from error
+        raise ValueError("the cursor is not from this agent") from error

@@ -1,6 +1,6 @@
-"""The lines of one stream that match a query, from a place on, each with its time.
+"""Matching lines of one stream from a place on, each with its time.
 
-Secrets are masked before any comparison, so that no query can find them.
+Secrets are masked before matching, so that no query can find them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from trainmedic_logs.lines.records import record_of
 
 _MAY_STATE = re.compile(rb"\d\d:\d\d:\d\d|\d{10}|\d{8}[T_-]\d{6}")
 _BEGINNING = 1024
-"""Bytes in which a line states its time, unless it is JSON."""
+"""Bytes in which a line states its time, except for JSON."""
 PROBED_LINES = 256
-"""Number of lines ahead that are searched for the next time."""
+"""Lines ahead that are searched for the next time."""
 
 
 class ReadBudget:
@@ -41,7 +41,6 @@ class ReadBudget:
         self._until = time.monotonic() + seconds
 
     def begin(self) -> None:
-        """Count the time from now on."""
         self._until = time.monotonic() + self._seconds
 
     def take(self, count: int) -> None:
@@ -53,35 +52,29 @@ class ReadBudget:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the answer is no longer wanted."""
         return self._is_stopping()
 
 
 class FilePlace(NamedTuple):
-    """The place from which a file is still unread."""
-
     offset: int = 0
     is_skipping: bool = False
     """True if the next bytes are the rest of a line whose beginning was read."""
     at: datetime = BEGINNING
-    """The time of the last line before it that states one."""
+    """Time of the last timed line before it."""
     mark: int = 0
-    """Checksum of the bytes before it, which shows whether the file is still the same."""
+    """Checksum of the bytes before it, to detect a changed file."""
 
 
 class WantedLines(ABC):
-    """Lines of one stream that match a query, one by one."""
-
     def __init__(self, key: str, origin: Origin, line_filter: LineFilter, clock: LineClock, budget: ReadBudget) -> None:
         self.key = key
         self._budget = budget
         self.is_untimed = False
         self.skips_ranks = False
-        """True if lines to which torchrun has added a rank are skipped, because they are in that rank's own file."""
+        """True if lines with torchrun's rank prefix are skipped, because the rank's own file has them."""
         self.has_more = False
-        """True if reading stopped before the end, because the budget was spent."""
+        """True if reading stopped because the budget was spent."""
         self.line_place = FilePlace()
-        """The place of the last line that was returned."""
         self.clock = clock
         self._origin = origin
         self._wanted = line_filter
@@ -89,14 +82,14 @@ class WantedLines(ABC):
         self._mask = LineMask()
         self._waiting: deque[PlacedLine] = deque()
         self._following: tuple[int, datetime | None] = (-1, None)
-        """The next time in the stream, and the place up to which it is the next one."""
+        """Next time in the stream, and the place up to which it is next."""
         self._left_out: Counter[str] = Counter()
         self._left_out_since: datetime | None = None
 
     @property
     @abstractmethod
     def place(self) -> FilePlace:
-        """The place after the last line that was returned or skipped."""
+        """Place after the last returned or skipped line."""
 
     @abstractmethod
     def go_to(self, place: FilePlace) -> None:
@@ -107,16 +100,15 @@ class WantedLines(ABC):
 
     @abstractmethod
     def _read(self) -> bool:
-        """Read more lines into the queue. Return False if there are none now, or the budget is spent. Raises
-        OSError."""
+        """Queue more lines. Return False if there are none now, or the budget is spent. Raises OSError."""
 
     def marked(self, place: FilePlace) -> FilePlace:
-        """Return the place with a mark that shows later whether the file is still the same. Raises OSError."""
+        """Return the place with a mark that detects a changed file. Raises OSError."""
         return place
 
     @property
     def left_out(self) -> dict[str, LeftOut]:
-        """Number of lines that were excluded because an attribute is unknown, by that attribute's name."""
+        """By attribute: number of lines excluded because it is unknown."""
         since = {TIME: self._left_out_since}
         return {name: LeftOut(0, count, since.get(name)) for name, count in self._left_out.items()}
 
@@ -171,7 +163,6 @@ class WantedLines(ABC):
         return shown if answer is Answers.YES else None
 
     def _ahead(self, offset: int) -> datetime | None:
-        """Return the next time that one of the hundreds of lines after `offset` states."""
         until, at = self._following
         if offset < until:
             return at
@@ -184,14 +175,13 @@ class WantedLines(ABC):
                 self._following = (place, said)
                 return said
             if number == PROBED_LINES // 2:
-                # The lines up to here state no time.
+                # No line up to here states a time.
                 self._following = (place, None)
         if self._following[0] <= offset:
             self._following = (place, None)
         return None
 
     def _stated_by(self, offset: int, raw: bytes) -> datetime | None:
-        """Return the time of a line, for its neighbours. None for a skipped line."""
         at, stated = self._times_in(raw)
         said = self.clock.stated_at(offset + len(raw), at, stated)
         return said[0] if said is not None else None
@@ -210,17 +200,15 @@ class WantedLines(ABC):
         return at, line_times.stated(prefixed.text) if at is None else None
 
     def _likely(self, lines: list[PlacedLine]) -> Sequence[PlacedLine]:
-        """Return the lines that can affect the answer."""
         likely = self._wanted.likely
         if likely is None or self._mask.is_in_key or self._origin.source == "kernel":
             return lines
         together = b"\n".join(raw for _, raw in lines)
         if _MAY_STATE.search(together) is None and b"\0" not in together:
-            return likely.among(lines, lambda _: False)  # none of many lines states a time
+            return likely.among(lines, lambda _: False)  # no line has a timestamp
         return likely.among(lines, lambda placed: self._stated_by(*placed) is not None)
 
 
 def _may_state(raw: bytes) -> bool:
-    """Return whether a line can state a time. This look at its bytes costs a tenth of reading the line."""
     is_whole = raw.startswith(b"{") or b"\r" in raw
     return _MAY_STATE.search(raw if is_whole else raw[:_BEGINNING]) is not None or b"\0" in raw[:_BEGINNING]

@@ -1,8 +1,7 @@
-"""From physical lines to the entries of a store: a time of its own for each, labels, and no secrets.
+"""Conversion of lines to store entries with unique times, labels and masked secrets.
 
-A store keeps one of two lines of a stream that have the same time and text. So each line of a file gets another
-nanosecond, and one that says its time gets the same again when it is read again after a kill: what is pushed twice is
-then in the store once.
+A store merges lines with the same time and text, so each line of a file gets its own nanosecond: the same one after a
+kill, so that repeats are deduplicated.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from trainmedic_logs.lines import line_times
 from trainmedic_logs.lines.parsed_line import LineMask, ParsedLine, parse
 
 LONGEST_LINE = 64 * 1024
-"""Bytes of a line that are pushed. Loki takes 256 KiB; what is longer than this is seldom a line."""
+"""Bytes shipped per line. Loki's limit is 256 KiB; lines longer than this are rare."""
 LONGEST_LABEL = 1024
-"""Characters of a label's value; Loki takes 2,048."""
+"""Characters of a label's value; Loki's limit is 2,048."""
 _FUTURE = timedelta(minutes=1)
-"""A line that says it is from so far ahead has a wrong clock, and gets the time when it came; Loki takes 10 min."""
+"""Lines with a time this far ahead have a wrong clock and get their arrival time; Loki's limit is 10 min."""
 _SAME_TIME = timedelta(seconds=2)
-"""A line without a time that came so soon after the one before it has that one's time."""
+"""A line without a timestamp that arrives this soon after another gets its time."""
 _NEAR_ARRIVAL = timedelta(minutes=15)
-"""A time without a zone counts, in the node's zone, if the line arrived within this time of it."""
+"""A time without a zone is accepted, in the node's zone, if the line arrived this close to it."""
 _SHARES = 500
-"""Nanoseconds of a microsecond over which files are spread, so that ranks which print the same do not meet."""
+"""Nanoseconds of a microsecond used to spread files, so that identical lines of ranks do not collide."""
 _MILLISECOND = 1_000_000
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MOST_ARRIVALS = 600
@@ -42,8 +41,6 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class StoreEntry(Struct, frozen=True):
-    """A line as it is pushed."""
-
     at: int
     """Nanoseconds since 1970."""
     labels: Labels
@@ -51,25 +48,21 @@ class StoreEntry(Struct, frozen=True):
     text: str
     source: str
     place: int
-    """From where on its file must be read again for this line, with the mask that it needs."""
+    """Offset at which rereading must start to ship this line with the right masking."""
     turn: int = 0
-    """Counts the truncations of its file; the places before one are gone."""
+    """Number of truncations of the file; places from before one are invalid."""
     lost: LostReason | None = None
-    """Why it is not pushed."""
 
     @property
     def size(self) -> int:
-        """About how many bytes it adds to a push."""
         return len(self.text) + 100
 
 
 class EntryMaker:
-    """Makes the entries of one file's lines, in their order."""
-
     def __init__(self, origin: Origin, booted_at: datetime, oldest: timedelta, last: int = 0) -> None:
-        """`last` is the time of the entry before, in nanoseconds, where a process before this one has made it."""
+        """`last` is the previous entry's time in nanoseconds, if an earlier process made it."""
         self.skips_ranks = False
-        """Whether lines are left out before which torchrun has put a rank: they are in that rank's own file."""
+        """True if lines with torchrun's rank prefix are skipped, because the rank's own file has them."""
         self._booted_at = booted_at
         self._oldest = oldest
         self._last = last
@@ -79,9 +72,8 @@ class EntryMaker:
         self.become(origin)
 
     def become(self, origin: Origin) -> None:
-        """From the next line on they are of this origin."""
         self.origin = origin
-        # By the file's inode, which is the same when a file is met anew after a kill.
+        # By inode, which is the same after a kill.
         self._share = zlib.crc32(origin.generation.partition("-")[0].encode()) % _SHARES
         labels = {"job": origin.job, "node": origin.node, "source": origin.source}
         self._labels = tuple((name, value[:LONGEST_LABEL]) for name, value in labels.items() if value)
@@ -92,11 +84,11 @@ class EntryMaker:
 
     @property
     def key_place(self) -> int | None:
-        """Where a private key begins that may go on; None outside of one."""
+        """Start of an unfinished private key. None outside of one."""
         return self._key_place if self._mask.is_in_key else None
 
     def entry(self, placed: PlacedLine, arrived: datetime, now: datetime, turn: int = 0) -> StoreEntry | None:
-        """The next line as an entry; None for one that is none of its own, or is empty."""
+        """Return the next line's entry. None for an empty or skipped line."""
         place, raw = placed
         line = parse(raw, self.origin.source, self._booted_at, LONGEST_LINE)
         if line is None or not line.text.strip() or (self.skips_ranks and line.local_rank is not None):
@@ -140,7 +132,6 @@ class EntryMaker:
 
 
 def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeKnownBy]:
-    """Return the line's time, and how it is known."""
     if line.at is not None and line.at <= arrived + _FUTURE:
         return line.at, TimeKnownBy.LINE
     at = line_times.moment(line.stated, None, arrived, arrived) if line.stated is not None else None
@@ -150,29 +141,26 @@ def _stated(line: ParsedLine, arrived: datetime) -> tuple[datetime | None, TimeK
 
 
 class Arrivals:
-    """When the bytes of a file came, as far as it was looked at meanwhile: for lines that say no time and are read
-    late, because the store was away."""
+    """Recent arrival times of a file's bytes, for lines without a timestamp that are read late."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
         self._times: list[datetime] = []
 
     def note(self, size: int, now: datetime) -> None:
-        """The file has so many bytes now."""
         if self._sizes and size <= self._sizes[-1]:
             return
         self._sizes.append(size)
         self._times.append(now)
-        if len(self._sizes) > _MOST_ARRIVALS:  # of two, the later one stays
+        if len(self._sizes) > _MOST_ARRIVALS:  # keep the later of two
             self._sizes, self._times = self._sizes[1::2], self._times[1::2]
 
     def of(self, place: int, now: datetime) -> datetime:
-        """When the byte at `place` had come at the latest; what came before it is forgotten."""
+        """Return the latest arrival of the byte at `place`. Earlier bytes are forgotten."""
         at = bisect_right(self._sizes, place)
         if at > 0:
             del self._sizes[:at], self._times[:at]
         return self._times[0] if self._times else now
 
     def forget(self) -> None:
-        """The file was truncated."""
         self._sizes, self._times = [], []

@@ -1,4 +1,4 @@
-"""What shipping counts of itself, and shows as Prometheus metrics. ``docs/reference/metrics.md`` lists them."""
+"""Counters of shipping as Prometheus metrics, listed in ``docs/reference/metrics.md``."""
 
 from __future__ import annotations
 
@@ -11,54 +11,49 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 
 class LostReason(StrEnum):
-    """Why lines, or bytes of files, are not in the store."""
-
     TOO_OLD = "too_old"
-    """Older than the policy's ``oldest``, or than the store takes."""
+    """Older than the policy's ``oldest``, or than the store accepts."""
     OUT_OF_ORDER = "out_of_order"
-    """So far behind others of its labels that the store did not take it."""
+    """Too far behind other lines with the same labels."""
     TOO_NEW = "too_new"
-    """The store held its time for one in the future."""
+    """In the future, according to the store."""
     TOO_LARGE = "too_large"
-    """Longer than what is pushed of a line, or than the store takes."""
+    """Longer than the agent ships, or than the store accepts."""
     TOO_MANY_JOBS = "too_many_jobs"
-    """Of more jobs than one node has labels for."""
+    """More jobs than one node has labels for."""
     REFUSED = "refused"
-    """The store did not take it for another reason; the agent's log has its words."""
+    """Refused for another reason, which is in the agent's log."""
     BEHIND = "behind"
-    """So much more came than the store has taken that reading went on near the end."""
+    """Skipped, because the store was too far behind."""
     DELETED = "deleted"
-    """The file was deleted before the store had taken it."""
+    """The file was deleted first."""
     TRUNCATED = "truncated"
-    """The file was truncated before the store had taken it."""
+    """The file was truncated first."""
     OVERWRITTEN = "overwritten"
-    """The kernel had overwritten it before it was read."""
+    """The kernel overwrote it before it was read."""
 
 
 OF_BYTES = (LostReason.BEHIND, LostReason.DELETED, LostReason.TRUNCATED)
-"""Of these nobody has counted the lines."""
+"""Reasons counted in bytes, because the lines were never read."""
 
 
 class ShipCounters:
-    """Counts since the process started, and what is so now. Any thread may call it."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: Counter[str] = Counter()
-        # From nothing on, so that Prometheus sees the first as an increase.
+        # Start at 0, so that Prometheus sees the first loss as an increase.
         self._lost_lines = Counter({reason.value: 0 for reason in LostReason if reason not in OF_BYTES})
         self._lost_bytes = Counter({reason.value: 0 for reason in (*OF_BYTES, LostReason.TOO_LARGE)})
         self._failures: Counter[str] = Counter()
         self.files: Mapping[str, int] = {}
         self.refused: Mapping[str, int] = {}
-        """As reading counts them; not shown again."""
+        """Counted by reading; not shown again."""
         self.behind = 0
-        """Bytes that are in files and not in the store."""
+        """Bytes in files that the store does not have."""
         self.problem = ""
-        """Why the store takes nothing now; empty where it does."""
+        """Why the store accepts nothing now, empty if it does."""
 
     def shipped(self, lines: Mapping[str, int]) -> None:
-        """Count lines that the store has taken, by source."""
         with self._lock:
             self._lines.update(lines)
 
@@ -72,7 +67,6 @@ class ShipCounters:
                 self._lost_bytes[reason.value] += count
 
     def fail(self, reason: str) -> None:
-        """Count a push that has failed and is made again."""
         with self._lock:
             self._failures[reason] += 1
 
@@ -80,10 +74,10 @@ class ShipCounters:
         with self._lock:
             lines, lost, lost_bytes = dict(self._lines), dict(self._lost_lines), dict(self._lost_bytes)
             failures = dict(self._failures)
-        yield _counted("log_shipped_lines", "Lines that the store has taken.", "source", lines)
+        yield _counted("log_shipped_lines", "Lines that the store accepted.", "source", lines)
         yield _counted("log_ship_lost_lines", "Lines that are not in the store.", "reason", lost)
         yield _counted("log_ship_lost_bytes", "Bytes of files that are not in the store.", "reason", lost_bytes)
-        yield _counted("log_ship_failures", "Pushes that failed, and are made again.", "reason", failures)
+        yield _counted("log_ship_failures", "Failed pushes, which are retried.", "reason", failures)
         yield GaugeMetricFamily(
             "trainmedic_agent_log_ship_behind_bytes", "Bytes in files that the store does not have yet.", self.behind
         )

@@ -1,4 +1,4 @@
-"""The ``ship`` part of a policy's ``logs``: to which store lines are pushed. Light, because every agent loads it."""
+"""The policy's part ``logs.ship``: the store for log lines. Every agent loads this module, so it has few imports."""
 
 from __future__ import annotations
 
@@ -16,37 +16,32 @@ from trainmedic_core.http_url import check_http_url
 from trainmedic_logs.domain.log_sources import fault_of_source
 
 OLDEST = timedelta(days=7)
-"""What Loki takes at most unless it is set otherwise (``reject_old_samples_max_age``)."""
+"""Loki's default limit (``reject_old_samples_max_age``)."""
 _NUMBERS = re.compile(r"\d{1,10}(:\d{1,10})?\Z")
 
 
 class StoreKind(StrEnum):
-    """Which store it is. Both take Loki's push calls; they differ in where, and in how a tenant is named."""
+    """Kind of store. Both have Loki's push API, with different paths and tenant headers."""
 
     LOKI = "loki"
     VICTORIALOGS = "victorialogs"
 
 
 class ShipPolicy(Struct, frozen=True):
-    """To which store lines are pushed, and which lines."""
-
     kind: StoreKind = StoreKind.LOKI
     url: str = ""
-    """Of the store, without the path of its calls."""
     tenant: str = ""
-    """Of Loki the organisation; of VictoriaLogs ``account`` or ``account:project``."""
+    """Loki's organisation; VictoriaLogs' ``account`` or ``account:project``."""
     token_file: str | None = None
-    """Is read for each push. What has a colon in it is ``user:password``."""
+    """Read for each push. A content with a colon is ``user:password``."""
     ca_file: str | None = None
-    """Certificates of those who may sign the store's; None for the system's."""
+    """CA certificates for the store. None for the system's."""
     sources: tuple[str, ...] = ()
-    """Only lines of these; empty for all."""
     oldest: timedelta = field(default=OLDEST)
-    """Lines that are older are not pushed."""
 
 
 def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
-    """The ``ship`` of the section ``logs``; None where lines are not pushed. Mistakes are added to the parent's."""
+    """Parse ``ship`` of the section ``logs``. None if lines are not shipped. Errors are added to the parent's."""
     raw = section.get("ship") if isinstance(section, Mapping) else None
     if raw is None or raw is False:
         return None
@@ -64,7 +59,7 @@ def read_ship(parent: MappingReader, section: object) -> ShipPolicy | None:
     )
     if kind is StoreKind.VICTORIALOGS and policy.tenant and not _NUMBERS.match(policy.tenant):
         parent.faults.append(
-            FieldFault((*reader.path, "tenant"), "of VictoriaLogs is the number of an account, or account:project")
+            FieldFault((*reader.path, "tenant"), "must be an account number or account:project for VictoriaLogs")
         )
     return policy
 

@@ -1,4 +1,4 @@
-"""How far the store has each file: kept in the reader's database, beside how far reading for findings is."""
+"""Stored shipping positions, separate from those of reading for findings."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ _TABLES = (
 
 
 class ShippedSource(Protocol):
-    """What is pushed, as its position is kept."""
-
     @property
     def key(self) -> str: ...
 
     def place_json(self) -> Mapping[str, Any]:
-        """Where reading goes on after a restart. Raises OSError."""
+        """Return where reading resumes after a restart. Raises OSError."""
         ...
 
-    def state(self) -> Mapping[str, Any]:
-        """What goes on after a restart beside the place."""
-        ...
+    def state(self) -> Mapping[str, Any]: ...
 
 
 class ShipPositions:
-    """One thread uses it. Positions are written by `settle`, in one transaction."""
+    """Positions, written by `settle` in one transaction. Not thread-safe."""
 
     can_take = True
 
@@ -45,32 +41,30 @@ class ShipPositions:
         self._written = self._rows()
         self._forgotten: set[str] = set()
         self.is_first = not self._written
-        """Nothing was ever pushed from this node."""
+        """True if nothing was ever shipped from this node."""
         self.has_begun = False
-        """A file is followed of which nothing is written: where it loses its name, only its position tells of it."""
+        """True if a followed file has no stored position yet; after a rename only that would identify it."""
 
     def kept(self) -> Mapping[str, Any]:
         return {key: json.loads(text) for key, text in self._written.items()}
 
     def begin(self) -> None:
-        """A file is followed from now on."""
         self.has_begun = True
 
     def forget(self, key: str) -> None:
-        """A file has gone, and does not come again."""
         self._forgotten.add(key)
 
     def hurry(self) -> None:
-        """Nothing waits between two files."""
+        """Do nothing between two files."""
 
     def settle(self, sources: Iterable[ShippedSource], now: datetime) -> None:
-        """Write down what has changed. Where the journal cannot be written, more is pushed again after a restart."""
+        """Store changes. If the journal is unavailable, more lines are shipped again after a restart."""
         texts: dict[str, str] = {}
         for source in sources:
             try:
                 place = source.place_json()
             except OSError:
-                continue  # its file system has gone; the position from before stays
+                continue  # file system gone; the old position stays
             texts[source.key] = json.dumps({"place": place, "stream": source.state()})
         self.has_begun = False
         changed = {key: text for key, text in texts.items() if self._written.get(key) != text}
@@ -83,7 +77,7 @@ class ShipPositions:
                 connection.executemany("INSERT OR REPLACE INTO ship_positions VALUES (?, ?, ?)", rows)
                 connection.executemany("DELETE FROM ship_positions WHERE stream = ?", [(key,) for key in gone])
         except JournalUnavailable as error:
-            log.warning("how far lines were shipped cannot be written down", extra={"reason": str(error)})
+            log.warning("cannot store shipping positions", extra={"reason": str(error)})
             return
         self._written = {key: text for key, text in {**self._written, **changed}.items() if key not in gone}
         self._forgotten.clear()

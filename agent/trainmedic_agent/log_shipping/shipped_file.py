@@ -1,7 +1,6 @@
-"""A file whose lines are pushed to a store: which of them come next, and how far the store has it.
+"""A file whose lines are shipped, with the position up to which the store has them.
 
-Lines are read when they are asked for, a small piece of the file at a time, and its position stays where the oldest
-line begins that the store has not taken.
+Lines are read on demand in small pieces. The position is the oldest line that the store has not accepted.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from trainmedic_agent.log_shipping.ship_positions import ShipPositions
 from trainmedic_logs.domain.finding import Origin
 
 SIZES = ReadSizes(piece=16 * 1024, longest=LONGEST_LINE)
-"""So that many files which all have much to read take little memory."""
+"""Small, so that many files with backlogs need little memory."""
 _MOST_PIECES = 64
-"""Pieces that are read at once while none of them ends a line."""
+"""Pieces read at once while none completes a line."""
 _HELD_SECONDS = 600.0
-"""For so long a deleted file is held open, and takes room on the disk, while the store does not take what is in it."""
+"""Maximum seconds that a deleted file is kept open, and uses disk space, for the store."""
 
 
 class ShippedFile:
-    """One open file. One thread uses it."""
+    """One open file. Not thread-safe."""
 
     def __init__(
         self,
@@ -50,18 +49,18 @@ class ShippedFile:
         self._position = known.position
         self._at = int(known.stream.get("at", 0))
         self._arrivals = Arrivals()
-        self._turn = 0  # counts its truncations
+        self._turn = 0  # number of truncations
         self._raw: deque[tuple[int, PlacedLine]] = deque()
         self._head: StoreEntry | None = None
         self._unsent: deque[StoreEntry] = deque()
-        self._left_out = file.left_out  # what was there before the agent was first started is not lost
+        self._left_out = file.left_out  # skipped content from before the first start is not lost
         self._size = -1
         self._grown_at = self._polled_at = 0.0
         self._gone_at: float | None = None
-        self._is_key_here = True  # a key that may go on has begun since the last truncation
+        self._is_key_here = True  # an unfinished key began since the last truncation
         self._now = datetime.now(UTC)
 
-    # --- as ``files`` follows it ------------------------------------------------------------------------
+    # --- called by ``files`` ---
 
     @property
     def key(self) -> str:
@@ -69,22 +68,21 @@ class ShippedFile:
 
     @property
     def grown_at(self) -> float:
-        """A file that has something which the store does not is never quiet, unless it was deleted long ago."""
+        """Monotonic time of the last new data. A file with a backlog is never idle, unless it was deleted long ago."""
         is_held = self._gone_at is not None and self._polled_at - self._gone_at > _HELD_SECONDS
         return self._grown_at if is_held or not self.behind else self._polled_at
 
     @property
     def behind(self) -> int:
-        """Bytes that are in the file, and not in the store."""
+        """Bytes in the file that the store does not have."""
         oldest = self._oldest_place()
         return max(self.file.size - (self.file.offset if oldest is None else oldest), 0)
 
     def begin(self) -> None:
-        """Have it written down soon that it is read."""
         self._positions.begin()
 
     def poll(self, now: datetime, monotonic: float) -> bool:
-        """See whether something is new; what is there is read when it is asked for. Raises OSError."""
+        """Check for new data, which is read on demand. Raises OSError."""
         if not self.file.look():
             self._begin_anew(now)
             self.file.look()
@@ -109,7 +107,6 @@ class ShippedFile:
         return KnownFile(self._position, self.origin, self.state())
 
     def state(self) -> Mapping[str, Any]:
-        """What goes on after a restart beside the place."""
         return {"at": self._at}
 
     def is_of(self, origin: Origin) -> bool:
@@ -124,10 +121,10 @@ class ShippedFile:
         self.file.close()
         self._positions.forget(self.key)
 
-    # --- as ``shipper`` asks it -------------------------------------------------------------------------
+    # --- called by ``shipper`` ---
 
     def head(self) -> StoreEntry | None:
-        """The next entry, which stays; None where there is none now. Raises OSError."""
+        """Return the next entry without removing it. None if there is none now. Raises OSError."""
         while self._head is None:
             if not self._raw and not self._read():
                 return None
@@ -138,17 +135,14 @@ class ShippedFile:
         return self._head
 
     def take(self) -> None:
-        """The next entry is on its way."""
         assert self._head is not None
         self._unsent.append(self._head)
         self._head = None
 
     def taken_by_store(self) -> None:
-        """The store has the oldest of those that are on their way."""
         self._at = self._unsent.popleft().at
 
     def _read(self) -> bool:
-        """Read until there is a line. Return False if the next `_MOST_PIECES` have none: in a hole, for instance."""
         for _ in range(_MOST_PIECES):
             if not self.file.has_more:
                 return False
@@ -169,7 +163,6 @@ class ShippedFile:
         return next(chain(places, key_places, waiting), None)
 
     def _unread_place(self) -> int:
-        """Where the oldest line begins that is on no way to the store."""
         if self._head is not None:
             return self._head.place
         return self._raw[0][1][0] if self._raw else self.file.offset
@@ -178,7 +171,7 @@ class ShippedFile:
         self._raw.extend((self._turn, line) for line in placed)
 
     def _begin_anew(self, now: datetime) -> None:
-        """What was not read of it is gone; what was read is still pushed."""
+        """Handle truncation: unread lines are lost, those already read are still sent."""
         self._counters.lose_bytes(LostReason.TRUNCATED, self.file.size - self.file.offset)
         self._keep(self.file.half_line())
         self._turn, self._is_key_here = self._turn + 1, False

@@ -1,7 +1,6 @@
-"""The kernel's log, where it is read by ``/dev/kmsg`` or the journal, as a source of lines for a store.
+"""The kernel's log from ``/dev/kmsg`` or the journal as a source for a store.
 
-The kernel's own memory, and the journal, keep what the store has not taken; what the kernel overwrites meanwhile is
-counted.
+The kernel's buffer or the journal holds lines that the store lacks; overwritten ones are counted.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from trainmedic_logs.domain.finding import Origin
 
 KEY = "kernel"
 _LIVE_SECONDS = 3.0
-"""Who has read so lately, and all that there was, knows that what comes next is new."""
+"""If everything was read this recently, further lines are new."""
 
 
 class ShippedKernel:
-    """The lines of one boot. One thread uses it."""
+    """Lines of one boot. Not thread-safe."""
 
     key = KEY
 
@@ -36,7 +35,7 @@ class ShippedKernel:
         last: int,
         counters: ShipCounters,
     ) -> None:
-        """`last` is the time of the last entry that a process before this one has made."""
+        """`last` is the time of the last entry made by an earlier process."""
         self.reader = reader
         self._origin = origin
         self._booted_at = booted_at
@@ -51,11 +50,9 @@ class ShippedKernel:
         self._all_read_at: datetime | None = None
 
     def poll(self, now: datetime) -> None:
-        """It is so late now."""
         self._now = now
 
     def head(self) -> StoreEntry | None:
-        """The next entry, which stays; None where there is none now. Raises OSError."""
         while self._head is None:
             if not self._raw and not self._read():
                 return None
@@ -63,13 +60,11 @@ class ShippedKernel:
         return self._head
 
     def take(self) -> None:
-        """The next entry is on its way."""
         assert self._head is not None
         self._unsent.append(self._head)
         self._head = None
 
     def taken_by_store(self) -> None:
-        """The store has the oldest of those that are on their way."""
         self._at = self._unsent.popleft().at
 
     def place_json(self) -> Mapping[str, Any]:

@@ -1,9 +1,7 @@
-"""Shipping as a whole: its thread, which merges lines by time into batches and pushes them until the store has them.
+"""Shipping thread: merges lines by time into batches, and pushes each until the store has it.
 
-Loki takes a line only where it is not far behind the others of its labels, and a node's files are read at different
-speeds once the store was away; so it is always the oldest line of all files that goes next. A batch is pushed each
-second, or when it is full. While the store does not take it, files go on being looked at, so that one which is renamed
-is not lost; none is read any further.
+Loki rejects lines far behind others with the same labels, so the oldest line of all files goes next. While the store is
+unavailable, files are still polled, so that renamed ones are not lost, but not read further.
 """
 
 from __future__ import annotations
@@ -43,15 +41,15 @@ log = logging.getLogger(__name__)
 
 BATCH_SECONDS = 1.0
 MOST_BYTES = 1024 * 1024
-"""Of a push, before it is compressed."""
+"""Bytes per push, uncompressed."""
 _LEAST_BYTES = 16 * 1024
 MOST_JOBS = 100
-"""Jobs of which this node has lines in an hour; of more, lines are not pushed, for each makes labels of its own."""
+"""Jobs shipped from this node per hour, because each adds labels. Lines of more jobs are dropped."""
 _JOB_SECONDS = 3600.0
 _SETTLE_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _MOST_REFUSALS = 25
-"""Whole pushes that were refused one after another. To find one bad line in a full batch takes half as many."""
+"""Consecutive refused pushes. Bisecting a full batch for one bad line needs half as many."""
 _KERNEL_AGAIN = 60.0
 _PAUSE_AFTER_ERROR = 1.0
 
@@ -59,7 +57,7 @@ Source = ShippedFile | ShippedKernel
 
 
 class LogShipping:
-    """The part of the agent that pushes lines. `start` and `stop` once each."""
+    """The part of the reader that ships lines. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -111,7 +109,6 @@ class LogShipping:
         return self._following.known_keys
 
     def found(self, scan: Scan) -> None:
-        """Files that were found; the next round takes them into account."""
         files = [file for file in scan.files if file.origin is None or self._wants(file.origin.source)]
         self._following.found(replace(scan, files=tuple(files)))
 
@@ -119,7 +116,7 @@ class LogShipping:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """What the store has not taken by then is pushed after the next start."""
+        """Stop. Unaccepted lines are shipped after the next start."""
         self._stopping.set()
         self._thread.join(timeout)
 
@@ -127,7 +124,7 @@ class LogShipping:
         return self.counters.families()
 
     def round(self) -> float:
-        """Look at every file, and push a batch; return the seconds until there may be more to do."""
+        """Poll all files and push a batch. Return the seconds until the next round."""
         began = self._monotonic()
         self._following.read()
         self._look_at_kernel(began)
@@ -139,29 +136,28 @@ class LogShipping:
             self.settle()
             self._settle_at = began + _SETTLE_SECONDS
         took = self._monotonic() - began
-        return max(wait, took)  # half of a processor's time at most
+        return max(wait, took)  # at most half of a core's time
 
     def settle(self) -> None:
-        """Write down how far the store has everything."""
         files = self._following.followed
         self.counters.behind = sum(file.behind for file in files)
         self._positions.settle([*files, *filter(None, [self._kernel])], self._context.now())
 
-    # --- the thread -------------------------------------------------------------------------------------
+    # --- thread ---
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 wait = self.round()
-            except Exception:  # the thread's boundary: what one log brings about must not end the shipping of others
-                log.exception("shipping logs goes on after an unexpected error")
+            except Exception:  # thread boundary: one log's error must not stop the others
+                log.exception("shipping logs continues after an unexpected error")
                 self._context.counters.loop_error("log-ship")
                 wait = _PAUSE_AFTER_ERROR
             self._stopping.wait(wait)
         self.settle()
         self._push.close()
 
-    # --- what is pushed ---------------------------------------------------------------------------------
+    # --- filling batches ---
 
     def _wants(self, source: str) -> bool:
         return not self._ship.sources or source in self._ship.sources
@@ -170,7 +166,6 @@ class LogShipping:
         return ShippedFile(file, known, self._positions, self._booted_at, self._ship.oldest, self.counters)
 
     def _look_at_kernel(self, now: float) -> None:
-        """Open the kernel's log where it is no file that is followed, and tell it the time."""
         if self._kernel is not None:
             self._kernel.poll(self._context.now())
             return
@@ -186,14 +181,13 @@ class LogShipping:
         try:
             reader = kernel_log.opened(way, kept.get("place", {}), self._boot.boot, self._kmsg)
         except OSError as error:
-            log.warning("the kernel's log cannot be shipped", extra={"reason": str(error)})
+            log.warning("cannot ship the kernel's log", extra={"reason": str(error)})
             return
         last = int(kept.get("stream", {}).get("at", 0)) if is_same else 0
         self._kernel = ShippedKernel(reader, origin, self._booted_at, self._ship.oldest, last, self.counters)
         self._kernel.poll(self._context.now())
 
     def _filled(self, now: float) -> deque[tuple[Source, StoreEntry]]:
-        """The next batch: of all lines that were not pushed the oldest."""
         files = self._following.followed
         own = {(file.origin.job, file.origin.attempt) for file in files if "/ranks-" in file.origin.stream}
         for file in files:
@@ -222,7 +216,6 @@ class LogShipping:
         return batch
 
     def _admitted(self, entry: StoreEntry, now: float) -> StoreEntry:
-        """The entry; as a lost one where its job is one too many."""
         job = dict(entry.labels).get("job")
         if job is None or entry.lost is not None:
             return entry
@@ -233,10 +226,9 @@ class LogShipping:
         self._jobs[job] = now
         return entry
 
-    # --- pushing ----------------------------------------------------------------------------------------
+    # --- pushing ---
 
     def _pushed(self) -> float:
-        """Push the beginning of the batch; return the seconds until the next push."""
         piece = self._piece()
         entries = [entry for _, entry in piece if entry.lost is None]
         if entries:
@@ -253,14 +245,13 @@ class LogShipping:
         return 0.0 if self._batch or self._has_more else BATCH_SECONDS
 
     def _is_over(self, answer: Answer, entries: Sequence[StoreEntry]) -> bool:
-        """Whether these need not be pushed again: the store has them, or will never take them. Else say how and when
-        they are."""
+        """Return whether the entries are done: accepted, or refused permanently. Otherwise schedule a retry."""
         if answer.outcome is Outcome.TAKEN:
             self._recovered()
             return True
         if answer.outcome is Outcome.REFUSED:
             self._refusals += 1
-            if self._refusals > _MOST_REFUSALS:  # it is not about lines
+            if self._refusals > _MOST_REFUSALS:  # the cause is not a line
                 self._failed(answer)
             if len(entries) == 1:
                 return True
@@ -272,7 +263,6 @@ class LogShipping:
         return False
 
     def _piece(self) -> list[tuple[Source, StoreEntry]]:
-        """The beginning of the batch, as large as the store takes now."""
         piece: list[tuple[Source, StoreEntry]] = []
         size = 0
         for each in self._batch:
@@ -283,27 +273,25 @@ class LogShipping:
         return piece
 
     def _count(self, entries: Sequence[StoreEntry], answer: Answer) -> None:
-        """Count what became of lines, and tell what the store says of those that it does not take."""
         lost = answer.lost
         if answer.outcome is Outcome.REFUSED:
             lost = {LostReason.TOO_LARGE if answer.reason == "too_large" else LostReason.REFUSED: len(entries)}
         for reason, count in lost.items():
             self.counters.lose_lines(reason, count)
         if lost and self._log_limit.lets_through():
-            log.warning("the store of logs does not take some lines", extra={"answer": answer.words})
+            log.warning("log store rejected lines", extra={"answer": answer.words})
         self.counters.shipped(Counter(entry.source for entry in entries[sum(lost.values()) :]))
 
     def _recovered(self) -> None:
         self._most, self._pause, self._refusals = min(self._most * 2, MOST_BYTES), _FIRST_PAUSE, 0
         if self.counters.problem:
-            log.info("the store of logs takes lines again")
+            log.info("log store accepts lines again")
             self.counters.problem = ""
 
     def _failed(self, answer: Answer) -> None:
-        """Try the same again later."""
         self.counters.fail(answer.reason)
         if not self.counters.problem:
-            log.warning("the store of logs takes no lines; trying again", extra={"answer": answer.words})
+            log.warning("log store accepts no lines; retrying", extra={"answer": answer.words})
         self.counters.problem = f"{answer.reason}: {answer.words}"
         pause = answer.retry_after or self._pause * random.uniform(0.75, 1.25)  # noqa: S311
         self._retry_at = self._monotonic() + pause
@@ -311,7 +299,7 @@ class LogShipping:
 
 
 def _unlike(entry: StoreEntry, met: set[tuple[int, Labels, str]]) -> StoreEntry:
-    """The entry, a nanosecond later while another of the batch is the same to a store."""
+    """Return the entry, with its time advanced until it differs from all others of the batch."""
     while (same := (entry.at, entry.labels, entry.text)) in met:
         entry = replace(entry, at=entry.at + 1)
     met.add(same)
@@ -322,5 +310,5 @@ def _head(source: Source) -> StoreEntry | None:
     try:
         return source.head()
     except OSError as error:
-        log.warning("a log cannot be shipped further now", extra={"reason": str(error)})
+        log.warning("cannot continue shipping a log", extra={"reason": str(error)})
         return None

@@ -1,4 +1,4 @@
-"""The access to the store of logs: what the agent reads from files that the reader's user may not open."""
+"""Credentials for the log store, which the agent reads from files closed to the reader's user."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _LONGEST_PROBLEM = 300
 
 
 class StoreAccess(Struct, frozen=True, tag="store"):
-    """A credential, and the certificates that sign the store's. None for none."""
+    """A token and CA certificates. None without."""
 
     token: str | None = None
-    """What has a colon in it is ``user:password``."""
+    """``user:password`` if it has a colon."""
     certificates: str | None = None
     """In PEM form. None for the system's."""
     problem: str = ""
-    """The reason why a file of the policy cannot be read. Empty if all can."""
+    """Why a file of the policy cannot be read, empty if all can."""
 
 
 def read_access(ship: ShipPolicy, token: str | None) -> StoreAccess:
-    """Read the files that the policy names. `token` is used if it names no file of one."""
+    """Read the policy's files. `token` is used if no token file is named."""
     try:
         return StoreAccess(
             _text_of(ship.token_file) if ship.token_file is not None else token,

@@ -1,7 +1,6 @@
-"""Pushing entries to a store by Loki's push call, which VictoriaLogs has as well, and what its answers mean.
+"""Client of Loki's push API, which VictoriaLogs has too.
 
-Of lines that Loki does not take it says why, and keeps the others of the same push; a push of which it understands
-nothing it refuses as a whole.
+Loki states reasons for rejected lines and accepts the others of the push; an invalid push it refuses completely.
 """
 
 from __future__ import annotations
@@ -39,42 +38,37 @@ _OF_LINES = (
     ("out of order", LostReason.OUT_OF_ORDER),
     ("max entry size", LostReason.TOO_LARGE),
 )
-"""What Loki says of single lines (its ``pkg/validation`` and ``pkg/chunkenc``)."""
+"""Loki's messages about single lines (``pkg/validation`` and ``pkg/chunkenc``)."""
 _IGNORED = re.compile(r"total ignored: (\d{1,9}) out of")
 _LIKE = re.compile(r"(\d{1,9}) errors? like: ([^;]*)")
 
 
 class Outcome(StrEnum):
-    """What became of a push."""
-
     TAKEN = "taken"
-    """All lines of it are in the store, but those that are lost."""
+    """The store has all lines except lost ones."""
     LATER = "later"
-    """Nothing is known to be in the store; it may take the same push later."""
+    """Nothing is known to be stored; a retry may succeed."""
     SMALLER = "smaller"
-    """As `LATER`, and rather in smaller pieces: it takes so many bytes a second, or in one call."""
+    """As `LATER`, but in smaller pieces: a rate or size limit applies."""
     REFUSED = "refused"
-    """It will not take this push ever."""
+    """The store will never accept this push."""
 
 
 class Answer(Struct, frozen=True):
-    """What the store has said."""
-
     outcome: Outcome
     reason: str = ""
-    """For the metrics: ``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found``, ``refused``."""
+    """For metrics: ``unavailable``, ``rate_limited``, ``unauthorized``, ``not_found``, ``refused``."""
     words: str = ""
-    """The store's own, for the log."""
     lost: Mapping[LostReason, int] = field(default_factory=dict)
     retry_after: float | None = None
-    """Seconds, where the store has said so."""
+    """Seconds, if stated by the store."""
 
 
 class StorePush:
-    """One store, over a connection that is kept. One thread uses it."""
+    """One store over a persistent connection. Not thread-safe."""
 
     def __init__(self, policy: ShipPolicy, access: Callable[[], StoreAccess] = StoreAccess) -> None:
-        """`access` returns the store's credential as it is now."""
+        """`access` returns the store's current credentials."""
         parts = urlsplit(policy.url)
         self._is_secure = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port
@@ -86,7 +80,6 @@ class StorePush:
         self._was_used = False
 
     def push(self, entries: Sequence[StoreEntry]) -> Answer:
-        """Push entries, which are in the order of their times."""
         body = gzip.compress(body_of(entries), _COMPRESSION, mtime=0)
         try:
             try:
@@ -94,7 +87,7 @@ class StorePush:
             except (ConnectionError, http.client.RemoteDisconnected):
                 if not self._was_used:
                     raise
-                self.close()  # the store has closed a connection that nobody used for a while
+                self.close()  # the store closed an idle connection
                 answer, text = self._posted(body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
@@ -110,7 +103,7 @@ class StorePush:
         self._connection.request("POST", self._path, body, headers)
         answer = self._connection.getresponse()
         text = answer.read(_LONGEST_ANSWER).decode(errors="replace").strip()
-        if not answer.isclosed():  # it says more than anybody reads
+        if not answer.isclosed():  # longer than we read
             self.close()
         return answer, text
 
@@ -120,7 +113,7 @@ class StorePush:
             self._connection = None
 
     def _connected(self) -> http.client.HTTPConnection:
-        """Raises OSError, ValueError if the certificates are of no use."""
+        """Raises OSError, ValueError for invalid certificates."""
         if not self._is_secure:
             return http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
         self._certificates = self._access().certificates
@@ -128,7 +121,7 @@ class StorePush:
         return http.client.HTTPSConnection(self._host, self._port, timeout=_TIMEOUT, context=context)
 
     def _headers(self) -> dict[str, str]:
-        """Raises OSError if the files of the access cannot be read."""
+        """Raises OSError if the credential files cannot be read."""
         access = self._access()
         if access.problem:
             raise OSError(access.problem)
@@ -154,7 +147,6 @@ class StorePush:
 
 
 def body_of(entries: Sequence[StoreEntry]) -> bytes:
-    """The document of a push, before it is compressed."""
     streams: dict[Labels, list[list[object]]] = {}
     for entry in entries:
         value: list[object] = [str(entry.at), entry.text]
@@ -166,7 +158,6 @@ def body_of(entries: Sequence[StoreEntry]) -> bytes:
 
 
 def answer_of(status: int, text: str, count: int, retry_after: str | None = None) -> Answer:
-    """What a status and its text mean for a push of `count` lines."""
     words = f"{status} {text}"[:_LONGEST_WORDS]
     if 200 <= status < 300:
         return Answer(Outcome.TAKEN)
@@ -183,9 +174,9 @@ def answer_of(status: int, text: str, count: int, retry_after: str | None = None
 
 
 def lost_lines(text: str, count: int) -> Mapping[LostReason, int]:
-    """How many of `count` lines a store says that it has not taken, by the reason; nothing where it says no such thing.
+    """Return by reason how many of `count` lines the store rejected, empty if it states none.
 
-    A long answer of Loki names some of them only, and says in the end how many there are.
+    A long answer of Loki lists only some of them, and ends with the total.
     """
     lost: Counter[LostReason] = Counter()
     for number, like in _LIKE.findall(text):

@@ -1,9 +1,7 @@
-"""The GPUs of this node, as the agent sees them: which there are, what they report, and their power limits.
+"""Port to the node's GPUs.
 
-Power is in milliwatts, as drivers count it, so that a limit that was read is exactly the one that is set again.
-Implemented by ``trainmedic_agent/adapters/nvml_gpus``, and around it by
-``trainmedic_agent/adapters/time_limited_gpus``. Every method may be called from any thread, does not wait for calls in
-other threads, and raises only `trainmedic_agent.errors.GpuError`.
+Power is in milliwatts, the driver's unit, so that a limit can be restored exactly. Every method is thread-safe, does
+not wait for other threads' calls, and raises only `trainmedic_agent.errors.GpuError`.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from msgspec import Struct, field
 
 
 class GpuInfo(Struct, frozen=True):
-    """What identifies a GPU.
+    """Identity of a GPU.
 
-    ``index``: its number on the node, from 0; it may change when the driver is loaded anew.
-    ``uuid``: the driver's, ``GPU-…``; it never changes.
-    ``name``: the model, such as ``NVIDIA H100 80GB HBM3``.
-    ``pci_address``: as ``0000:18:00.0``.
+    - ``index``: number on the node, from 0; it may change when the driver is reloaded
+    - ``uuid``: the driver's ``GPU-…``, constant
+    - ``name``: model, such as ``NVIDIA H100 80GB HBM3``
+    - ``pci_address``: such as ``0000:18:00.0``
     """
 
     index: int
@@ -30,11 +28,11 @@ class GpuInfo(Struct, frozen=True):
 
 
 class Inventory(Struct, frozen=True):
-    """Which GPUs there are.
+    """GPUs of the node.
 
-    ``gpus``: those that answer, by index.
-    ``problems``: a sentence for each that does not answer or that another agent has, or for the driver.
-    ``driver``: the driver's version; None where there is no driver.
+    - ``gpus``: those that respond, by index
+    - ``problems``: a sentence for the driver, and for each GPU that does not respond or that another agent holds
+    - ``driver``: driver version. None without a driver
     """
 
     gpus: tuple[GpuInfo, ...] = ()
@@ -43,14 +41,13 @@ class Inventory(Struct, frozen=True):
 
 
 class PowerLimits(Struct, frozen=True):
-    """A GPU's power limits in milliwatts. None is what the card does not report.
+    """A GPU's power limits in milliwatts. None if the card does not report one.
 
-    ``limit_mw``: the limit that was set.
-    ``enforced_mw``: the limit in force, the lowest of several limiters.
-    ``session``: a name that changes when the driver may have forgotten what was set: it was loaded anew, the GPU was
-    away, or this process has started since.
-    ``default_mw``, ``min_mw``, ``max_mw``: the card's default limit, and the lowest and highest that it takes.
-    ``draw_mw``: what it draws now.
+    - ``limit_mw``: configured limit
+    - ``enforced_mw``: effective limit, the lowest of several limiters
+    - ``session``: changes when the driver may have forgotten settings: a reload, a lost GPU, a restart of this process
+    - ``default_mw``, ``min_mw``, ``max_mw``: default, lowest and highest limit of the card
+    - ``draw_mw``: current draw
     """
 
     limit_mw: int
@@ -63,7 +60,7 @@ class PowerLimits(Struct, frozen=True):
 
 
 class EccErrors(Struct, frozen=True):
-    """Counts since the driver was loaded (volatile) and since the card was made (aggregate)."""
+    """Counts since the driver was loaded (volatile) and over the card's lifetime (aggregate)."""
 
     volatile_corrected: int
     volatile_uncorrected: int
@@ -72,11 +69,11 @@ class EccErrors(Struct, frozen=True):
 
 
 class RemappedRows(Struct, frozen=True):
-    """Rows of memory that were replaced by spare ones.
+    """Memory rows replaced by spare ones.
 
-    ``corrected``, ``uncorrected``: how many, by the kind of error that made them unusable.
-    ``is_pending``: the next reset will replace some.
-    ``has_failed``: there was no spare row left, so the card has to be replaced.
+    - ``corrected``, ``uncorrected``: number by kind of the causing error
+    - ``is_pending``: the next reset will replace rows
+    - ``has_failed``: no spare row was left; the card must be replaced
     """
 
     corrected: int
@@ -86,17 +83,15 @@ class RemappedRows(Struct, frozen=True):
 
 
 class GpuReading(Struct, frozen=True):
-    """What a GPU reports at one moment; None is what it does not offer. The names of fields end with their unit.
+    """Readings of a GPU at one moment. None if it does not support one. Field names end with the unit.
 
-    ``utilization_percent``: the time in which a kernel ran; that of the memory, in which it was read or written.
-    ``slowdown_celsius``: the temperature at which the chip slows itself down.
-    ``power_enforced_mw``: the limit in force; ``power_limit_mw`` is the one that was set.
-    ``throttle_reasons``: why clocks are held down now, of `THROTTLE_REASONS`.
-    ``is_mig``: whether the card is divided by MIG.
-    ``energy_mj``: what it has drawn since the driver was loaded or the card was reset.
-    ``recovery_action``: what the driver asks for, so that the card works again; of `RECOVERY_ACTIONS`.
-    ``last_xid``: the last of the driver's XID errors since this process began to listen (`Gpus.xids`).
-    ``unread``: what it offers and failed to report: the reason by the name of the reading.
+    - ``utilization_percent``: share of time in which a kernel ran; for memory, in which it was read or written
+    - ``slowdown_celsius``: temperature at which the chip throttles
+    - ``power_enforced_mw``: effective limit; ``power_limit_mw`` is the configured one
+    - ``energy_mj``: consumption since the driver was loaded or the card was reset
+    - ``recovery_action``: requested by the driver, from `RECOVERY_ACTIONS`
+    - ``last_xid``: last XID error since this process began to listen (`Gpus.xids`)
+    - ``unread``: by name, the error of each reading that is supported but failed
     """
 
     utilization_percent: float | None = None
@@ -135,7 +130,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clocks_setting",
 }
-"""Why clocks are held down, by NVML's bit (nvml.h, nvmlClocksEventReason…)."""
+"""Throttle reasons by NVML's bit (nvml.h, nvmlClocksEventReason…)."""
 
 
 RECOVERY_ACTIONS: Mapping[int, str] = {
@@ -148,8 +143,8 @@ RECOVERY_ACTIONS: Mapping[int, str] = {
     6: "bus_reset",
     7: "system_reboot",
 }
-"""What a driver asks for, by NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t). Beside them there is "unknown", for
-the number of a later release."""
+"""Recovery actions by NVML's number (nvml.h, nvmlDeviceGpuRecoveryAction_t). Later releases' numbers become "unknown".
+"""
 
 
 @overload
@@ -157,46 +152,43 @@ def in_watts(milliwatts: int) -> float: ...
 @overload
 def in_watts(milliwatts: int | None) -> float | None: ...
 def in_watts(milliwatts: int | None) -> float | None:
-    """Convert to watts for people: 560, or 560.5."""
+    """Convert to watts for display: 560, or 560.5."""
     if milliwatts is None:
         return None
     return milliwatts // 1000 if milliwatts % 1000 == 0 else milliwatts / 1000
 
 
 class Gpus(Protocol):
-    """The GPUs of this node."""
-
     def inventory(self) -> Inventory:
-        """Return which GPUs there are now. Never raises: what is wrong is in ``problems``."""
+        """Return the current GPUs. Never raises: errors are in ``problems``."""
         ...
 
     def find(self, name: str) -> GpuInfo:
-        """Return the GPU of this UUID (any case, with ``GPU-`` or without), PCI address (any case, a domain of four or
-        eight digits) or index.
+        """Return the GPU by UUID (any case, with or without ``GPU-``), PCI address (domain of four or eight digits) or
+        index.
 
-        Raises GpuAbsent, which names those that are there; NotSupported for a MIG instance.
+        Raises GpuAbsent, which lists the existing GPUs, or NotSupported for a MIG instance.
         """
         ...
 
     def power(self, uuid: str) -> PowerLimits: ...
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
-        """Set the limit once. After GpuLost, DriverAbsent and GpuFailure it is unknown whether that had an effect."""
+        """Set the limit once. After GpuLost, DriverAbsent or GpuFailure it is unknown whether it took effect."""
         ...
 
     def processes(self, uuid: str) -> tuple[int, ...]:
-        """Return the ids of the processes that compute on it, in the node's process namespace."""
+        """Return the IDs of its compute processes, in the node's process namespace."""
         ...
 
     def read(self, uuid: str) -> GpuReading:
-        """Return everything that it reports. Raises GpuLost, GpuAbsent or DriverAbsent where it reports nothing."""
+        """Return all readings. Raises GpuLost, GpuAbsent or DriverAbsent if there are none."""
         ...
 
     def xids(self) -> Mapping[str, Mapping[int, int]]:
-        """Return how often the driver has reported which XID error since this process began to listen, by UUID and
-        code; also of GPUs that are lost. Never raises."""
+        """Return counts of XID errors by UUID and code since this process began to listen, including lost GPUs. Never
+        raises.
+        """
         ...
 
-    def close(self) -> None:
-        """Let the driver go. A call afterwards opens it again."""
-        ...
+    def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""GPU power limits on this node, and their leases.
+"""GPU power limits with leases.
 
-``caps`` says, as values, what limit a GPU should have and why; ``ledger`` keeps that over restarts; ``control``
-brings the driver to it; ``executors`` are those of ``gpu.power_limit`` and ``gpu.renew_lease``, with their
-``outputs``; ``lease_expiry`` ends caps that are not renewed.
+- ``caps``: desired limits, as values; ``ledger``: their persistence
+- ``control``: application to the driver; ``lease_expiry``: end of unrenewed caps
+- ``executors``, ``outputs``: the actions ``gpu.power_limit`` and ``gpu.renew_lease``
 """

@@ -1,9 +1,7 @@
-"""What limit a GPU should have, as values: the caps that are active on it, and what it had before the first of them.
+"""Power caps of a GPU, and the limit that follows from them, as values without clock or driver.
 
-A cap has a lease. Several caps can be active on one GPU; the lowest counts, and no cap ever raises a limit. When the
-last one ends, the GPU gets back the limit from before the first.
-
-Nothing here knows a clock or a driver. Power is in milliwatts, times are Unix seconds.
+The lowest active cap counts, and no cap raises a limit. After the last cap the original limit is restored. Power is in
+milliwatts, times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -17,31 +15,29 @@ from msgspec.structs import asdict, replace
 from trainmedic_agent.ports.gpus import PowerLimits
 
 KEPT_ENDED = 64
-"""How many ended caps of a GPU are remembered, so that a late undo or renewal learns what became of them."""
+"""Ended caps retained per GPU, so that a late undo or renewal gets their outcome."""
 
 EXPIRED = "lease"
-"""`PowerCap.ended_by` of a cap that was not renewed in time. A server that still needs it can have it set again."""
+"""`PowerCap.ended_by` of an unrenewed cap. A server that still needs it can have it reapplied."""
 
 _BESIDE = ("boot", "ends_at")
 _SAME_MW = 1000
-"""Limits that are nearer than this count as the same: drivers round."""
+"""Limits closer than this count as equal: drivers round."""
 
 
 class PowerCap(Struct, frozen=True):
-    """An upper bound of one GPU's power, set by one command.
+    """Upper bound of one GPU's power, set by one command.
 
-    ``id``: the id of the command that set it.
-    ``limit_mw``: the cap in milliwatts, within the card's and the policy's bounds.
-    ``lease_until``: when it ends unless it is renewed, Unix seconds. It counts after a reboot; before that `ends_at`.
-    ``lease_seconds``: the lease that was granted.
-    ``previous_mw``: the limit that the driver showed before.
-    ``requested_mw``: what the command asked for.
-    ``clamped``: what kept it from the request, ``floor`` or ``card``; None where it is as requested.
-    ``ended_at``: Unix seconds; None while it is active.
-    ``ended_by``: why it is no longer active: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or
-    ``undo <command id>``; None while it is active.
-    ``boot``: the id of the machine's boot in which `ends_at` was written; empty where an earlier agent wrote it.
-    ``ends_at``: when it ends unless it is renewed, in seconds since that boot, which nobody can set.
+    - ``id``: ID of that command
+    - ``limit_mw``: the cap, within the bounds of card and policy
+    - ``lease_until``: end of the lease in Unix seconds, used after a reboot; before that `ends_at` counts
+    - ``previous_mw``, ``requested_mw``: the driver's limit before, and the requested one
+    - ``clamped``: the bound that changed the request, ``floor`` or ``card``. None if none did
+    - ``ended_at``: Unix seconds. None while active
+    - ``ended_by``: ``lease``, ``overridden``, ``failed: <why>``, ``release`` or ``undo <command id>``. None while
+      active
+    - ``boot``: boot ID for `ends_at`; empty if an earlier agent wrote the cap
+    - ``ends_at``: end of the lease in seconds since that boot, a clock that cannot be set
     """
 
     id: str
@@ -62,7 +58,7 @@ class PowerCap(Struct, frozen=True):
 
 
 class LeaseEnd(Struct, frozen=True):
-    """When a lease ends: in Unix seconds, and in seconds since the boot of that id."""
+    """End of a lease in Unix seconds, and in seconds since the boot with that ID."""
 
     unix: float
     boot: str
@@ -70,13 +66,14 @@ class LeaseEnd(Struct, frozen=True):
 
 
 class PowerBaseline(Struct, frozen=True):
-    """What is known of a GPU's limit while this agent controls it. Whichever of ``set_mw`` and ``pending_mw`` the
-    driver shows, nobody else has changed it.
+    """Known limits of a GPU that this agent controls.
 
-    ``original_mw``: the limit from before the first cap.
-    ``set_mw``: the limit that was last seen after this agent had set it.
-    ``session``: the driver's session at that time (`PowerLimits.session`).
-    ``pending_mw``: the limit that was about to be set then; None once the driver has shown it.
+    If the driver shows ``set_mw`` or ``pending_mw``, no other process has changed the limit.
+
+    - ``original_mw``: limit before the first cap
+    - ``set_mw``: limit last confirmed after this agent set it
+    - ``session``: driver session at that time (`PowerLimits.session`)
+    - ``pending_mw``: limit about to be set. None once the driver shows it
     """
 
     original_mw: int
@@ -86,10 +83,10 @@ class PowerBaseline(Struct, frozen=True):
 
 
 class GpuPowerState(Struct, frozen=True):
-    """Everything that the agent remembers of the power of one GPU.
+    """The agent's record of one GPU's power.
 
-    ``baseline``: None while the agent does not control the limit.
-    ``caps``: the active caps, and the last `KEPT_ENDED` that have ended.
+    - ``baseline``: None while the agent does not control the limit
+    - ``caps``: active caps, and the last `KEPT_ENDED` ended ones
     """
 
     baseline: PowerBaseline | None = None
@@ -101,14 +98,13 @@ class GpuPowerState(Struct, frozen=True):
 
     @property
     def needs_reconciling(self) -> bool:
-        """Whether the baseline must still be restored, or a change was begun and its end not seen."""
+        """True if the original limit must be restored, or a change is unconfirmed."""
         return self.baseline is not None and (not self.active or self.baseline.pending_mw is not None)
 
     def has_active(self, cap_ids: Collection[str]) -> bool:
         return any(cap.id in cap_ids for cap in self.active)
 
     def has_expired(self, cap_id: str) -> bool:
-        """Whether there was such a cap, and nothing but its lease has ended it."""
         cap = self.cap(cap_id)
         return cap is not None and cap.ended_by == EXPIRED
 
@@ -116,16 +112,15 @@ class GpuPowerState(Struct, frozen=True):
         return next((cap for cap in self.caps if cap.id == cap_id), None)
 
     def desired_mw(self) -> int | None:
-        """The limit that the GPU should have; None if the agent does not control it."""
+        """Return the limit that the GPU should have. None if the agent does not control it."""
         if self.baseline is None:
             return None
         return min([self.baseline.original_mw, *(cap.limit_mw for cap in self.active)])
 
     def is_overridden(self, present: PowerLimits) -> bool:
-        """Whether another party has set the limit since this agent did.
+        """Return whether another process has changed the limit since this agent set it.
 
-        A limit that is back at the card's default, in a session in which the driver may have forgotten what was set,
-        was forgotten. Its caps are still active, so the agent sets it again.
+        A limit back at the card's default in a new driver session was forgotten by the driver, so its caps stay active.
         """
         baseline = self.baseline
         if baseline is None or is_same(present.limit_mw, self.desired_mw()):
@@ -135,12 +130,12 @@ class GpuPowerState(Struct, frozen=True):
         return present.session == baseline.session or not is_same(present.limit_mw, present.default_mw)
 
     def with_cap(self, cap: PowerCap, present: PowerLimits) -> GpuPowerState:
-        """Add a cap, on a GPU that shows these limits; it replaces an ended one with its id."""
+        """Add a cap to a GPU with these limits. It replaces an ended one with the same ID."""
         baseline = self.baseline or PowerBaseline(present.limit_mw, present.limit_mw, present.session)
         return GpuPowerState(baseline, _pruned((*self.without(cap.id).caps, cap)))
 
     def about_to_set(self, present: PowerLimits) -> GpuPowerState:
-        """Note the intent to set the target, before the driver is called; no intent where the driver shows it."""
+        """Record the intended limit before the driver call, unless the driver shows it already."""
         if is_same(present.limit_mw, self.desired_mw()):
             return self
         assert self.baseline is not None
@@ -148,15 +143,14 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, baseline=baseline)
 
     def confirmed(self, present: PowerLimits) -> GpuPowerState:
-        """The driver shows the target, or what it made of it. With the last cap the baseline goes too."""
+        """Record that the driver shows the intended limit. Without active caps the baseline is dropped."""
         assert self.baseline is not None
         if not self.active:
             return replace(self, baseline=None)
         return replace(self, baseline=PowerBaseline(self.baseline.original_mw, present.limit_mw, present.session))
 
     def ending(self, cap_ids: Collection[str], by: str, at: float) -> GpuPowerState:
-        """End those of these caps that are active. One that has expired gets the new reason, so that it is not set
-        again."""
+        """End these caps. An expired one gets the new reason, so that it is not reapplied."""
         caps = (
             replace(cap, ended_by=by, ended_at=at)
             if cap.id in cap_ids and (cap.is_active or cap.ended_by == EXPIRED)
@@ -166,15 +160,14 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, caps=_pruned(tuple(caps)))
 
     def without(self, cap_id: str) -> GpuPowerState:
-        """Forget a cap as if it had never been set; the baseline stays, and must still be restored."""
+        """Remove a cap as if it had never been set. The baseline stays, to be restored."""
         return replace(self, caps=tuple(cap for cap in self.caps if cap.id != cap_id))
 
     def overridden(self, at: float) -> GpuPowerState:
-        """Another party has set the limit: every cap ends, and nothing is restored."""
+        """End all caps without restoring a limit, because another process has set one."""
         return replace(self.ending({cap.id for cap in self.caps}, "overridden", at), baseline=None)
 
     def renewed(self, ends: Mapping[str, LeaseEnd]) -> GpuPowerState:
-        """Change the ends of the leases of these active caps."""
         caps = (
             replace(cap, lease_until=end.unix, boot=end.boot, ends_at=end.since_boot)
             if cap.is_active and (end := ends.get(cap.id)) is not None
@@ -184,9 +177,9 @@ class GpuPowerState(Struct, frozen=True):
         return replace(self, caps=tuple(caps))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form. ``holds`` and the fields of both classes are names on disk, which agents of every
-        version read: never rename them. They refuse a field of a cap that they do not know, so `PowerCap.boot` and
-        `PowerCap.ends_at` stand beside the caps."""
+        """Return the stored form. Agents of all versions read it, so never rename ``holds`` or the classes' fields.
+        Older agents reject unknown fields of a cap, so `PowerCap.boot` and `PowerCap.ends_at` are stored separately.
+        """
         caps = [asdict(cap) for cap in self.caps]
         ends = {cap["id"]: {name: cap.pop(name) for name in _BESIDE} for cap in caps}
         return {"baseline": asdict(self.baseline) if self.baseline else None, "holds": caps, "ends": ends}
@@ -199,10 +192,10 @@ class GpuPowerState(Struct, frozen=True):
 
 
 class ClampedLimit(Struct, frozen=True):
-    """The limit that a request comes to.
+    """Result of clamping a request.
 
-    ``limit_mw``: milliwatts, within all bounds.
-    ``by``: the bound that counted, ``floor`` (of the agent's policy) or ``card``; None where it is as requested.
+    - ``limit_mw``: milliwatts, within all bounds
+    - ``by``: the deciding bound, ``floor`` (of the policy) or ``card``. None if unchanged
     """
 
     limit_mw: int
@@ -210,9 +203,9 @@ class ClampedLimit(Struct, frozen=True):
 
 
 def clamp(requested_mw: int, limits: PowerLimits, floor_percent: float) -> ClampedLimit:
-    """Bring a request within the card's constraints, and not below the policy's share of its default limit.
+    """Clamp a request to the card's limits, and to at least the policy's share of its default limit.
 
-    Where the card does not report its default, the share is of its highest limit.
+    Without a reported default, the share is of the highest limit.
     """
     base = limits.default_mw if limits.default_mw is not None else limits.max_mw
     floor_mw = round(base * floor_percent / 100) if base is not None else 0

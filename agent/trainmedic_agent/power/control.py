@@ -1,14 +1,8 @@
-"""Brings the driver's power limits to what the active caps say, and keeps them there.
+"""Application of the active caps to the driver.
 
-The intent is in the ledger before the driver is called, the outcome after. Whatever was interrupted is finished from
-there: everything here works towards the limit that the ledger says, reads the one that the driver shows, and
-sets it only where the two differ. So a command that is already in effect makes no second call.
-
-A limit that somebody else has set is left alone, and the active caps end with it (see
-`caps.GpuPowerState.is_overridden`). One that the driver forgot is set again: while a lease runs, the server
-says that the cap is needed. A GPU that does not answer keeps what is owed to it until it does.
-
-Called in one thread, by ``executors`` and ``lease_expiry``.
+The ledger records the intent before a driver call and the outcome afterwards, so that interrupted changes can be
+finished. A limit that another process has set stays, and the active caps end. A limit that the driver forgot is set
+again. A GPU that does not respond is retried later. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -32,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def boot_id() -> str:
-    """The id that the kernel has given this boot; empty where it gives none."""
+    """Return the kernel's boot ID, empty if it has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -40,11 +34,11 @@ def boot_id() -> str:
 
 
 class PowerOutcome(Struct, frozen=True):
-    """The result of setting or restoring a GPU's limit.
+    """Result of setting or restoring a GPU's limit.
 
-    ``before`` and ``after``: what the driver showed.
-    ``state``: what the agent now remembers of the GPU.
-    ``set_by_agent_mw``: what the agent had set last, where somebody else had set the limit since; None elsewhere.
+    - ``before``, ``after``: the driver's limits
+    - ``state``: the agent's record afterwards
+    - ``set_by_agent_mw``: the agent's last limit, if another process has changed it. None otherwise
     """
 
     before: PowerLimits
@@ -54,17 +48,16 @@ class PowerOutcome(Struct, frozen=True):
 
     @property
     def is_overridden(self) -> bool:
-        """Whether somebody else had set the limit, so that it was left."""
+        """True if another process has set the limit, which therefore stays."""
         return self.set_by_agent_mw is not None
 
 
 Outcomes = dict[str, PowerOutcome | GpuError]
-"""The result for each GPU, by its UUID; a `GpuError` if it failed."""
+"""Result by GPU UUID; a `GpuError` if it failed."""
 
 
 class PowerControl:
-    """The power limits of this node's GPUs. `boottime` is `since_boot`, or a test's own clock, and `boot` the id of the
-    boot since which it counts."""
+    """Control of this node's power limits. `boottime` is the clock of seconds since the boot with the ID `boot`."""
 
     def __init__(
         self,
@@ -81,25 +74,25 @@ class PowerControl:
         self._now = now
         self._boottime = boottime
         self._boot = boot_id() if boot is None else boot
-        # By cap that was set before this boot: the end of its lease in seconds since boot (see `_remaining`).
+        # By cap of an earlier boot: the end of its lease in seconds since this boot (see `_remaining`).
         self._ends: dict[str, float] = {}
         self._logged_errors: dict[str, str] = {}
 
-    # --- caps -----------------------------------------------------------------------------------------
+    # --- caps ---
 
     def cap(self, cap_id: str, requested: Callable[[PowerLimits], int], uuids: Sequence[str], lease: float) -> Outcomes:
-        """Cap all these GPUs; if one cannot be capped, none is, and the outcomes have its error.
+        """Cap all these GPUs, or none if one fails; the outcomes then have its error.
 
-        ``requested`` gives the milliwatts for a card, or raises GpuError. A cap that is active already is only set
-        in the driver. Raises JournalUnavailable; then nothing is in force.
+        ``requested`` returns the milliwatts for a card, or raises GpuError. Raises JournalUnavailable; no cap is active
+        then.
         """
         return self._cap(cap_id, lambda _, present: requested(present), uuids, lease, "failed: {}")
 
     def set_again(self, cap_id: str, until: float) -> Outcomes:
-        """Activate an expired cap again until `until`, on all GPUs that it was on. If one fails, it stays expired on
-        all. The limit is computed from the original request, by the present bounds and limits.
+        """Reapply an expired cap until `until` on all its GPUs, or on none if one fails.
 
-        Returns an empty result if there is no expired cap with this id: it is unknown, active, or ended otherwise.
+        The limit follows from the original request and the current bounds. The result is empty if no such cap has
+        expired.
         """
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.has_expired(cap_id)]
         requested = {uuid: cap.requested_mw for uuid in uuids if (cap := self.ledger.of(uuid).cap(cap_id))}
@@ -127,7 +120,7 @@ class PowerControl:
                 self.end({cap_id}, failed_by.format(error), uuids)
                 return {uuid: error}
         granted = min(lease, self.bounds.max_lease.total_seconds())
-        # All GPUs share one end of the lease, because `_ends` is kept by cap; the limits are each card's own.
+        # All GPUs share one lease end, because `_ends` is by cap; each card has its own limit.
         end = self._end_in(granted)
         cap = PowerCap(cap_id, 0, end.unix, granted, 0, 0, boot=end.boot, ends_at=end.since_boot)
         states = {uuid: self._with_cap(uuid, cap, requested_mw[uuid], present) for uuid, present in before.items()}
@@ -160,42 +153,40 @@ class PowerControl:
         return state.with_cap(cap, present)
 
     def end(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> Outcomes:
-        """End the caps of these commands, on all their GPUs or on those of `uuids`. What a GPU that does not answer is
-        owed stays in the ledger, and ``lease_expiry`` goes on trying."""
+        """End these commands' caps, on all their GPUs or only on `uuids`. ``lease_expiry`` retries GPUs that do not
+        respond.
+        """
         return self.reconcile(self.record_ended(cap_ids, by, uuids))
 
     def ended_by(self, cap_id: str) -> str | None:
-        """How a command's caps have ended; None where they are active or never were."""
         caps = [state.cap(cap_id) for state in self.ledger.all().values()]
         return next((cap.ended_by for cap in caps if cap is not None and cap.ended_by is not None), None)
 
     def has_expired(self, cap_id: str) -> bool:
-        """Whether a command's caps could be set again."""
         return any(state.has_expired(cap_id) for state in self.ledger.all().values())
 
     def forget(self, cap_id: str) -> None:
-        """Take the caps of a command back as if they had never been, so that it can come again."""
+        """Remove a command's caps as if they had never been set, so that it can be sent again."""
         uuids = [uuid for uuid, state in self.ledger.all().items() if state.cap(cap_id) is not None]
         self.ledger.save_best_effort({uuid: self.ledger.of(uuid).without(cap_id) for uuid in uuids})
         self.reconcile(uuids)
 
     def record_ended(self, cap_ids: Collection[str], by: str, uuids: Sequence[str] | None = None) -> list[str]:
-        """Like `end`, but only in the ledger; return the GPUs that must be reconciled then.
+        """Like `end`, but only in the ledger. Return the GPUs to reconcile.
 
-        A cap that has expired ends for good, which changes nothing for its GPU.
+        Expired caps end permanently, which changes nothing for their GPU.
         """
         states = {uuid: state for uuid, state in self.ledger.all().items() if uuids is None or uuid in uuids}
         ended = {uuid: state.ending(cap_ids, by, self._unix_now()) for uuid, state in states.items()}
         self.ledger.save_best_effort({uuid: state for uuid, state in ended.items() if state != states[uuid]})
         return [uuid for uuid, state in states.items() if state.has_active(cap_ids)]
 
-    # --- the driver -------------------------------------------------------------------------------------
+    # --- driver ---
 
     def reconcile(self, uuids: Iterable[str]) -> Outcomes:
-        """Give GPUs the limits that the ledger says. A failure is returned as the outcome, and stays to be done.
+        """Apply the ledger's limits to these GPUs. Failures are returned, and remain to be done.
 
-        The ledger is written once before and once after for all GPUs together, so that a slow disk does not delay the
-        last of them.
+        The ledger is written once before and once after for all GPUs, so that a slow disk does not delay the last ones.
         """
         outcomes: Outcomes = {}
         intended: dict[str, GpuPowerState] = {}
@@ -215,7 +206,7 @@ class PowerControl:
                 outcomes[uuid] = PowerOutcome(present, present, intended[uuid], state.baseline.set_mw)
             else:
                 if present.session != state.baseline.session and not is_same(present.limit_mw, state.desired_mw()):
-                    log.warning("the driver has forgotten a power limit; it is set again", extra={"gpu": uuid})
+                    log.warning("driver lost a power limit; setting it again", extra={"gpu": uuid})
                 intended[uuid] = state.about_to_set(present)
                 due[uuid] = present
         self.ledger.save_best_effort(intended)
@@ -231,7 +222,6 @@ class PowerControl:
         return outcomes
 
     def _set_limit(self, uuid: str, present: PowerLimits) -> PowerOutcome:
-        """Call the driver, if that is needed. The intent is in the ledger."""
         state = self.ledger.of(uuid)
         target = state.desired_mw()
         assert target is not None
@@ -240,30 +230,28 @@ class PowerControl:
             self.gpus.set_power_limit(uuid, target)
             after = self.gpus.power(uuid)
             fields = {"gpu": uuid, "milliwatts": after.limit_mw, "before": present.limit_mw}
-            log.info("a power limit was set", extra=fields)
+            log.info("power limit set", extra=fields)
         return PowerOutcome(present, after, state.confirmed(after))
 
     def _log_errors(self, outcomes: Mapping[str, PowerOutcome | GpuError]) -> None:
-        """Log a GPU's error once, and again when it is another one."""
         for uuid, outcome in outcomes.items():
             if isinstance(outcome, PowerOutcome):
                 self._logged_errors.pop(uuid, None)
             elif self._logged_errors.get(uuid) != str(outcome):
                 fields = {"gpu": uuid, "reason": str(outcome)}
-                log.warning("a power limit is not what it should be, and is tried again", extra=fields)
+                log.warning("cannot set power limit; retrying", extra=fields)
                 self._logged_errors[uuid] = str(outcome)
 
     def _log_override(self, uuid: str, state: GpuPowerState, present: PowerLimits) -> None:
         assert state.baseline is not None
         fields = {"gpu": uuid, "milliwatts": present.limit_mw, "set_by_agent": state.baseline.set_mw}
-        log.warning("somebody else has set a power limit; it is left, and the caps end", extra=fields)
+        log.warning("power limit changed externally; keeping it and ending caps", extra=fields)
 
-    # --- leases ---------------------------------------------------------------------------------------
+    # --- leases ---
 
     def renew(self, cap_ids: Collection[str], until: float) -> set[str]:
-        """Extend the leases of those of these caps that are active, and return them; no lease gets shorter.
-
-        Raises JournalUnavailable.
+        """Extend the leases of these caps, and return the active ones. No lease gets shorter. Raises
+        JournalUnavailable.
         """
         lease = min(until - self._unix_now(), self.bounds.max_lease.total_seconds())
         active = {cap.id: cap for state in self.ledger.all().values() for cap in state.active if cap.id in cap_ids}
@@ -274,22 +262,19 @@ class PowerControl:
         return {cap_id for cap_id, cap in active.items() if cap_id in longer or self._remaining(cap) > 0}
 
     def overdue(self) -> list[str]:
-        """The ids of the active caps whose lease is over."""
         active = {cap.id: cap for state in self.ledger.all().values() for cap in state.active}
         self._ends = {cap_id: end for cap_id, end in self._ends.items() if cap_id in active}
         return [cap_id for cap_id, cap in active.items() if self._remaining(cap) <= 0]
 
     def next_end(self) -> float | None:
-        """Seconds until the first lease ends; None without an active cap."""
+        """Return the seconds until the first lease ends. None without active caps."""
         remaining = [self._remaining(cap) for state in self.ledger.all().values() for cap in state.active]
         return min(remaining, default=None)
 
     def _remaining(self, cap: PowerCap) -> float:
-        """Seconds that a cap's lease has left, by the time since boot: a clock that is set makes a lease neither
-        longer nor shorter.
+        """Return the seconds left of a lease, in time since boot: setting the clock does not change a lease.
 
-        Of a cap from before this boot only the clock can tell; if that was set back meanwhile, the lease is no longer
-        than the policy allows.
+        A cap from an earlier boot needs the wall clock. The policy's maximum applies in case that was set back.
         """
         if self._boot and cap.boot == self._boot:
             return cap.ends_at - self._boottime()

@@ -1,7 +1,6 @@
-"""The executors of ``gpu.power_limit`` and ``gpu.renew_lease``: what a command asks for is checked here.
+"""Executors of ``gpu.power_limit`` and ``gpu.renew_lease``: validation of commands.
 
-What happens to the GPUs is in ``control``, what the replies say in ``outputs``. Both executors and ``lease_expiry`` run
-in the worker queue ``gpu``, one at a time.
+They and ``lease_expiry`` run in the worker queue ``gpu``.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from trainmedic_agent.power import outputs
 from trainmedic_agent.power.control import Outcomes, PowerControl
 
 DEFAULT_LEASE = 300.0
-"""Seconds for which a cap is active where its command does not say."""
+"""Lease in seconds if the command has none."""
 _PARAMETERS = ("watts", "percent", "restore", "lease_seconds")
 MOST_GPUS = 64
-"""In one command."""
 
 
 class PowerLimitExecutor(Struct, frozen=True):
-    """``gpu.power_limit``: a cap in watts or percent of the card's default, on one GPU or on several alike."""
+    """``gpu.power_limit``: a cap in watts, or in percent of the card's default, on one or more GPUs."""
 
     control: PowerControl
     action: str = "gpu.power_limit"
@@ -47,7 +45,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         ended_by = self.control.ended_by(command.id)
         if ended_by is not None:
             reason = outputs.end_reason(ended_by)
-            raise CommandFailed(f"the cap was begun before the agent was restarted, and it has ended since: {reason}")
+            raise CommandFailed(f"the cap was begun before the agent restarted and has ended since: {reason}")
         outcomes = self.control.cap(command.id, requested, uuids, lease)
         errors = outputs.errors_of(outcomes)
         if errors:
@@ -55,15 +53,13 @@ class PowerLimitExecutor(Struct, frozen=True):
         return outputs.one_or_all(outputs.capped(command.id, outcomes), "gpus" in command.target)
 
     def remembers(self, command_id: str) -> bool:
-        """Whether the ledger has the cap, active or ended; a cap that is renewed can outlast the journal's memory."""
+        """Return whether the ledger has the cap. A renewed cap can outlast its journal entry."""
         return any(state.cap(command_id) is not None for state in self.control.ledger.all().values())
 
     def abandon(self, accepted: AcceptedCommand) -> None:
-        """Forget a cap that was begun and whose command has expired since; the command may come again."""
         self.control.forget(accepted.command.id)
 
     def _uuids(self, target: Mapping[str, Any]) -> list[str]:
-        """Find the GPUs that the target names, as this node's driver knows them."""
         names = target["gpus"] if "gpus" in target else [target.get("gpu")]
         if (
             not isinstance(names, list)
@@ -75,7 +71,7 @@ class PowerLimitExecutor(Struct, frozen=True):
             )
         if len(names) > MOST_GPUS:
             raise CommandRejected(f"the target names {len(names)} GPUs; a command may name {MOST_GPUS}")
-        uuids: dict[str, None] = {}  # a set that keeps the order
+        uuids: dict[str, None] = {}  # an ordered set
         errors: dict[str, GpuError] = {}
         for name in names:
             try:
@@ -90,7 +86,7 @@ class PowerLimitExecutor(Struct, frozen=True):
         by = f"undo {command_id}"
         ended_by = self.control.ended_by(cap_id)
         outcomes = self.control.end({cap_id}, by)
-        # GPUs whose cap this undo had already ended when the agent was restarted in the middle of it.
+        # GPUs whose cap this undo had ended before the agent was restarted.
         begun = [
             uuid
             for uuid, state in self.control.ledger.all().items()
@@ -98,11 +94,10 @@ class PowerLimitExecutor(Struct, frozen=True):
         ]
         if outcomes or (begun and ended_by == by):
             return self._restored(outcomes | self.control.reconcile(begun))
-        note = outputs.end_reason(ended_by) if ended_by else "no such cap stands here"
+        note = outputs.end_reason(ended_by) if ended_by else "no such cap is active here"
         return undoing.nothing_to_undo(undoing.NOT_IN_FORCE, note=note)
 
     def _restore(self, command_id: str, uuids: Sequence[str]) -> Mapping[str, Any]:
-        """End every cap on these GPUs, whichever command set it."""
         cap_ids = {cap.id for uuid in uuids for cap in self.control.ledger.of(uuid).caps}
         self.control.record_ended(cap_ids, f"undo {command_id}", uuids)
         return self._restored(self.control.reconcile(uuids))
@@ -111,15 +106,15 @@ class PowerLimitExecutor(Struct, frozen=True):
         errors = outputs.errors_of(outcomes)
         if errors:
             reason = "; ".join(f"{uuid}: {error}" for uuid, error in errors.items())
-            raise CommandFailed(f"not given back yet: {reason}. The agent goes on trying", {"owed": sorted(errors)})
+            raise CommandFailed(f"not restored yet: {reason}. The agent keeps trying", {"owed": sorted(errors)})
         return outputs.one_or_all(outputs.restored(outcomes), len(outcomes) > 1)
 
 
 class RenewLeaseExecutor(Struct, frozen=True):
-    """``gpu.renew_lease``: extends the leases of caps to ``issued_at + lease_seconds``.
+    """``gpu.renew_lease``: extends leases of caps to ``issued_at + lease_seconds``.
 
-    ``holds`` are the ids of the commands that set the caps. Those that are also listed under ``again`` are set again if
-    their lease has expired meanwhile.
+    - ``holds``: IDs of the commands that set the caps
+    - ``again``: those of them to reapply if their lease has expired
     """
 
     control: PowerControl
@@ -129,7 +124,7 @@ class RenewLeaseExecutor(Struct, frozen=True):
     def perform(self, accepted: AcceptedCommand) -> Mapping[str, Any]:
         command = accepted.command
         cap_ids, again = _ids(command.params, "holds"), _ids(command.params, "again", [])
-        # From the time of issue, not of arrival, so that a renewal which comes twice or late changes nothing.
+        # From the time of issue, so that a repeated or late renewal changes nothing.
         until = command.issued_at.timestamp() + _number(command.params, "lease_seconds", DEFAULT_LEASE)
         renewed = self.control.renew(set(cap_ids), until)
         outcomes = {
@@ -154,8 +149,10 @@ class RenewLeaseExecutor(Struct, frozen=True):
 
 
 def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None:
-    """Return a function from a card's limits to the milliwatts that a command requests of it; None where it wants the
-    caps to end. Raises CommandRejected; the function raises NotSupported."""
+    """Return a function from a card's limits to the requested milliwatts. None if the caps are to end.
+
+    Raises CommandRejected; the function raises NotSupported.
+    """
     names = [name for name in ("watts", "percent", "restore") if params.get(name) is not None]
     if len(names) != 1:
         raise CommandRejected("give exactly one of watts and percent")
@@ -171,9 +168,7 @@ def _requested(params: Mapping[str, Any]) -> Callable[[PowerLimits], int] | None
 
     def fraction_of_default(limits: PowerLimits) -> int:
         if limits.default_mw is None:
-            raise NotSupported(
-                "the card does not tell its default limit, so a percentage of it means nothing: give watts"
-            )
+            raise NotSupported("the card does not report its default limit, so percent is undefined: use watts")
         return round(limits.default_mw * value / 100)
 
     return fraction_of_default
@@ -199,4 +194,4 @@ def _number(params: Mapping[str, Any], name: str, default: float) -> float:
 
 def _set_again_failure(outcomes: Outcomes) -> str:
     errors = [str(error) for error in outputs.errors_of(outcomes).values()]
-    return f", and it could not be set again: {'; '.join(errors)}" if errors else ""
+    return f", and it could not be reapplied: {'; '.join(errors)}" if errors else ""

@@ -1,7 +1,6 @@
-"""The periodic task that ends caps whose lease is over, and checks the limits that are in force.
+"""Periodic task that ends caps with an expired lease and verifies the active limits.
 
-It runs in the worker queue of the power executors, between their commands. Not here: what happens to a GPU
-(``control``).
+It runs in the worker queue ``gpu``.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from trainmedic_agent.power.control import PowerControl, PowerOutcome
 log = logging.getLogger(__name__)
 
 _VERIFY_SECONDS = 30.0
-"""Seconds between two checks that the limits are still what was set."""
+"""Seconds between two verifications."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 30.0
-"""Seconds after which a GPU that did not answer is tried again."""
+"""Seconds before a GPU that did not respond is retried."""
 
 
 class LeaseExpiry:
-    """Ends caps whose lease is over, and gives back what a GPU is owed.
+    """Ends expired caps and retries pending restores.
 
-    Due at once when the agent starts, so that no lease that ran out meanwhile outlives the start.
+    It is due at once when the agent starts, to end leases that expired while it was stopped.
     """
 
     queue = "gpu"
@@ -50,7 +49,7 @@ class LeaseExpiry:
     def run(self) -> None:
         overdue = self._control.overdue()
         for cap_id in overdue:
-            log.warning("a lease is over and was not renewed; its power cap ends", extra={"command": cap_id})
+            log.warning("lease expired; ending power cap", extra={"command": cap_id})
         self._schedule_retries(self._control.end(overdue, EXPIRED))
         now = self._boottime()
         verifies = now >= self._verify_at

@@ -1,10 +1,7 @@
-"""The power caps of this node on disk: the `caps.GpuPowerState` of each GPU, in the agent's database.
+"""Persistent power state of each GPU, in the agent's database.
 
-The table is read once, when the agent starts; from then on memory answers. A change that adds a cap is on the
-disk before it takes effect (`save`). One that ends a cap takes effect at once (`save_best_effort`): a full disk is
-no reason to keep a cap, and the agent ends it again at its next start if it was never written.
-
-Any thread may read; changes come from one thread, that of the worker queue ``gpu``.
+New caps are on disk before they take effect (`save`). Ended caps take effect even if the disk is full
+(`save_best_effort`); an unwritten end is repeated at the next start. Any thread may read, one writes.
 """
 
 from __future__ import annotations
@@ -24,10 +21,8 @@ _TABLES = ("CREATE TABLE power (gpu TEXT PRIMARY KEY, state TEXT NOT NULL) WITHO
 
 
 class PowerLedger:
-    """The state of each GPU, by its UUID."""
-
     def __init__(self, journal: Journal) -> None:
-        """Raises JournalUnavailable, or ConfigurationError where a newer agent has written it."""
+        """Raises JournalUnavailable, or ConfigurationError if a newer agent has written the table."""
         journal.install("power", [_TABLES])
         self._journal = journal
         self._lock = threading.Lock()
@@ -44,9 +39,8 @@ class PowerLedger:
             return self._states.get(gpu, GpuPowerState())
 
     def save(self, states: Mapping[str, GpuPowerState]) -> None:
-        """Write all these states or none; they are on the disk when this returns.
-
-        Raises JournalUnavailable; then nothing has changed.
+        """Write all these states or none. They are on disk on return. Raises JournalUnavailable; nothing has changed
+        then.
         """
         unwritten = {gpu: self.of(gpu) for gpu in self._unwritten - states.keys()}
         changed = {gpu: state for gpu, state in states.items() if gpu in self._unwritten or state != self.of(gpu)}
@@ -61,12 +55,12 @@ class PowerLedger:
             self._states.update(states)
 
     def save_best_effort(self, states: Mapping[str, GpuPowerState]) -> None:
-        """Like `save`, but the states take effect even if they cannot be written; the next change then writes them."""
+        """Like `save`, but the states take effect even if unwritten; the next change then writes them."""
         try:
             self.save(states)
         except JournalUnavailable as error:
             log.error(
-                "the end of a power cap is not in the journal, and takes effect all the same",
+                "cannot journal the end of a power cap; ending it anyway",
                 extra={"reason": str(error)},
             )
             with self._lock:

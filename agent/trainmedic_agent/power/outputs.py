@@ -1,7 +1,4 @@
-"""What the replies to ``gpu.power_limit`` and ``gpu.renew_lease`` say: outputs for JSON, and refusals.
-
-Called by ``executors``. Outputs are in watts, because people read them.
-"""
+"""Replies to ``gpu.power_limit`` and ``gpu.renew_lease``, in watts for display."""
 
 from __future__ import annotations
 
@@ -26,17 +23,15 @@ from trainmedic_agent.power.control import PowerOutcome
 
 
 def capped(cap_id: str, outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
-    """Describe an active cap on each GPU that has it."""
     return [_capped(uuid, cap_id, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
 
 
 def restored(outcomes: Mapping[str, PowerOutcome | GpuError]) -> list[dict[str, Any]]:
-    """Describe each GPU whose caps were ended, and whose limit was restored."""
     return [_restored(uuid, outcome) for uuid, outcome in outcomes.items() if isinstance(outcome, PowerOutcome)]
 
 
 def one_or_all(descriptions: list[dict[str, Any]], several: bool) -> dict[str, Any]:
-    """Return the output of a command: the description of its only GPU, or ``gpus`` with all."""
+    """Return the description of a single GPU, or all under ``gpus``."""
     if not several:
         (only,) = descriptions
         return only
@@ -48,7 +43,7 @@ def errors_of(outcomes: Mapping[str, PowerOutcome | GpuError]) -> dict[str, GpuE
 
 
 def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecuted:
-    """Return the error for a command that could not cap all of its GPUs, and so capped none."""
+    """Return the error for a command that could not cap all its GPUs, and therefore capped none."""
     reason = "; ".join(str(error) for error in errors.values())
     if gpu_count > 1:
         reason = f"none of the {gpu_count} GPUs is capped: {reason}"
@@ -61,10 +56,9 @@ def refusal(errors: Mapping[str, GpuError], gpu_count: int) -> CommandNotExecute
 
 
 def end_reason(ended_by: str) -> str:
-    """Return in words for a person why a cap has ended (`PowerCap.ended_by`)."""
     if ended_by.startswith("undo"):
-        return "it was given back before"
-    reasons = {EXPIRED: "its lease had run out", "overridden": "somebody else had set the limit since"}
+        return "it was reverted before"
+    reasons = {EXPIRED: "its lease had run out", "overridden": "another process had changed the limit"}
     return reasons.get(ended_by, ended_by)
 
 
@@ -99,11 +93,11 @@ def _card(limits: PowerLimits) -> dict[str, Any]:
 
 def _cap_note(limit_mw: int, after: PowerLimits) -> str | None:
     if after.enforced_mw + 1000 <= limit_mw:
-        return f"a lower limit of {in_watts(after.enforced_mw):g} W is in force already, and a cap never raises one"
+        return f"a lower limit of {in_watts(after.enforced_mw):g} W is already active, and a cap never raises it"
     if after.enforced_mw >= limit_mw + 1000:
         return f"the driver enforces {in_watts(after.enforced_mw):g} W, not the {in_watts(limit_mw):g} W that were set"
     if after.draw_mw is not None and after.draw_mw < after.enforced_mw - 1000:
-        return f"the GPU draws {in_watts(after.draw_mw):g} W, less than this limit, so for now it cools nothing"
+        return f"the GPU draws {in_watts(after.draw_mw):g} W, less than this limit, so the cap has no effect now"
     return None
 
 
@@ -120,5 +114,5 @@ def _restored(uuid: str, outcome: PowerOutcome) -> dict[str, Any]:
             f"set {in_watts(outcome.set_by_agent_mw):g} W"
         )
     elif outcome.state.active:
-        description["note"] = f"{len(outcome.state.active)} other cap(s) on this GPU still stand"
+        description["note"] = f"{len(outcome.state.active)} other cap(s) on this GPU are still active"
     return description

@@ -1,1 +1,1 @@
-"""The settings of the agent and of its reader of logs."""
+"""Settings of the agent and of its log reader."""

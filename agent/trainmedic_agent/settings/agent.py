@@ -1,10 +1,6 @@
-"""The node agent's settings: one frozen value, and how flags and environment variables become one.
+"""Settings of the node agent, from flags and environment variables.
 
-Every field says its unit, its default and the reason for it; ``docs/reference/settings.md`` lists the same,
-and a test keeps the two together. Variables that the server has too mean the same here.
-
-Who calls it: ``trainmedic_agent.cli.agent`` makes its flags from `SETTINGS` and reads the settings with `load`;
-``trainmedic_agent.wiring.agent`` is handed the result.
+A test keeps ``docs/reference/settings.md`` in step. Variables shared with the server have the same meaning there.
 """
 
 from __future__ import annotations
@@ -30,22 +26,17 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _NODE = re.compile(r"[^\s\x00-\x1f\x7f]{1,253}")
 _SHORT_KEY = 16
 _LEAST_MEMORY = 96
-"""MiB. A reader that follows no file takes about 50."""
+"""MiB. A reader without files takes about 50."""
 
 
 class ReaderStart(StrEnum):
-    """Who starts the process that reads logs."""
-
     CHILD = "child"
-    """The agent."""
     EXTERNAL = "external"
-    """Something else, such as systemd or the kubelet."""
+    """An external supervisor, such as systemd or the kubelet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """Everything that can be set of an agent when it starts."""
-
     node: str
     policy: Path | None
     redis: str | None = field(repr=False)
@@ -60,15 +51,15 @@ class AgentSettings:
     reader_memory: int
     log_level: str
     read_keys: Callable[[], Sequence[bytes]] | None = field(default=None, repr=False)
-    """Reads the keys that are set, those in files again each time."""
+    """Returns the configured keys; keys in files are read again each time."""
 
     def find_redis(self) -> str | None:
-        """The Redis URL: the one that is set, else what a server has left in the state directory by now."""
+        """Return the configured Redis URL, or the one that a server has stored in the state directory."""
         return self.redis if self.redis is not None else sdk.read_url(self.state_dir / sdk.URL_FILE)
 
     @property
     def signer(self) -> Signer | None:
-        """Checks and signs with the keys that are set. Those in files are read again while the agent runs."""
+        """Signer with the configured keys. Keys in files are reread while the agent runs."""
         if self.read_keys is not None:
             return Signer(self.read_keys)
         if self.signing_key is None:
@@ -77,13 +68,10 @@ class AgentSettings:
 
     @property
     def has_short_key(self) -> bool:
-        """Whether the signing key could be guessed."""
         return self.signing_key is not None and len(self.signing_key) < _SHORT_KEY
 
 
 class AgentSetting(Struct, frozen=True):
-    """One setting: where it comes from, its default, how its text is read, and what it means."""
-
     source: SettingSource
     default: Callable[[], Any]
     read: Callable[[str], Any]
@@ -238,20 +226,18 @@ SETTINGS: Mapping[str, AgentSetting] = {
         "Least level of the JSON log lines on standard error: debug, info, warning, error.",
     ),
 }
-"""Every setting by its field's name, in the order of the documentation."""
 assert (*SETTINGS, "read_keys") == tuple(setting.name for setting in fields(AgentSettings))
 
-# Variables with the same prefix that other programs read: one environment may serve the server too.
+# Variables of other programs with the same prefix: the server may share the environment.
 _OF_OTHER_PROGRAMS = frozenset(
     {"TRAINMEDIC_JOB", "TRAINMEDIC_URL", "TRAINMEDIC_TOKEN", "TRAINMEDIC_PORT", "TRAINMEDIC_HOST"}
 )
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
-    """The settings that `flags` (by field name; None where not given) and `environ` make.
+    """Load the settings from `flags` (by field name, None if not given) and `environ`.
 
-    Raises ConfigurationError, which names every flag or variable that is wrong, its value unless it is a
-    secret, and what is allowed.
+    Raises ConfigurationError with every invalid flag or variable, its value unless secret, and what is allowed.
     """
     values: dict[str, Any] = {}
     mistakes: list[str] = []
@@ -273,5 +259,5 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> AgentSettings:
 
 
 def misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Variables that look like a setting but are none, each with the most similar setting's variable."""
+    """Return unknown variables that look like settings, each with the most similar variable."""
     return setting_sources.misspelt(environ, [setting.source for setting in SETTINGS.values()], _OF_OTHER_PROGRAMS)

@@ -1,7 +1,4 @@
-"""The settings of the process that reads logs: those of the agent's that concern it. None is a secret.
-
-Who calls it: ``trainmedic_agent.cli.agent_reader``.
-"""
+"""Settings of the log reader process, a subset of the agent's. None is secret."""
 
 from __future__ import annotations
 
@@ -16,12 +13,9 @@ from trainmedic_agent.settings import agent
 from trainmedic_core import setting_sources
 
 NAMES = ("state_dir", "reader_user", "reader_memory", "log_level")
-"""The settings by their names in `trainmedic_agent.settings.agent`."""
 
 
 class ReaderSettings(Struct, frozen=True):
-    """See `trainmedic_agent.settings.agent.AgentSettings`."""
-
     state_dir: Path
     reader_user: str | None
     reader_memory: int
@@ -29,7 +23,7 @@ class ReaderSettings(Struct, frozen=True):
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ReaderSettings:
-    """Return the settings that `flags` and `environ` make. Raises ConfigurationError, which names what is wrong."""
+    """Load the settings from `flags` and `environ`. Raises ConfigurationError with all errors."""
     values: dict[str, Any] = {}
     faults: list[str] = []
     for name in NAMES:

@@ -1,1 +1,1 @@
-"""The composition roots of the agent: they build its parts and hand them in."""
+"""Composition roots of the agent."""

@@ -1,10 +1,7 @@
-"""The node agent's composition root: builds every part from the settings, starts them in order, and stops them.
+"""Composition root of the node agent.
 
-The order: the policy first, because nothing may start without a valid one; then the journal, which also has the
-lock that keeps a second agent out; then the GPUs, the executors and the exporter; last the agent itself, which
-takes up what was interrupted and begins to read. Stopping goes the other way.
-
-Who calls it: ``trainmedic_agent.cli.agent``, and tests that replace `node_parts` by executors of their own.
+The policy comes first, because nothing may start without a valid one; then the journal, whose lock excludes a second
+agent; the agent itself is last. Tests replace `node_parts`.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ log = logging.getLogger(__name__)
 def run(settings: AgentSettings, wait: Callable[[], object]) -> None:
     """Serve the node until `wait` returns.
 
-    Raises ConfigurationError where a setting or file is of no use, JournalUnavailable where the journal is.
+    Raises ConfigurationError for an invalid setting or file, JournalUnavailable for the journal.
     """
     steady_time.OF_PROCESS.tell = _log_clock_step
     policy = load_policy(settings)
@@ -79,15 +76,15 @@ def _log_clock_step(step: ClockStep) -> None:
 
 
 def load_policy(settings: AgentSettings) -> Policy:
-    """Read the policy file that is set; without one the policy allows reading only. Raises ConfigurationError."""
+    """Read the configured policy file. Without one, only reading is allowed. Raises ConfigurationError."""
     return policies.load(settings.policy) if settings.policy is not None else Policy()
 
 
 @contextlib.contextmanager
 def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[AgentParts]:
-    """What acts on this node, and its metrics, for as long as the block lasts.
+    """Yield the parts that act on this node, with metrics, until the block ends.
 
-    Raises ConfigurationError where another agent has a GPU or root, or the exporter cannot listen, JournalUnavailable.
+    Raises ConfigurationError if another agent holds a GPU or root, or the exporter cannot listen; JournalUnavailable.
     """
     policy = context.policy
     cleaning_roots = sorted({root for rule in policy.cleaning.rules.values() for root in rule.roots})
@@ -119,13 +116,9 @@ def node_parts(settings: AgentSettings, context: AgentContext) -> Iterator[Agent
 def _log_reading(
     settings: AgentSettings, context: AgentContext, gpus: Gpus, record: GpuRecord
 ) -> tuple[LinkedReading | None, Executor]:
-    """Return what reads logs, if the policy names some, and the executor of searches.
-
-    Raises JournalUnavailable, ConfigurationError.
-    """
     if context.policy.logs is None:
         return None, NoLogsExecutor()
-    # An agent that reads no logs loads nothing of what the link to the reader takes.
+    # Imported here, so that an agent without logs does not load the link.
     from trainmedic_agent.wiring.agent_link import linked_reading
 
     return linked_reading(settings, context, context.policy.logs, gpus, record)

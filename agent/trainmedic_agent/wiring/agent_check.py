@@ -1,10 +1,6 @@
-"""``trainmedic agent check``: what an agent with these settings would offer here, and what would keep it from it.
+"""``trainmedic agent check``: what an agent with these settings could do here, and what would prevent it.
 
-It reads only: no limit is set, no file is removed, no lock is taken, and an agent that is running is not
-disturbed. What needs a privilege is judged by what the kernel says of this process, so the check is to be run
-as the agent's user.
-
-Who calls it: ``trainmedic_agent.cli.agent``, which shows the `CheckReport`.
+It takes no lock. Privileges are those of this process, so run it as the agent's user.
 """
 
 from __future__ import annotations
@@ -48,13 +44,12 @@ _ASK_AS = "run the check as the agent's user, or give the agent's service what i
 
 
 class CheckReport(Struct):
-    """What the check shows.
+    """Result of the check.
 
-    ``values``: plain values for JSON, with the names that ``--json`` documents.
-    ``errors``: sentences about what keeps the agent from something that its policy allows.
-    ``warnings``: sentences about what may be meant so.
-    ``is_cut_off``: whether Redis cannot be reached.
-    ``agents``: the process ids of the agents that have this node's GPUs, by UUID.
+    - ``values``: plain values with the names documented for ``--json``
+    - ``errors``: what prevents something that the policy allows
+    - ``warnings``: possible oversights
+    - ``agents``: by UUID, process IDs of the agents that hold this node's GPUs
     """
 
     values: dict[str, Any]
@@ -65,7 +60,6 @@ class CheckReport(Struct):
 
 
 def check(settings: AgentSettings) -> CheckReport:
-    """Check every part, also after one has failed."""
     report = CheckReport({"node": settings.node, "version": __version__})
     policy = _policy(settings, report)
     own = privileges.current_privileges()
@@ -194,7 +188,7 @@ def _access_times(rule: str, roots: tuple[Root, ...], sees_every_process: bool, 
 
 
 def _state(directory: Path, report: CheckReport) -> None:
-    """Whether the journal could be kept there. Where the directory is still missing, its nearest parent decides."""
+    """Check that the journal can be stored. If the directory is missing, its nearest parent decides."""
     report.values["state_dir"] = str(directory)
     nearest = directory
     while not nearest.exists() and nearest != nearest.parent:
@@ -235,7 +229,6 @@ def _redis(settings: AgentSettings, policy: Policy, report: CheckReport) -> None
 
 
 def _other_agents(report: CheckReport) -> None:
-    """Whether GPUs belong to another agent than the one that Redis knows by this node's name."""
     if report.is_cut_off:
         return
     running = (report.values["redis"]["agent"] or {}).get("pid")
@@ -243,7 +236,6 @@ def _other_agents(report: CheckReport) -> None:
 
 
 def _presence(client: redis.Redis, settings: AgentSettings) -> Mapping[str, Any] | None:
-    """What a running agent says of itself, as far as it matters here; None if none runs, or it cannot be believed."""
     key = envelope.agent_presence(settings.node)
     value: Any = client.get(key)
     if value is None:

@@ -1,7 +1,4 @@
-"""The part of ``trainmedic agent check`` about logs: what could be read here, and what would keep the agent from it.
-
-Imported only where the policy says that logs are read. Who calls it: ``trainmedic_agent.wiring.agent_check``.
-"""
+"""The log part of ``trainmedic agent check``. Imported only if the policy has a logs part."""
 
 from __future__ import annotations
 
@@ -26,15 +23,12 @@ from trainmedic_agent.wiring.agent_link import chosen_user
 
 
 class LogsCheck(Struct):
-    """What was found; ``values`` as ``--json`` has them."""
-
     values: dict[str, Any]
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
-    """Look at everything that the policy names, once."""
     report = LogsCheck({})
     _user(settings, report)
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
@@ -50,10 +44,10 @@ def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
     report.values["files"] = len(scan.files)
     report.values["refused"] = {reason.value: count for reason, count in sorted(scan.refused.items()) if count}
     for reason, count in report.values["refused"].items():
-        report.warnings.append(f"{count} of what lies where logs are read is not read: {reason}")
+        report.warnings.append(f"{count} files in log directories are not read: {reason}")
     if scan.is_cut:
         report.warnings.append(
-            "a directory has more entries than a scan looks at, so logs in it may not be read; remove old files, or "
+            "a directory has more entries than a scan allows, so logs in it may not be read; remove old files, or "
             "raise max_job_entries"
         )
     unreadable = [file.path for file in scan.files if not _may_open(file, files)]
@@ -68,7 +62,6 @@ def check_logs(policy: LogsPolicy, settings: AgentSettings) -> LogsCheck:
 
 
 def _user(settings: AgentSettings, report: LogsCheck) -> None:
-    """Under which user logs would be read."""
     try:
         user, reason = chosen_user(settings)
     except ConfigurationError as error:
@@ -78,14 +71,13 @@ def _user(settings: AgentSettings, report: LogsCheck) -> None:
     report.values["user"] = user.uid
     if reason is not None:
         report.warnings.append(
-            f"logs would be read under the agent's own user {user.uid}: {reason}. What reads them could send signals "
+            f"logs would be read under the agent's own user {user.uid}: {reason}. That process could send signals "
             "to the agent, and open its files; name another user with --reader-user, or give the agent CAP_SETUID, "
             "CAP_SETGID and CAP_CHOWN"
         )
 
 
 def _may_be_renamed_in(path: str) -> bool:
-    """Whether users can rename what belongs to others in a directory. Groups of the system have no such users."""
     try:
         facts = os.stat(path, follow_symlinks=False)  # noqa: PTH116
     except OSError:
@@ -104,7 +96,6 @@ def _may_open(file: FoundFile, files: NodeFiles) -> bool:
 
 
 def _directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
-    """Why a directory cannot be looked through; None where it can."""
     try:
         files.listing(path, 0)
     except OSError as error:
@@ -118,7 +109,6 @@ def _directory(path: str, files: NodeFiles, report: LogsCheck) -> str | None:
 
 
 def _ship(ship: ShipPolicy, report: LogsCheck) -> str:
-    """To which store lines would be pushed. Nobody is asked there."""
     for path in filter(None, (ship.token_file, ship.ca_file)):
         if not os.access(path, os.R_OK):
             report.errors.append(f"lines cannot be shipped: {path} is not there, or may not be read by this user")
@@ -126,7 +116,6 @@ def _ship(ship: ShipPolicy, report: LogsCheck) -> str:
 
 
 def _kernel(kernel: KernelLog, report: LogsCheck) -> str:
-    """By which way the kernel's log would be read."""
     way = kernel_log.way_of(kernel)
     if way is KernelReading.KMSG and not os.access(kernel_log.KMSG, os.R_OK):
         report.errors.append(f"{kernel_log.KMSG} cannot be read: that needs CAP_SYSLOG, and the device")

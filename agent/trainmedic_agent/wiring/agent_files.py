@@ -1,8 +1,4 @@
-"""How the files of a node are opened that its policy lets be read.
-
-Who calls it: ``trainmedic_agent.wiring.agent_reader`` in the process that has the rights, and
-``trainmedic_agent.wiring.agent_check_logs``.
-"""
+"""File access for the logs that the policy names."""
 
 from __future__ import annotations
 
@@ -20,8 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def node_files(policy: LogsPolicy) -> GuardedFiles:
-    """Return the files of this node that the policy lets be read. They are opened with the rights of the users who
-    placed or named them, if this process can take these rights, else by a comparison with the files' modes."""
+    """Return the policy's log files, opened with the rights of the users who placed or named them.
+
+    If this process cannot take these rights, file modes are compared.
+    """
     tops = [*policy.roots, *policy.paths, *(files.path.base for files in policy.files)]
     tops += [pattern.base for pattern in policy.slurm] + ([PODS] if policy.pods else [])
     if policy.kernel is not None:
@@ -32,10 +30,7 @@ def node_files(policy: LogsPolicy) -> GuardedFiles:
 
 
 class KernelFiles:
-    """The files of a policy that lets the kernel's log be read: `/dev/kmsg`, which is a device, and all others.
-
-    Implements `NodeFiles`.
-    """
+    """Wrapper of `NodeFiles` that also opens the device `/dev/kmsg`, for policies with the kernel's log."""
 
     def __init__(self, files: NodeFiles) -> None:
         self._files = files
@@ -53,7 +48,7 @@ class KernelFiles:
 
 
 def thread_rights() -> ThreadRights | None:
-    """Return the way to take users' rights. None if this process cannot, which is logged."""
+    """Return the switch to users' rights. None if this process cannot use it, which is logged."""
     try:
         rights = ThreadRights()
     except OSError as error:

@@ -1,7 +1,4 @@
-"""Builds the agent's part of reading logs: the link to the reader, and what starts and watches it.
-
-Imported only where the policy says that logs are read. Who calls it: ``trainmedic_agent.wiring.agent``.
-"""
+"""Composition of the agent's link to the log reader. Imported only if the policy has a logs part."""
 
 from __future__ import annotations
 
@@ -41,10 +38,10 @@ log = logging.getLogger(__name__)
 def linked_reading(
     settings: AgentSettings, context: AgentContext, policy: LogsPolicy, gpus: Gpus, record: GpuRecord
 ) -> tuple[LinkedReading, LinkedSearch]:
-    """Return what the agent starts, and the executor of searches. Raises ConfigurationError, JournalUnavailable."""
+    """Return the agent's log reading, and the executor of searches. Raises ConfigurationError, JournalUnavailable."""
     user, reason = chosen_user(settings)
     if reason is not None:
-        log.warning("logs are read under the agent's own user", extra={"reason": reason, "user": user.uid})
+        log.warning("reading logs as the agent's own user", extra={"reason": reason, "user": user.uid})
     prepare(settings.state_dir, context.journal, user)
     outage = OutageLog(f"logs of node {context.node}", "findings wait")
     link = ReaderLink(LinkSocket(settings.state_dir, user.uid, user.gid), context.counters)
@@ -73,14 +70,14 @@ def linked_reading(
 
 
 def chosen_user(settings: AgentSettings) -> tuple[ReaderUser, str | None]:
-    """Return the user under whom logs are read, and why it is the agent's own, if so. Raises ConfigurationError."""
+    """Return the user for reading logs, and the reason if it is the agent's own. Raises ConfigurationError."""
     is_child = settings.reader is ReaderStart.CHILD
     program = [Path(trainmedic_agent.__file__)] if is_child else []
     return reader_process.usable_user(settings.reader_user, [settings.state_dir, *program], is_started=is_child)
 
 
 class GpusByAddress:
-    """GPUs by their PCI addresses, also those that have fallen off the bus: the ones that were there are remembered."""
+    """GPUs by PCI address, including remembered ones that have fallen off the bus."""
 
     def __init__(self, gpus: Gpus, record: GpuRecord) -> None:
         self._gpus = gpus
@@ -89,7 +86,6 @@ class GpusByAddress:
         self._uuids: dict[str, str] = {}
 
     def uuids(self) -> Mapping[str, str]:
-        """Return the UUID of each GPU by its address in normal form."""
         with self._lock:
             infos = [known.info for known in self._record.gpus()] + list(self._gpus.inventory().gpus)
             for info in infos:

@@ -1,7 +1,4 @@
-"""Builds what reads logs, in the reader's process.
-
-Who calls it: ``trainmedic_agent.wiring.agent_reader``.
-"""
+"""Composition of the log reader, in its own process."""
 
 from __future__ import annotations
 
@@ -35,44 +32,37 @@ from trainmedic_core.program_source import Programs
 from trainmedic_logs.files import dump_child, dump_reader
 
 _MEMORY_OF_DUMPS = 192 * 1024**2
-"""Address space of the process that reads dumps. One of 5 MB, with 2,000 entries, takes 45 MiB of memory."""
+"""Address space of the dump parser in bytes. A dump of 5 MB with 2,000 entries needs 45 MiB."""
 _LONGEST_ANSWER = 1024**2
-"""Bytes that the reader takes of that process for one dump. As Python's values they are ten times as many."""
+"""Maximum bytes of the parser's answer per dump. Parsed, they need ten times as much."""
 _LONGEST_PROBLEM = 1000
-_STOPPED = "a signal has stopped the process that opens this node's logs; none is read until it is continued or ended"
+_STOPPED = "a signal has stopped the process that opens this node's logs; continue or end it"
 
 
 class LinkPorts(FindingPort, Protocol):
-    """The link to the agent, as what reads uses it."""
-
     def uuid_of(self, address: str) -> str | None: ...
 
     def access(self) -> StoreAccess: ...
 
 
 class Shipping(ShipsLines, Protocol):
-    """What pushes lines to a store, with its metrics."""
-
     counters: ShipCounters
 
     def metrics(self) -> Iterator[Metric]: ...
 
 
 PROGRAMS: Programs = {dump_child.__name__: dump_child.run}
-"""The programs that parse what users wrote."""
+"""Parsers of user-written data, each run as a separate process."""
 
 
 def load(policy: LogsPolicy) -> None:
-    """Load what reading by this policy takes beside this module: a confined process may be unable to load it later."""
+    """Import the modules this policy needs: a confined process may be unable to import them later."""
     if policy.ship is not None:
         importlib.import_module("trainmedic_agent.log_shipping.shipper")
 
 
 class LogReading:
-    """What reads the logs of this node, searches them, and pushes their lines to a store if the policy names one.
-
-    `start` and `stop` once each.
-    """
+    """Reading, searching and optional shipping of this node's logs. Call `start` and `stop` once each."""
 
     def __init__(
         self,
@@ -85,7 +75,7 @@ class LogReading:
         takes_rights: bool,
         start_program: StartsPrograms,
     ) -> None:
-        """`takes_rights` says whether files are opened with the rights of users. Raises JournalUnavailable."""
+        """`takes_rights` states whether files are opened with users' rights. Raises JournalUnavailable."""
         self._context = context
         self._shipping = _shipping(context, policy, boot, files, link)
         arrivals = ArrivalIndex(context.database)
@@ -150,7 +140,7 @@ def _shipping(
 ) -> Shipping | None:
     if policy.ship is None:
         return None
-    # A reader that ships nothing loads nothing of what that takes: HTTP, and TLS.
+    # HTTP and TLS are loaded only if lines are shipped.
     from trainmedic_agent.log_shipping.shipper import LogShipping
     from trainmedic_agent.log_shipping.store_push import StorePush
 
@@ -158,7 +148,7 @@ def _shipping(
 
 
 def _uuid_by(link: LinkPorts) -> Callable[[str], str | None]:
-    """Return what finds the UUID of the GPU at a PCI address, however that is written."""
+    """Return a lookup of GPU UUIDs by PCI address in any notation."""
 
     def uuid(address: str) -> str | None:
         normal = gpu_names.normal_pci(address)

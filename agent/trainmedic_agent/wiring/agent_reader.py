@@ -1,10 +1,7 @@
-"""The reader's composition root: two processes, of which one may open files and the other reads them.
+"""Composition root of the log reader: one process opens files, another reads them.
 
-The process that starts takes the agent's greeting, which says what may be read. Then it forks. The parent keeps the
-rights to open files and reads no content (``trainmedic_agent.log_opening``). The child gives up every right, serves the
-link and reads. Without rights there is nothing to divide. Each link has a child of its own.
-
-Who calls it: ``trainmedic_agent.cli.agent_reader``.
+The first process receives the agent's greeting and forks. The parent keeps the rights to open files and reads no
+content. The child drops all rights, serves the link and reads.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_EVERY = 0.5
 _OPEN_SECONDS = 20.0
-"""Time for which the process before may still have the database."""
+"""Seconds for which the previous process may still hold the database."""
 _STOP_SECONDS = 2.5
 _LOOK_SECONDS = 0.5
 _HANG_SECONDS = 10.0
@@ -51,14 +48,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(settings: ReaderSettings, *, once: bool) -> int:
-    """Serve one agent after another until SIGTERM; with `once`, until the end of the first link.
+    """Serve one agent after another until SIGTERM; with `once`, until the first link ends.
 
-    Return the exit status of the last process that read: 128 and more after a signal. Raises ConfigurationError.
+    Return the last reading process's exit status, from 128 after a signal. Raises ConfigurationError.
     """
     status = 0
     user, reason = reader_process.usable_user(settings.reader_user, [settings.state_dir], is_started=True)
-    if reason is not None and not once:  # the agent has said it of the process that it starts
-        log.warning("logs are read under the opener's own user", extra={"reason": reason, "user": user.uid})
+    if reason is not None and not once:  # for a child of the agent, the agent has logged it
+        log.warning("reading logs as the opener's own user", extra={"reason": reason, "user": user.uid})
     has_rights = reader_process.has_rights_to_read()
     parent = os.getppid() if once else None
     if has_rights:
@@ -81,14 +78,13 @@ def run(settings: ReaderSettings, *, once: bool) -> int:
         stream.release()
         if once:
             break
-        log.info("the link to the agent has ended; waiting for the next one")
+        log.info("link to the agent ended; waiting for the next")
     return status
 
 
 class _StopOrder:
-    """SIGTERM or SIGINT to this process, passed on to the child by the end of a pipe.
-
-    A signal would take the right to send one to the child's user.
+    """SIGTERM or SIGINT to this process, passed to the child by closing a pipe: a signal needs a right to signal its
+    user.
     """
 
     def __init__(self) -> None:
@@ -96,10 +92,9 @@ class _StopOrder:
         self._pipe: int | None = None
         for number in _SIGNALS:
             signal.signal(number, self._take)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the agent blocks them, and passes that on
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # inherited from the agent, which blocks them
 
     def pass_on(self, pipe: int) -> None:
-        """Close the pipe when the order is given."""
         self._pipe = pipe
         if self.is_given:
             self._close()
@@ -118,8 +113,6 @@ class _StopOrder:
 
 
 class _Reading:
-    """What the child does with one link."""
-
     def __init__(
         self, settings: ReaderSettings, user: reader_process.ReaderUser, session: AgentSession, welcome: Welcome
     ) -> None:
@@ -131,7 +124,7 @@ class _Reading:
 
     def run(self, order: int, files: NodeFiles, parent: int, *, takes_rights: bool) -> None:
         """Read until the link ends or the pipe `order` is closed. Raises TrainmedicError."""
-        # Only this process loads what reading takes, while it may still open the files of the program.
+        # Import now: after confinement the program's files may be inaccessible. Only this process needs these modules.
         from trainmedic_agent.wiring.agent_logs import PROGRAMS, LogReading, load
 
         load(self.welcome.policy)
@@ -164,7 +157,6 @@ class _Reading:
             raise TrainmedicError("the process that starts the parsers has ended")
 
     def _confine(self, parent: int) -> None:
-        """Give up every right, and end with the parent. Raises ConfigurationError."""
         reader_process.confine(self.user, self._settings.reader_memory)
         reader_process.end_with(parent)
 
@@ -174,12 +166,11 @@ def _greeting(stream: FrameStream) -> tuple[AgentSession, Welcome] | None:
     try:
         return session, session.greeted()
     except (LinkClosed, FrameFault) as error:
-        log.warning("the agent has not greeted the reader of logs", extra={"reason": str(error)})
+        log.warning("agent did not greet the log reader", extra={"reason": str(error)})
         return None
 
 
 def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool) -> int:
-    """Have a child read; open files for it meanwhile if this process has the rights. Return its exit status."""
     order, giving = os.pipe()
     opening, asking = socket.socketpair()
     policy = reading.welcome.policy
@@ -211,30 +202,29 @@ def _serve_by_child(reading: _Reading, stopping: _StopOrder, *, has_rights: bool
 
 
 def _end_if_child_hangs(reading: _Reading, child: int, child_ended: threading.Event) -> None:
-    """End the child and this process if the child goes on although the agent has closed the link: it may be stopped.
+    """End both processes if the child does not end after the link, for example because it is stopped.
 
-    Without the right to do so, whatever started this process ends the child: the agent, systemd, or the kubelet.
+    If this process may not do so, its own supervisor ends the child: agent, systemd or kubelet.
     """
     reading.stream.wait_for_end()
     if not child_ended.wait(_HANG_SECONDS):
-        log.error("the process that reads logs does not end; ending both")
+        log.error("log reader does not end; killing it")
         kill_as_user.kill(child, reading.user.uid)
         os._exit(1)
 
 
 def _be_child(read: Callable[[], None], files: NodeFiles) -> None:
-    """Read, and end. Never returns."""
     status = 1
     try:
         for number in _SIGNALS:
-            signal.signal(number, lambda *_: None)  # the parent gets them too, and passes them on
+            signal.signal(number, lambda *_: None)  # the parent receives them too, and passes them on
         kernel_log.open_kmsg = files.open
         read()
         status = 0
     except TrainmedicError as error:
-        log.error("logs cannot be read", extra={"reason": str(error)})
-    except BaseException:  # the process's boundary: nothing of the parent's may run in the child
-        log.exception("reading logs has ended unexpectedly")
+        log.error("cannot read logs", extra={"reason": str(error)})
+    except BaseException:  # process boundary: no code of the parent may run in the child
+        log.exception("log reader failed unexpectedly")
     finally:
         sys.stderr.flush()
         os._exit(status)
@@ -246,7 +236,6 @@ def _await_end(order: int, stopping: threading.Event) -> None:
 
 
 def _database(directory: Path, stopping: threading.Event) -> AgentDatabase:
-    """Open the reader's database. Raises ConfigurationError, JournalUnavailable."""
     until = time.monotonic() + _OPEN_SECONDS
     while True:
         try:

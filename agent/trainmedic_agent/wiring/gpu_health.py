@@ -1,7 +1,6 @@
-"""``trainmedic agent health``: whether every GPU of this node can be worked on.
+"""``trainmedic agent health``: check that every GPU of this node is usable.
 
-The check that a node has to pass before it takes pods again: playbooks run it on the node as a Job. It asks
-the driver alone, needs neither Redis nor a policy, and changes nothing. Who calls it: ``trainmedic_agent.cli.agent``.
+Playbooks run it as a Job before a node accepts pods again. It queries only the driver and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,34 +16,32 @@ from trainmedic_agent.wiring.node_gpus import node_gpus
 
 
 class GpuHealth(Struct, frozen=True):
-    """``gpus`` has a line for each GPU that answers, ``faults`` a sentence for each fault; a healthy node has none."""
+    """``gpus`` has a line per responding GPU, ``faults`` a sentence per fault."""
 
     gpus: tuple[str, ...]
     faults: tuple[str, ...]
 
 
 def check(expected: int) -> GpuHealth:
-    """Ask each GPU for everything that it offers; `expected` is how many there must be at least."""
     with contextlib.closing(node_gpus()) as gpus:
         facts = all_facts(gpus)
     answering = facts.get("gpus") or []
     faults = [*facts.get("gpu_problems", ()), *(fault for gpu in answering for fault in _faults(gpu))]
     if len(answering) < expected:
-        faults.append(f"{len(answering)} GPUs answer, and there must be {expected}")
+        faults.append(f"{len(answering)} GPUs respond, but {expected} are required")
     return GpuHealth(tuple(f"GPU {gpu['index']} {gpu['uuid']} {gpu['name']}" for gpu in answering), tuple(faults))
 
 
 def _faults(gpu: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each reading which means that work on this GPU would be lost or wrong."""
     name = f"GPU {gpu['index']} ({gpu['uuid']})"
     rows, errors = gpu.get("remapped_rows") or {}, gpu.get("ecc") or {}
     if errors.get("volatile_uncorrected"):
-        yield f"{name} has had {errors['volatile_uncorrected']} memory errors that ECC could not mend since its reset"
+        yield f"{name} has had {errors['volatile_uncorrected']} uncorrectable memory errors since its reset"
     if rows.get("has_failed"):
-        yield f"{name} has no spare rows left for its broken memory: it has to be replaced"
+        yield f"{name} has no spare memory rows left: replace it"
     if (action := gpu.get("recovery_action", "none")) != "none":
-        yield f"{name} does not work again before what its driver asks for: {action}"
+        yield f"{name} needs the recovery action that its driver requests: {action}"
     if rows.get("is_pending"):
-        yield f"{name} has broken rows of memory, which its next reset replaces"
+        yield f"{name} has broken memory rows: reset it to replace them"
     for reading, reason in (gpu.get("unread") or {}).items():
-        yield f"{name} does not tell its {reading}: {reason}"
+        yield f"{name} does not report its {reading}: {reason}"

@@ -1,8 +1,4 @@
-"""The GPUs of this node as every part of the agent uses them: NVML, with a time limit on each call.
-
-Who calls it: ``agent_check`` and ``gpu_health``, which only read, ``agent`` and ``agent_release``, which set limits.
-They close what they get.
-"""
+"""The node's GPUs through NVML with time limits. Callers close them."""
 
 from __future__ import annotations
 
@@ -12,13 +8,13 @@ from trainmedic_agent.exclusive_gpus import ExclusiveGpus
 
 
 def node_gpus() -> TimeLimitedGpus:
-    """Build the adapter; the driver is opened by the first call."""
+    """Build the adapter; its first call opens the driver."""
     calls = TimeLimitedCalls()
     return TimeLimitedGpus(NvmlGpus(calls=calls), calls)
 
 
 def own_gpus() -> ExclusiveGpus:
-    """Build the same for the one agent that may set their limits. Raises ConfigurationError where another has some."""
+    """Build the adapter for the agent that may set limits. Raises ConfigurationError if another agent holds GPUs."""
     gpus = ExclusiveGpus(node_gpus())
     try:
         gpus.claim()

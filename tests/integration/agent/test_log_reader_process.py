@@ -154,7 +154,7 @@ def test_logs_are_read_under_a_user_of_their_own(redis_url: str, named: str | No
         node = ActingNode(top / "node", redis_url, files=[f"{top}/logs/{{job}}.log"])
         node.start(*(("--reader-user", named) if named is not None else ()))
         try:
-            if "logs are read under the agent's own user" in node.agent.log.read_text():
+            if "reading logs as the agent's own user" in node.agent.log.read_text():
                 pytest.skip("root may not change the user here")
             node.hand_out()
             node.found(1, within=LONG)
@@ -228,8 +228,8 @@ def test_hostile_readers_cost_the_agent_neither_memory_nor_commands(waiting_agen
     node.caps_a_gpu()
     assert memory(node.agent.process.pid)["VmRSS"] - before < 10
     events = [json.loads(line)["event"] for line in node.agent.log.read_text().splitlines() if line.startswith("{")]
-    assert "the reader of logs is ended: it broke the rules of the link" in events
-    assert "the link to the reader of logs goes on after an unexpected error" not in events
+    assert "ending log reader: protocol violation" in events
+    assert "link to the log reader continues after an unexpected error" not in events
 
 
 def _play(node: ActingNode, frames: bytes) -> None:

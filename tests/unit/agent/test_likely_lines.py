@@ -11,8 +11,7 @@ import pytest
 
 from trainmedic_agent.log_search import file_lines, wanted_lines
 from trainmedic_agent.log_search.file_lines import FileLines
-from trainmedic_agent.log_search.likely_lines import LikelyLines
-from trainmedic_agent.log_search.line_filter import LineFilter
+from trainmedic_agent.log_search.line_filter import LikelyLines, LineFilter
 from trainmedic_agent.log_search.wanted_lines import ReadBudget
 from trainmedic_core.expressions.regexes import ByteSearch, SearchPattern
 from trainmedic_core.expressions.required_text import required_patterns

@@ -203,7 +203,7 @@ def test_of_a_large_file_without_times_the_end_is_searched_and_that_is_said(node
     """Its lines have the time at which it was written last, and say that it is guessed."""
     node.write("launcher-gpu-07.log", *(f"{'x' * 100} line {number}" for number in range(30_000)))
     page = node.searcher().page(QUERY, {})
-    assert page.notes == ["1 files on gpu-07 state no times; only the last 1 MiB of each is searched"]
+    assert page.notes == ["1 files on gpu-07 have no timestamps; only the last 1 MiB of each is searched"]
     assert {line.is_sure for line in page.lines} == {False}
     numbers = [int(line.text.rpartition(" ")[2]) for line in page.lines]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
@@ -267,7 +267,7 @@ def test_an_answer_fits_into_a_reply_and_the_next_one_goes_on(node: Node) -> Non
         ({"job": "llm-1", "since": at(0), "level": "loud"}, "'loud' is not a valid LogLevel"),
         ({"job": "llm-1", "since": at(0), "rank": -1}, "rank is not a whole number"),
         ({"job": "llm-1", "since": at(0), "cursor": ["x"]}, "cannot be unpacked"),
-        ({"job": "llm-1", "since": at(0), "cursor": log_pages.packed({"places": "[1]"})}, "none of this agent's"),
+        ({"job": "llm-1", "since": at(0), "cursor": log_pages.packed({"places": "[1]"})}, "not from this agent"),
     ],
 )
 def test_a_query_that_makes_no_sense_is_rejected(node: Node, params: dict[str, Any], reason: str) -> None:

@@ -113,6 +113,6 @@ def test_an_error_is_a_line_of_the_log(port: int, capfd: pytest.CaptureFixture[s
         root.handlers[:] = handlers
         root.setLevel(level)
     written = json.loads(line)
-    assert (written["event"], written["level"]) == ("the metrics could not be shown", "error")
+    assert (written["event"], written["level"]) == ("cannot serve metrics", "error")
     assert "the driver is gone" in written["exception"]
     assert capfd.readouterr() == ("", "")

@@ -130,7 +130,7 @@ def test_calling_itself_an_undo_opens_no_door(action: str) -> None:
         ("cleaning: {rules: {tmp: {roots: [/]}}}", "policy.yaml:1:34: cleaning.rules.tmp.roots.0: / cannot be a root"),
         ("- allow", "policy.yaml:1:1: must be a mapping (name: value), not ['allow']"),
         ("allow: [", "policy.yaml:1:9: "),
-        ("allow: []\n---\nallow: []", "policy.yaml: a policy is one YAML document, and 2 are in the file"),
+        ("allow: []\n---\nallow: []", "policy.yaml: a policy is one YAML document, but the file has 2"),
     ],
 )
 def test_a_mistake_is_told_at_its_place(text: str, message: str) -> None:

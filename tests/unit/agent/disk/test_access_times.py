@@ -72,7 +72,7 @@ def test_what_cannot_be_seen_is_not_trusted(tmp_path: Path) -> None:
     """Neither a mount that is missing in the table, nor other processes that are hidden."""
     hidden = told(tmp_path, data("rw"), sees_every_process=False)
     assert hidden.untraced == ("the mounts of other containers cannot be seen",)
-    assert access_times(99, tmp_path, sees_every_process=True).untraced == ("it is not known how it is mounted",)
+    assert access_times(99, tmp_path, sees_every_process=True).untraced == ("its mount is unknown",)
     assert access_times(None, tmp_path / "none", sees_every_process=True).untraced
 
 

@@ -255,7 +255,7 @@ def test_roots_that_cannot_be_trusted_are_refused_and_the_others_cleaned(root: P
         "link/inner": f"link is a symbolic link; name the real path of {base}/link/inner",
         "missing": "missing: No such file or directory",
         "file": "file: Not a directory",
-        "open/inner": "open, on the way to it, may be written by others, who could put another directory in its place",
+        "open/inner": "open, a parent directory, is writable for others, who could replace the root",
     }
     assert names(base) == {"link", "file", "real/inner/b", "open/inner/c"}
 

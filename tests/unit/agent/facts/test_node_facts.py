@@ -93,7 +93,7 @@ def test_a_presence_is_told_even_when_a_gpu_does_not_answer(driver: Driver, gpus
     """With the reason in its place."""
     driver.fail("nvmlDeviceGetPowerManagementLimit", standin.NOT_SUPPORTED, gpu=0)
     told = presence(gpus)["gpus"]
-    assert "does not offer that" in told[0]["problem"]
+    assert "does not support this" in told[0]["problem"]
     assert told[1]["power_limit_watts"] == 700
 
 

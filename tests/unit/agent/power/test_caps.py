@@ -85,7 +85,7 @@ def test_a_cap_never_raises_a_limit(node: Node) -> None:
     node.driver.set_watts(0, 400)
     output = node.cap("a", percent=80)
     assert (output["limit_watts"], output["previous_watts"], node.watts()) == (400, 400, 400)
-    assert "a lower limit of 400 W is in force already" in output["note"]
+    assert "a lower limit of 400 W is already active" in output["note"]
     assert node.driver.sets() == []
     node.undo("a")
     assert node.watts() == 400
@@ -137,9 +137,9 @@ def test_one_gpu_is_capped_by_whatever_name_the_alert_has(node: Node) -> None:
 @pytest.mark.parametrize(
     ("code", "error", "says"),
     [
-        (standin.NOT_SUPPORTED, CommandUnsupported, "does not offer"),
+        (standin.NOT_SUPPORTED, CommandUnsupported, "does not support"),
         (standin.NO_PERMISSION, CommandUnsupported, "root"),
-        (standin.GPU_IS_LOST, CommandFailed, "does not answer"),
+        (standin.GPU_IS_LOST, CommandFailed, "no longer responds"),
         (standin.DRIVER_NOT_LOADED, CommandFailed, "not loaded"),
         (standin.UNKNOWN, CommandFailed, "999"),
     ],
@@ -170,7 +170,7 @@ def test_a_cap_that_failed_and_took_effect_all_the_same_is_taken_back(node: Node
 def test_without_a_default_limit_a_percentage_is_unsupported(node: Node) -> None:
     """And watts are not; the floor is then a share of the card's most."""
     node.driver.fail("nvmlDeviceGetPowerManagementDefaultLimit", standin.NOT_SUPPORTED)
-    with pytest.raises(CommandUnsupported, match="give watts"):
+    with pytest.raises(CommandUnsupported, match="use watts"):
         node.cap("a", percent=80)
     assert node.cap("b", watts=100)["limit_watts"] == 350
 
@@ -196,7 +196,7 @@ def test_the_lowest_of_several_caps_counts(node: Node) -> None:
     assert (output["limit_watts"], output["requested_watts"], node.watts()) == (420, 490, 420)
     node.undo("b")
     assert node.watts() == 490
-    assert node.undo("a")["note"] == "1 other cap(s) on this GPU still stand"
+    assert node.undo("a")["note"] == "1 other cap(s) on this GPU are still active"
     assert node.watts() == 490
     assert node.undo("c")["limit_watts"] == 650
     assert node.watts() == 650
@@ -217,12 +217,16 @@ def test_an_undo_of_what_does_not_stand_says_why(node: Node) -> None:
     assert node.undo("a", "again") == {
         "nothing_to_undo": True,
         "known": "not_in_force",
-        "note": "it was given back before",
+        "note": "it was reverted before",
     }
     node.cap("b", percent=80, lease_seconds=60)
     node.passes(61)
     assert node.undo("b") == {"nothing_to_undo": True, "known": "not_in_force", "note": "its lease had run out"}
-    assert node.undo("never") == {"nothing_to_undo": True, "known": "not_in_force", "note": "no such cap stands here"}
+    assert node.undo("never") == {
+        "nothing_to_undo": True,
+        "known": "not_in_force",
+        "note": "no such cap is active here",
+    }
 
 
 def test_a_restore_ends_every_cap_on_the_gpu(node: Node) -> None:
@@ -288,7 +292,7 @@ def test_a_cap_whose_lease_ended_before_it_was_resumed_has_failed(node: Node) ->
     node.cap("a", percent=80, lease_seconds=5)
     node.restart()
     node.passes(6)
-    with pytest.raises(CommandFailed, match="it has ended since: its lease had run out"):
+    with pytest.raises(CommandFailed, match="has ended since: its lease had run out"):
         node.cap("a", resumed=True, percent=80, lease_seconds=5)
     assert node.watts() == 700
 
@@ -314,11 +318,11 @@ def test_the_caps_end_when_somebody_else_decides(node: Node) -> None:
     assert node.renew("a") == {
         "renewed": [],
         "unknown": ["a"],
-        "ended": {"a": "somebody else had set the limit since"},
+        "ended": {"a": "another process had changed the limit"},
     }
     node.passes(3600)
     assert node.watts() == 300
-    assert node.undo("a")["note"] == "somebody else had set the limit since"
+    assert node.undo("a")["note"] == "another process had changed the limit"
 
 
 def test_a_cap_after_somebody_elses_limit_goes_back_to_that(node: Node) -> None:
@@ -370,7 +374,7 @@ def test_a_gpu_that_is_gone_keeps_what_it_is_owed(node: Node) -> None:
     node.driver.set_watts(0, 650)
     node.cap("a", percent=80)
     node.driver.lose(0)
-    with pytest.raises(CommandFailed, match="goes on trying"):
+    with pytest.raises(CommandFailed, match="keeps trying"):
         node.undo("a")
     node.restart()
     node.passes(600)
