@@ -19,15 +19,13 @@ import json
 import logging
 import math
 import os
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Mapping
+from typing import AbstractSet, Any, Mapping
 
 from trainmedic.errors import Rejected
 from trainmedic.job.parameters import LARGEST_LR_SCALE
-from trainmedic.recovery.change_bounds import LARGEST_GROWTH, SMALLEST_LR_SCALE, FactorBounds
-from trainmedic.recovery.change_trial import WORKERS, ChangeTrial
 from trainmedic.recovery.checkpoints import write_durably
 
 log = logging.getLogger("trainmedic")
@@ -42,6 +40,96 @@ that made it is lost."""
 _SCALED = (LEARNING_RATE, BATCH_SIZE, ACCUMULATION)
 _LARGEST_DENOMINATOR = 10_000  # a factor of 0.333… is meant as a third
 _WORKERS, _WORKERS_PER_CPU = 16, 4  # the most that a command may start: these, or so many per CPU if that is more
+SMALLEST_LR_SCALE = 1e-3
+"""Times the script's own learning rate: at less a training stands still, and nothing is repaired by lowering it."""
+LARGEST_GROWTH = 1000
+"""Times the script's own batch or accumulation: a step that takes so much longer would never end to have it undone."""
+
+_ROUNDING = 1 + 1e-9  # so that a tenth of a tenth of a tenth is a thousandth
+WORKERS = "workers"
+"""In place of a command's id: the number of workers that load data."""
+_STARTS = 2
+
+
+@dataclass(frozen=True)
+class FactorBounds:
+    """The bounds of one value. ``what`` names it; ``least`` and ``most`` bound the product of all factors in force."""
+
+    what: str
+    least: float
+    most: float
+
+    def check(self, factors: Mapping[str, float], added: float | None) -> None:
+        """Raises Rejected where the product of `factors` is out of bounds, or the one that was ``added`` by itself."""
+        for factor in (math.prod(factors.values()), *(() if added is None else (added,))):
+            if not self._contain(factor):
+                raise Rejected(
+                    f"{self.what} would be {factor:g} times the script's own, and commands may make it "
+                    f"{self.least:g} to {self.most:g} times of that"
+                )
+
+    def kept(self, factors: Mapping[str, float]) -> dict[str, float]:
+        """The factors without those that take the product out of bounds, which are logged."""
+        kept: dict[str, float] = {}
+        for command_id, factor in factors.items():
+            if self._contain(math.prod(kept.values()) * factor):
+                kept[command_id] = factor
+            else:
+                log.warning(
+                    "%s was scaled by %g, by command %s; that is out of bounds, and is not done again",
+                    self.what,
+                    factor,
+                    command_id,
+                )
+        return kept
+
+    def _contain(self, product: float) -> bool:
+        return self.least <= product * _ROUNDING and product <= self.most * _ROUNDING
+
+
+@dataclass(frozen=True)
+class ChangeTrial:
+    """The changes on trial, by command; none to begin with."""
+
+    changes: frozenset[str] = frozenset()
+    step: int = 0
+    """The step after which the last of them was made."""
+    starts: int = 0
+    """How often the job was started again since."""
+
+    @classmethod
+    def of(cls, state: Any) -> ChangeTrial:
+        """What `state` gave. What cannot be read is no trial."""
+        try:
+            return cls(frozenset(map(str, state["changes"])), int(state["step"]), int(state["starts"]))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return cls()
+
+    def state(self) -> Mapping[str, Any]:
+        """The trial as plain JSON values."""
+        return {**asdict(self), "changes": sorted(self.changes)}
+
+    def with_changes(self, changes: AbstractSet[str], step: int) -> ChangeTrial:
+        """The trial of these as well, made after ``step``. It begins anew."""
+        return ChangeTrial(self.changes | changes, step) if changes else self
+
+    def is_passed(self, step: int) -> bool:
+        """Whether a checkpoint of ``step`` ends it."""
+        return bool(self.changes) and step != self.step
+
+    def started_again(self) -> ChangeTrial:
+        return replace(self, starts=self.starts + 1)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the job has died too often meanwhile."""
+        return self.starts >= _STARTS
+
+    @property
+    def failure(self) -> str:
+        return (
+            f"the job was started {self.starts} times and came to no checkpoint after what changed at step {self.step}"
+        )
 
 
 class AppliedChanges:

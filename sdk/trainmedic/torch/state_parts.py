@@ -6,6 +6,7 @@ Not here: the learning rate's scale and the position in the data (``training_sta
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any, Iterator, Mapping
 
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 
 from trainmedic.errors import ConfigurationError
-from trainmedic.torch.loss_scaling import begins_anew, drop_noted_steps
 from trainmedic.torch.optimizer_attributes import OptimizerAttributes
 from trainmedic.torch.optimizer_states import load_state, state_of
 from trainmedic.torch.tensor_names import named_as, plain_name
@@ -219,3 +219,28 @@ def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:
         if isinstance(value, torch.Tensor) and getattr(held[key], "shape", None) != value.shape:
             return f"{key} has another shape"
     return ""
+
+
+def drop_noted_steps(part: Any) -> None:
+    """Let the gradient scaler of `part`, if it has one, forget which optimizers it has unscaled in the present step.
+
+    It refuses to unscale twice in one step, and the step that was abandoned has no end at which it would forget.
+    """
+    for scaler in _scalers(part):
+        with contextlib.suppress(AssertionError):  # it has not scaled anything yet, and so has noted nothing
+            scaler.update(scaler.get_scale())  # setting a scale, and be it the present one, makes it forget
+
+
+def begins_anew(part: Any, state: Any) -> bool:
+    """Whether `state` is that of a gradient scaler that was switched off, and the one of `part` is switched on.
+
+    Such a state is empty, and loading it would raise: the scaler begins with the scale that the script has given it.
+    """
+    return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
+
+
+def _scalers(part: Any) -> Iterator[torch.amp.GradScaler]:
+    """The gradient scaler that `part` is, or those that it holds, as timm's scaler and Accelerate's optimizer do."""
+    for candidate in (part, *getattr(part, "__dict__", {}).values()):
+        if isinstance(candidate, torch.amp.GradScaler):
+            yield candidate

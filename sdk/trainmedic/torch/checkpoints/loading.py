@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
 
 from trainmedic.errors import NotAgreed, Refusal
 from trainmedic.job.group import Group
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch import group_tensors
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import DigestComparison
 from trainmedic.torch.checkpoints.state_digests import compare_with
@@ -97,7 +98,7 @@ class CheckpointLoading:
         training = self._training
         assert training.storage is not None
         try:
-            put_back_tensors = group_tensors.hold(list(training.parts.optimizers().values()))
+            put_back_tensors = hold_group_tensors(list(training.parts.optimizers().values()))
             kept = training.storage.load(checkpoint, training.parts)
             put_back_tensors()
             before = kept.get("digests") if kept is not None and training.verifies else None
@@ -121,3 +122,25 @@ def _broken(why: str) -> HalfLoaded:
         f"a checkpoint was loaded only in part ({why}), so that there is nothing left to train on; start "
         "the job again, to resume from one that is whole, and move away those that cannot be loaded"
     )
+
+
+def hold_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
+    """Return what puts the present tensors back into the groups after a load, with the values that were loaded."""
+    held = [
+        (optimizer, number, key, value)
+        for optimizer in optimizers
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+    def put_back() -> None:
+        for optimizer, number, key, tensor in held:
+            group = optimizer.param_groups[number]
+            loaded = group.get(key)
+            if loaded is not tensor and loaded is not None:
+                with torch.no_grad():
+                    tensor.copy_(torch.as_tensor(loaded))
+                group[key] = tensor
+
+    return put_back

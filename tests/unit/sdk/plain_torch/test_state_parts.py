@@ -15,8 +15,8 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import lr_scheduler, swa_utils
 
 from trainmedic.errors import ConfigurationError
-from trainmedic.torch.moving_averages import update_average
 from trainmedic.torch.state_parts import StateParts
+from trainmedic.torch.steps import update_average
 from trainmedic.torch.tensor_names import named_as
 
 
