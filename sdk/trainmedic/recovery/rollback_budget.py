@@ -1,12 +1,10 @@
-"""How often a job may go back without getting further.
+"""Limit on rollbacks that bring no progress.
 
-A rollback that does not help would be ordered again and again, so rollbacks are counted. Those that land at or
-before the point from which an earlier one started belong together, and share a root, the earliest checkpoint
-that they went back to. A rollback to a checkpoint from beyond that point is for a new problem, and the count starts
-at one again. After ``limit`` of them the next is rejected, so that the playbook escalates.
+Rollbacks belong together if they reach a checkpoint at or before the step at which an earlier one started. They share a
+root: the earliest checkpoint among them. A rollback to a later checkpoint is for a new fault and restarts the count.
+After ``limit`` rollbacks the next is rejected, so that the playbook escalates.
 
-The count is kept in a small file beside the checkpoints, so that a restart does not forget it. Not here: which
-checkpoint is meant (``checkpoints``).
+A small file next to the checkpoints preserves the count over restarts.
 """
 
 from __future__ import annotations
@@ -31,28 +29,30 @@ class RollbackCount:
     """Rollbacks that belong together."""
 
     root_step: int = -1
-    """The earliest step that one of them went back to."""
+    """The earliest step that one of them reached."""
     furthest_step: int = -1
-    """The furthest step that one of them started from."""
+    """The latest step that one of them started from."""
     rollbacks: int = 0
-    """How many they are."""
+    """Their number."""
 
     def is_continued_by(self, target_step: int) -> bool:
-        """Whether a rollback to that step belongs together with those that are counted."""
+        """Return whether a rollback to ``target_step`` belongs to the counted ones."""
         return self.rollbacks > 0 and target_step <= self.furthest_step
 
     def after(self, target_step: int, left_step: int) -> RollbackCount:
-        """The count with one more rollback, from ``left_step`` to ``target_step``."""
+        """Return the count with one more rollback, from ``left_step`` to ``target_step``."""
         if not self.is_continued_by(target_step):
             return RollbackCount(target_step, left_step, 1)
         return RollbackCount(min(self.root_step, target_step), max(self.furthest_step, left_step), self.rollbacks + 1)
 
 
 class RollbackBudget:
-    """Counts the rollbacks of one job, and rejects those beyond the limit.
+    """Counts a job's rollbacks and rejects those above the limit.
 
-    ``directory`` holds the file; without one, the count ends with the process. ``limit`` None allows any number.
-    ``writes`` is for the one rank that writes the file; the others count along.
+    Args:
+        directory: Directory of the file; without one, the count ends with the process.
+        limit: None for no limit.
+        writes: Whether this rank writes the file. Exactly one does; the others count along.
     """
 
     def __init__(self, directory: Path | None = None, limit: int | None = LIMIT, writes: bool = True) -> None:
@@ -64,7 +64,7 @@ class RollbackBudget:
         self.spent = _read(self._file)
 
     def check(self, target_step: int, left_step: int) -> None:
-        """Raises Rejected where one more rollback, to that step, is one too many."""
+        """Raise Rejected if one more rollback to ``target_step`` exceeds the limit."""
         then = self.spent.after(target_step, left_step)
         if self.limit is not None and then.rollbacks > self.limit:
             raise Rejected(
@@ -73,7 +73,7 @@ class RollbackBudget:
             )
 
     def spend(self, target_step: int, left_step: int) -> Mapping[str, Any]:
-        """Count one that was carried out, and return what goes into its answer."""
+        """Count a completed rollback. Return the members for its answer."""
         self.spent = self.spent.after(target_step, left_step)
         self._write()
         return {
@@ -83,7 +83,7 @@ class RollbackBudget:
         }
 
     def reset(self) -> None:
-        """Reset the count, because training begins from nothing, or what was counted belongs to an earlier training."""
+        """Reset the count, because training begins from nothing or the count belongs to an earlier training."""
         if self.spent != RollbackCount():
             self.spent = RollbackCount()
             self._write()
@@ -92,14 +92,14 @@ class RollbackBudget:
         if self._file is None or not self._writes:
             return
         try:
-            # The fields' names are those of the file.
+            # The field names are those of the file.
             write_durably(self._file, json.dumps(asdict(self.spent)).encode())
         except OSError as error:
             log.warning("%s cannot be written; a restart will forget the rollbacks: %s", self._file, error)
 
 
 def _read(file: Path | None) -> RollbackCount:
-    """The count in the file. If it cannot be read the count is 0, so that the job can still be repaired."""
+    """Read the count. An unreadable file counts as 0, so that the job can still be repaired."""
     if file is None:
         return RollbackCount()
     try:
