@@ -1,9 +1,7 @@
-"""Loading the first of several checkpoints that can be loaded whole, on all ranks the same one.
+"""Loading of the first intact checkpoint, the same one on all ranks.
 
-What was loaded is compared, on every rank, with the digests that were kept when it was saved. A state that differs from
-them counts as one that was loaded in part: an older checkpoint is tried, and where none is whole the training ends
-(`HalfLoaded`), on all ranks. Not here: which checkpoints come into question, and going on from one (``restore``); how
-one is read (``checkpoint_storage``).
+Every rank compares the loaded state with the saved digests. A different state counts as partly loaded: an older
+checkpoint is tried and, if none is intact, the training ends on all ranks (`HalfLoaded`).
 """
 
 from __future__ import annotations
@@ -28,20 +26,20 @@ log = logging.getLogger("trainmedic")
 _NO_DIGESTS = "the checkpoint holds no digests of them for this rank"
 
 KeptState = Mapping[str, Any]
-"""What `TrainingState.state_dict` gave when the checkpoint was written."""
+"""The output of `TrainingState.state_dict` in the checkpoint."""
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint whose parts are in place."""
+    """A checkpoint whose parts are loaded."""
 
     checkpoint: SavedCheckpoint
     kept: KeptState | None
-    """The run's own state; None where it was not kept."""
+    """The run's own state; None without one."""
     unusable: list[str]
-    """What was wrong with those that were tried before it."""
+    """Faults of the checkpoints tried before it."""
     verified: Mapping[str, Any]
-    """What was compared: the member ``parameters`` of ``verified`` in the answer."""
+    """The member ``parameters`` of the answer's ``verified``."""
 
 
 class CheckpointLoading:
@@ -51,16 +49,16 @@ class CheckpointLoading:
         self._training = training
 
     def load_first(self, candidates: Sequence[SavedCheckpoint], group: Group) -> LoadedCheckpoint:
-        """Load the first that is whole on all ranks.
+        """Load the first checkpoint that is intact on all ranks.
 
-        Raises Refusal, UnusableCheckpoint and NotAgreed where nothing was changed on any rank, else HalfLoaded.
+        Refusal, UnusableCheckpoint and NotAgreed mean that nothing was changed on any rank; otherwise HalfLoaded.
         """
         problems: list[str] = []
         is_changed = False
         for checkpoint in candidates:
             try:
                 kept, comparison, fault = self._load(checkpoint)
-            except UnusableCheckpoint as error:  # the storage raises it on all ranks alike
+            except UnusableCheckpoint as error:  # raised on all ranks together
                 problems.append(str(error))
                 is_changed = is_changed or isinstance(error, PartlyLoaded)
             else:
@@ -76,9 +74,9 @@ class CheckpointLoading:
         raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
 
     def confirm_on_all_ranks(self, group: Group, fault: Exception | None, different: str = "") -> str:
-        """Ask all ranks whether they have loaded the checkpoint; each of them calls this. What is different on which.
+        """Confirm that all ranks have loaded the checkpoint. Every rank calls it. Return the differences by rank.
 
-        Raises HalfLoaded if one has not loaded it, for which ``fault`` is the reason here.
+        Raises HalfLoaded if a rank has not; ``fault`` is the reason on this one.
         """
         if fault is not None:
             log.error("%s: a checkpoint was loaded only in part", self._training.medic.job, exc_info=fault)
@@ -94,7 +92,7 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[KeptState | None, DigestComparison | None, Exception | None]:
-        """Load one here. The run's own state, how it compares with the digests that it holds, and what went wrong."""
+        """Load a checkpoint here. Return the run's own state, the comparison, and the error, if any."""
         training = self._training
         assert training.storage is not None
         try:
@@ -106,8 +104,8 @@ class CheckpointLoading:
                 return kept, None, None
             return kept, compare_with(before, training.parts), None
         except (Refusal, UnusableCheckpoint, NotAgreed):
-            raise  # on all ranks alike
-        except Exception as error:  # whatever is raised, because the other ranks wait for this rank's report
+            raise  # on all ranks together
+        except Exception as error:  # any error: the other ranks wait for this report
             return None, None, error
 
 
@@ -125,7 +123,11 @@ def _broken(why: str) -> HalfLoaded:
 
 
 def hold_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
-    """Return what puts the present tensors back into the groups after a load, with the values that were loaded."""
+    """Return a function that puts the present tensors back into the groups after a load, with the loaded values.
+
+    Groups may hold tensors, such as a learning rate for ``torch.compile``, which the loop holds as well.
+    ``load_state_dict`` replaces them, and the loop would then change a rate that the optimizer no longer uses.
+    """
     held = [
         (optimizer, number, key, value)
         for optimizer in optimizers
