@@ -1,9 +1,7 @@
-"""Going back to a checkpoint, by a rollback or after a restart: which one, loading it, and going on from there.
+"""Return to a checkpoint by a rollback or after a restart.
 
-In a job of several ranks all go back to the same one, or none does. A state that is half loaded, or loaded on
-some ranks only, ends the training (`HalfLoaded`). Not here: the loading itself (``checkpoint_storage``), how often
-one may go back (``recovery.rollback_budget``). Who calls it: `Run.resume`, the handler of ``job.rollback``, and the
-interrupter's thread, which only asks whether a rollback would be carried out.
+All ranks return to the same checkpoint, or none does. A partly loaded state ends the training (`HalfLoaded`). The
+interrupter's thread calls `CheckpointRestore.choose` only; everything else runs in the training thread.
 """
 
 from __future__ import annotations
@@ -55,20 +53,18 @@ PERHAPS_AHEAD = (
 
 
 class CheckpointRestore:
-    """Restores the checkpoints of one training."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._loading = CheckpointLoading(training)
-        # The checkpoints of an earlier training, by path and time. No rollback goes back to them, unless this training
-        # resumes from one.
+        # Checkpoints of an earlier training, by path and time. Rollbacks skip them, unless this training resumes from
+        # one.
         self._foreign = _already_there(training.storage)
-        disk = getattr(training.storage, "disk", training.storage)  # beside that in memory
+        disk = getattr(training.storage, "disk", training.storage)  # without memory
         if isinstance(disk, JointCheckpointDirectory):
             disk.check_rank_count = training.check_rank_count
 
     def choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """The checkpoints that a rollback may go to, if the trouble began at ``onset``. Raises Rejected."""
+        """Return the checkpoints for a rollback if the fault began at ``onset``. Raises Rejected."""
         training = self._training
         if training.batch_source is None and rollback.skip_batches:
             raise Rejected(CANNOT_SKIP)
@@ -82,14 +78,14 @@ class CheckpointRestore:
         return choice
 
     def roll_back(self, rollback: Rollback, group: Group) -> Mapping[str, Any]:
-        """Go back to the best checkpoint that can be loaded, and return what the answer says.
+        """Return to the best loadable checkpoint. Return the answer's output.
 
-        Raises Refusal, UnusableCheckpoint and NotAgreed where nothing was changed on any rank, else HalfLoaded,
-        which ends the training.
+        Refusal, UnusableCheckpoint and NotAgreed mean that nothing was changed on any rank. HalfLoaded ends the
+        training.
         """
         training = self._training
         if self._foreign and training.rollbacks == 0:
-            training.budget.reset()  # what was spent belongs to the earlier training
+            training.budget.reset()  # counted for the earlier training
         progress = training.medic.progress
         onset = onset_of(rollback, progress)
         choice = agree(group, lambda: self.choose(rollback, onset))
@@ -115,9 +111,9 @@ class CheckpointRestore:
         return output
 
     def _compare_losses(self, kept: KeptState | None, data: str, skipped: int, onset: Onset | None) -> None:
-        """Compare the losses from here on. ``data`` is what the answer says of the batches."""
+        """Begin to compare the losses. ``data`` is the answer's text about the batches."""
         training, state = self._training, kept or {}
-        # What the losses show, and what the comparison of the ranks' weights has shown.
+        # From the losses and from the comparison of the ranks' weights.
         faults = [None if onset is None else onset.step, training.rank_comparison.trouble_at]
         back = Return(
             step=training.global_step,
@@ -129,12 +125,12 @@ class CheckpointRestore:
             trouble_at=min((step for step in faults if step is not None), default=None),
             has_state=kept is not None,
             has_random=state.get("random") is not None,
-            is_replay=data == NOT_KNOWN,  # the loop draws its own batches, and perhaps the same ones
+            is_replay=data == NOT_KNOWN,  # the loop draws its own batches, possibly the same ones
         )
         begin_comparison(training.loss_log, back, training.parts.modules().values())
 
     def resume(self) -> int | None:
-        """Go on from the newest checkpoint; see `Run.resume`."""
+        """Continue from the newest checkpoint; see `Run.resume`."""
         training = self._training
         if training.storage is None:
             return None
@@ -158,7 +154,7 @@ class CheckpointRestore:
         return training.global_step
 
     def begin(self) -> None:
-        """Before the first step: say so where the training does not go on from what is there."""
+        """Before the first step, warn if existing checkpoints are not resumed."""
         if self._foreign:
             message = (
                 "%s: %s holds %d checkpoints of an earlier training, which this one did not resume; it will "
@@ -167,12 +163,11 @@ class CheckpointRestore:
             log.warning(message, self._job, self._storage.directory, len(self._foreign))
 
     def _in_order_of_restart(self) -> list[SavedCheckpoint]:
-        """The complete checkpoints in the order in which they are tried; the log says where ill ones are left behind,
-        or are all that there is."""
+        """Return the complete checkpoints in the order to try. Warn if the newest is unhealthy."""
         ordered = checkpoints.healthy_first(self._storage.checkpoints())
         healthy = [checkpoint for checkpoint in ordered if not problem(checkpoint.health)]
         if any(checkpoint.step for checkpoint in healthy):
-            # Beside others the checkpoint of step 0 will not do: from there they would all be overwritten.
+            # Prefer any other to step 0, from which they would all be overwritten.
             ordered = [checkpoint for checkpoint in ordered if checkpoint.step]
         newest = max(ordered, key=lambda checkpoint: (checkpoint.at, checkpoint.step), default=None)
         why = "" if newest is None else problem(newest.health)
@@ -190,12 +185,10 @@ class CheckpointRestore:
     def _job(self) -> str:
         return self._training.medic.job
 
-    # --- loading ----------------------------------------------------------------------------------------
-
     def _load(
         self, candidates: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
     ) -> tuple[LoadedCheckpoint, dict[str, Any]]:
-        """Load the first of `candidates` that can be, and go on from it: that checkpoint, and what the answer says."""
+        """Load the first loadable candidate and continue from it. Return it and the answer's output."""
         loaded = self._loading.load_first(candidates, group)
         fault: Exception | None = None
         output: dict[str, Any] = {}
@@ -203,16 +196,14 @@ class CheckpointRestore:
             if resumed:
                 self._recall_changes(loaded, group)
             output = self._take_over(loaded, skip_batches, resumed)
-        except Exception as error:  # whatever is raised, because the other ranks wait for this rank's report
+        except Exception as error:  # any error: the other ranks wait for this report
             fault = error
-        # Every rank gets here, whether or not it failed, because the poll inside is a call of all ranks.
+        # Every rank must reach this poll, failed or not.
         self._loading.confirm_on_all_ranks(group, fault)
         return loaded, output
 
-    # --- going on from there ----------------------------------------------------------------------------
-
     def _recall_changes(self, loaded: LoadedCheckpoint, group: Group) -> None:
-        """After a restart, read what commands had changed and the count of rollbacks; on all ranks as rank 0 does."""
+        """After a restart, read changes and rollback count, on all ranks from rank 0."""
         changes, budget = self._training.changes, self._training.budget
         changes.recall(None if loaded.kept is None else loaded.kept.get("changes"), loaded.checkpoint.step)
         if group.world_size > 1:
@@ -221,10 +212,7 @@ class CheckpointRestore:
             budget.spent = RollbackCount(**state["spent"])
 
     def _take_over(self, loaded: LoadedCheckpoint, skip_batches: int, resumed: bool) -> dict[str, Any]:
-        """The parts were loaded; now set the rest of the training, and return what the answer says.
-
-        What commands have changed stays changed.
-        """
+        """Set everything but the loaded parts. Return the answer's output. Changes by commands persist."""
         training, checkpoint, kept = self._training, loaded.checkpoint, loaded.kept
         training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
         if resumed:
@@ -247,7 +235,7 @@ class CheckpointRestore:
         output["learning_rate"] = training.rate.value
         if kept is not None:
             output["carried"] = training.carried.put_back(kept.get("carried"))
-            # Last of all: moving the batch source may draw random numbers.
+            # Last, because moving the batch source may draw random numbers.
             if kept["random"] is not None:
                 randomness.restore(kept["random"])
             output["loss_at_checkpoint"] = kept["loss"]
@@ -256,8 +244,9 @@ class CheckpointRestore:
     def _move_batch_source(
         self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool
     ) -> tuple[str, int]:
-        """Go to the checkpoint's position in the data, and say which batches come now, and how many are left out that
-        were not before."""
+        """Go to the checkpoint's data position. Return a text about the next batches, and the number of newly skipped
+        ones.
+        """
         state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
@@ -272,9 +261,9 @@ class CheckpointRestore:
         return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data, left_out
 
     def _move_batch_log(self, kept: KeptState | None, data: str, left_out: int, resumed: bool) -> None:
-        """From here on compare the batches with those that were drawn in their place, if they shall be the same.
+        """Begin to compare the batches, if they should be the same.
 
-        ``left_out`` of those do not come now; what was left out before was not drawn either.
+        ``left_out`` of them are skipped now; those skipped before were not drawn either.
         """
         training, batch_log = self._training, self._training.batch_log
         batches = (kept or {}).get("batches")
@@ -288,12 +277,12 @@ class CheckpointRestore:
         batch_log.go_back(batches and batches["drawn"], epoch, left_out, "" if claims else data)
 
     def _are_made_otherwise(self, kept: KeptState | None) -> bool:
-        """Whether the same samples come in other batches than when the checkpoint was written."""
+        """Return whether the same samples come in different batches than at the checkpoint."""
         make = ((kept or {}).get("batches") or {}).get("make")
         return make is not None and list(make) != self._training.batch_make
 
     def _keep_global_batch(self, kept: KeptState | None) -> None:
-        """Accumulate as many batches as make the same global batch with the number of ranks of today."""
+        """Adjust the accumulation to keep the global batch with the present number of ranks."""
         training = self._training
         accumulation = training.accumulation_after(kept)
         if accumulation != training.script_accumulation:
@@ -303,7 +292,7 @@ class CheckpointRestore:
             training.set_accumulation(accumulation)
 
     def _change_as_before(self) -> None:
-        """After a restart, set batch size, accumulation and workers as commands had set them."""
+        """After a restart, reapply batch size, accumulation and workers set by commands."""
         training, source, changes = self._training, self._training.batch_source, self._training.changes
         try:
             training.set_accumulation(
@@ -318,16 +307,13 @@ class CheckpointRestore:
                 count = changes.workers_for(source.workers)
                 if count != source.workers:
                     source.set_workers(count)
-                elif changes.workers_at_most:  # The script itself has no more workers, so nothing is left to undo.
+                elif changes.workers_at_most:  # the script has no more workers, so nothing remains to undo
                     changes.set_workers(None, training.global_step)
         except Refusal as error:
             log.warning("%s: what commands had changed does not fit any more: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a rollback that was carried out, and return what the answer says of the budget.
-
-        What fails in here does not undo it.
-        """
+        """Count a completed rollback. Return the answer's part about the budget. Errors here do not undo the rollback."""
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         training.changes.went_back(checkpoint.step)
@@ -343,10 +329,7 @@ class CheckpointRestore:
 
 
 def _already_there(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
-    """The checkpoints that are in a directory of ours when training begins.
-
-    Users who keep their own know which of theirs belong to this training.
-    """
+    """Return the checkpoints in our own directory at the start."""
     disk = on_disk(storage)
     if not isinstance(disk, CheckpointDirectory):
         return frozenset()

@@ -1,8 +1,4 @@
-"""The parts of a plain PyTorch training that a checkpoint holds: the model, the optimizer and others with a state.
-
-Not here: the learning rate's scale and the position in the data (``training_state``), and files
-(``checkpoint_storage``).
-"""
+"""The parts of a plain PyTorch training in a checkpoint: model, optimizer and others with state."""
 
 from __future__ import annotations
 
@@ -21,13 +17,13 @@ from trainmedic.torch.tensor_names import named_as, plain_name
 log = logging.getLogger("trainmedic")
 
 ATTRIBUTES = ".attributes"
-"""The name in the states of what optimizers and communication hooks keep outside of their ``state_dict``."""
+"""Name of the state outside the ``state_dict`` of optimizers and communication hooks."""
 
 
 class StateParts:
-    """Objects with ``state_dict`` and ``load_state_dict``, by name. ``model`` and ``optimizer`` are the first two.
+    """Objects with ``state_dict`` and ``load_state_dict``, by name.
 
-    Each argument may be one object, or a list or dict of several, whose names are then ``model.0`` or ``model.key``.
+    An argument may be a list or dict; its members are named ``model.0`` or ``model.key``.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -44,21 +40,21 @@ class StateParts:
         self._attributes = OptimizerAttributes(self.by_name)
 
     def capture(self) -> dict[str, Any]:
-        """The states. They share memory with the parts: write them before training goes on."""
+        """Return the states, which share memory with the parts: write them before training continues."""
         states = {name: state_of(part) for name, part in self.by_name.items()}
         attributes = self.attributes()
         return {**states, ATTRIBUTES: attributes} if attributes else states
 
     def attributes(self) -> dict[str, Any]:
-        """What optimizers and communication hooks keep outside of their ``state_dict``; empty without any."""
+        """Return attributes of optimizers and communication hooks outside their ``state_dict``."""
         return self._attributes.capture()
 
     def restore_attributes(self, held: Mapping[str, Any]) -> None:
-        """Put back what `attributes` gave."""
+        """Restore the output of `attributes`."""
         self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
-        """The reason why `states` cannot be restored, as far as can be checked without trying; empty if they can."""
+        """Return why `states` cannot be restored; empty if nothing shows that."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"
@@ -83,7 +79,7 @@ class StateParts:
                 load_state(part, state)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The modules' buffers by the names of module and buffer, but for those that are not part of its state."""
+        """Return the modules' persistent buffers, by names of module and buffer."""
         buffers = {}
         for name, module in self.modules().items():
             kept = module.state_dict().keys()
@@ -91,14 +87,14 @@ class StateParts:
         return buffers
 
     def buffers_of(self, states: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-        """The same, out of what `capture` gave."""
+        """Return the same from the output of `capture`."""
         return {
             name: {plain_name(key): states[name][key] for key, _ in module.named_buffers() if key in states[name]}
             for name, module in self.modules().items()
         }
 
     def restore_buffers(self, held: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Copy the buffers into place, as far as the modules still have them."""
+        """Copy the buffers that still exist."""
         with torch.no_grad():
             for name, module in self.modules().items():
                 buffers = {plain_name(key): buffer for key, buffer in held.get(name, {}).items()}
@@ -107,38 +103,37 @@ class StateParts:
                         buffer.copy_(buffers[plain_name(key)])
 
     def extra_states(self) -> dict[str, dict[str, Any]]:
-        """What modules keep in their ``state_dict`` beside tensors (``get_extra_state``), by the names of both. Layers
-        that compute in 8 bits keep the largest values seen there, each rank its own. It shares memory with the
-        modules: write it before training goes on."""
+        """Return the modules' ``get_extra_state`` by names of part and module. Shares memory with the modules.
+
+        Layers for 8-bit computation keep the largest observed values there, different on each rank.
+        """
         return {
             name: {own: _detached(each.get_extra_state()) for own, each in _with_extra_state(module)}
             for name, module in self.modules().items()
         }
 
     def restore_extra_states(self, held: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put back what `extra_states` gave, as far as the modules still have it. They keep what they are given."""
+        """Restore the output of `extra_states`. The modules keep the given objects."""
         for name, module in self.modules().items():
             for own, each in _with_extra_state(module):
                 if own in held.get(name, {}):
                     each.set_extra_state(held[name][own])
 
     def forget_gradients(self) -> None:
-        """Drop the gradients of an abandoned or half-done step, which may be NaN."""
+        """Drop the gradients of an incomplete step, which may be NaN."""
         for part in self.by_name.values():
             if hasattr(part, "zero_grad"):
                 part.zero_grad()
             drop_noted_steps(part)
 
     def modules(self) -> dict[str, nn.Module]:
-        """The parts that are modules, by name."""
         return {name: part for name, part in self.by_name.items() if isinstance(part, nn.Module)}
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The parts that are optimizers, by name."""
         return {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
 
     def of_optimizers(self) -> dict[str, Any]:
-        """The parts that are optimizers or were given as such, of whatever class, by name."""
+        """Return optimizers and parts given as such, of any class."""
         return {
             name: part
             for name, part in self.by_name.items()
@@ -148,32 +143,29 @@ class StateParts:
 
     @property
     def not_restored(self) -> frozenset[str]:
-        """The holders of attributes that the last `restore` has left out, as it has said in the log."""
+        """Holders of attributes that the last `restore` omitted."""
         return self._attributes.not_restored
 
     @property
     def has_attributes(self) -> bool:
-        """Whether an optimizer or a communication hook has something to be kept outside of its state."""
+        """Return whether optimizers or communication hooks have state outside their ``state_dict``."""
         return not self._attributes.are_none
 
 
 def is_sharded(parts: StateParts) -> bool:
-    """Whether a parameter of any part is spread over ranks."""
+    """Return whether any parameter is sharded over ranks."""
     parameters = (parameter for module in parts.modules().values() for parameter in module.parameters())
     return any(hasattr(parameter, "full_tensor") for parameter in parameters)
 
 
 def is_wrapped_by_fsdp1(parts: StateParts) -> bool:
-    """Whether a module is wrapped in the older ``FullyShardedDataParallel``.
-
-    It is known by its name: to import the class takes seconds, which a training without it need not spend.
-    """
+    """Check for the older ``FullyShardedDataParallel`` by name, because importing it takes seconds."""
     wrapped = (module for part in parts.modules().values() for module in part.modules())
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in wrapped)
 
 
 def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The object or objects of one argument, each by its own name."""
+    """Yield an argument's objects with their names."""
     if value is None:
         return
     if isinstance(value, Mapping):
@@ -193,7 +185,7 @@ def _with_extra_state(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _detached(state: Any) -> Any:
-    """The same without the graph of the step, of which a state may be a part."""
+    """Return the state without the step's graph."""
     if isinstance(state, torch.Tensor):
         return state.detach()
     if type(state) is dict:
@@ -222,25 +214,25 @@ def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:
 
 
 def drop_noted_steps(part: Any) -> None:
-    """Let the gradient scaler of `part`, if it has one, forget which optimizers it has unscaled in the present step.
+    """Make the gradient scaler forget which optimizers it unscaled in the present step.
 
-    It refuses to unscale twice in one step, and the step that was abandoned has no end at which it would forget.
+    It refuses a second unscaling in a step, and an abandoned step has no end.
     """
     for scaler in _scalers(part):
-        with contextlib.suppress(AssertionError):  # it has not scaled anything yet, and so has noted nothing
-            scaler.update(scaler.get_scale())  # setting a scale, and be it the present one, makes it forget
+        with contextlib.suppress(AssertionError):  # nothing scaled yet
+            scaler.update(scaler.get_scale())  # setting a scale clears its record
 
 
 def begins_anew(part: Any, state: Any) -> bool:
-    """Whether `state` is that of a gradient scaler that was switched off, and the one of `part` is switched on.
+    """Return whether `state` is that of a disabled gradient scaler, but the present one is enabled.
 
-    Such a state is empty, and loading it would raise: the scaler begins with the scale that the script has given it.
+    Loading such an empty state would raise; the scaler starts with the script's scale.
     """
     return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
 
 
 def _scalers(part: Any) -> Iterator[torch.amp.GradScaler]:
-    """The gradient scaler that `part` is, or those that it holds, as timm's scaler and Accelerate's optimizer do."""
+    """Yield the gradient scaler that `part` is or holds, as timm's and Accelerate's wrappers do."""
     for candidate in (part, *getattr(part, "__dict__", {}).values()):
         if isinstance(candidate, torch.amp.GradScaler):
             yield candidate

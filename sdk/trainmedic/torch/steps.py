@@ -1,7 +1,4 @@
-"""One step of the training loop, as the loop sees it.
-
-Not here: what happens at its end (``boundary``).
-"""
+"""`Step`: one step of the training loop."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ from trainmedic.torch.state_parts import StateParts
 class Step:
     """The work on one batch: ``with run.step() as step:``.
 
-    ``number`` is that of the optimizer step, from 1. Where gradients are accumulated several batches belong to
-    one, and ``is_update`` is true for the last of them: only then is the optimizer to step.
+    ``number`` is the optimizer step's, from 1. With accumulation, several batches belong to one step.
     """
 
     __slots__ = ("_accelerated", "_boundary", "_completes_step", "is_reported", "number")
@@ -35,11 +31,13 @@ class Step:
 
     @property
     def is_update(self) -> bool:
-        """Whether the optimizer is to step. Where Accelerate decides on that, ask within ``accelerator.accumulate``."""
+        """True if the optimizer is to step after this batch. If Accelerate decides, read it in
+        ``accelerator.accumulate``.
+        """
         return self._accelerated.is_update if self._accelerated.leads else self._completes_step
 
     def backward(self, loss: torch.Tensor) -> None:
-        """``loss.backward()``, for the mean over the step's batches, and scaled by the gradient scaler if any."""
+        """Call ``loss.backward()`` for the mean over the step's batches, with the gradient scaler, if any."""
         training = self._boundary.training
         if training.accumulation > 1 and not self._accelerated.leads:
             loss = loss / training.accumulation
@@ -52,10 +50,10 @@ class Step:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """On the last batch of a step, clip the gradients to ``max_norm``, step optimizer, gradient scaler, scheduler
-        and EMA, and clear the gradients. Returns the norm before clipping; None before the last batch.
+        """Clip gradients to ``max_norm``, step optimizer, gradient scaler, scheduler and EMA, and clear the gradients.
 
-        A scheduler that needs a metric is left to the caller.
+        Acts on the last batch of a step only. Returns the norm before clipping; None for other batches. A scheduler
+        that needs a metric is left to the caller.
         """
         if not self.is_update:
             return None
@@ -69,9 +67,9 @@ class Step:
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
         parameters = training.rate.parameters()
-        self._boundary.layer_norms.measure()  # before they are clipped
+        self._boundary.layer_norms.measure()  # before clipping
         norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if max_norm is None else max_norm)
-        if hasattr(norm, "full_tensor"):  # of sharded parameters
+        if hasattr(norm, "full_tensor"):  # sharded parameters
             norm = norm.full_tensor()
         for optimizer in optimizers:
             if scaler is not None:
@@ -92,13 +90,13 @@ class Step:
         return norm
 
     def learning_rate(self, value: Any) -> Any:
-        """As `trainmedic.torch.Run.learning_rate`."""
+        """See `trainmedic.torch.Run.learning_rate`."""
         return self._boundary.training.rate.scaled(value)
 
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:
-        """Say how it went: as `trainmedic.Medic.report`, which gets the step and the learning rates as well.
+        """Report the step; see `trainmedic.Medic.report`. Step and learning rates are added.
 
-        Without ``samples`` they are worked out from the loader's batch size, where that is known.
+        ``samples`` defaults to a number computed from the loader's batch size, if known.
         """
         self._boundary.report(self.number, self.is_update, loss, grad_norm, samples, more)
         self.is_reported = True
@@ -129,7 +127,7 @@ class Step:
 
 
 def _scaler(parts: StateParts) -> Any:
-    """The gradient scaler, None without one. Raises ConfigurationError where it is not known which is meant."""
+    """Return the gradient scaler; None without one. Raises ConfigurationError if ambiguous."""
     if any(name.startswith("scaler.") for name in parts.by_name):
         raise ConfigurationError(
             "step.backward() and step.update() know one gradient scaler at most; with several, call them yourself"
@@ -138,7 +136,7 @@ def _scaler(parts: StateParts) -> Any:
 
 
 def _step_schedulers_and_emas(parts: StateParts) -> None:
-    """Of several emas, each follows the model of its name."""
+    """Each of several EMAs follows the model of the same name."""
     for name, part in parts.by_name.items():
         kind = name.partition(".")[0]
         if kind == "scheduler" and not isinstance(part, ReduceLROnPlateau):
@@ -157,8 +155,10 @@ _METHODS = ("update", "step")
 
 
 def update_average(ema: Any, model: Any) -> None:
-    """Move an average on: PyTorch's ``update_parameters(model)``, or what other libraries have instead, which is
-    ``update(model)``, ``update(parameters)``, ``step(parameters)`` or ``update()``. Raises ConfigurationError.
+    """Update a moving average. Raises ConfigurationError.
+
+    Calls PyTorch's ``update_parameters(model)`` or another library's ``update(model)``, ``update(parameters)``,
+    ``step(parameters)`` or ``update()``.
     """
     if hasattr(ema, "update_parameters"):
         ema.update_parameters(model)
@@ -171,6 +171,6 @@ def update_average(ema: Any, model: Any) -> None:
     if first is not None and first.name.startswith("param"):
         update(model.parameters())
     elif first is None or first.default is not first.empty:
-        update()  # it holds the model that it follows
+        update()  # it holds its model
     else:
         update(model)

@@ -59,7 +59,7 @@ class JointContents(Protocol):
         ...
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
-        """Check readability and return the input of `read` without waiting for other ranks. Raises UnusableCheckpoint."""
+        """Check readability and return `read`'s input without waiting for other ranks. Raises UnusableCheckpoint."""
         ...
 
     def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:

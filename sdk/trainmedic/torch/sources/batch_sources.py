@@ -59,7 +59,7 @@ class BatchSource:
         raise StopIteration
 
     def state(self) -> dict[str, Any]:
-        """Return the input of `restore`, with the checkpoints' keys; ``place`` is the position."""
+        """Return the input of `restore` with the keys of checkpoints; ``place`` is the position."""
         return {
             "kind": self.kind,
             "epoch": self.epoch,
@@ -93,7 +93,7 @@ class BatchSource:
         """Raise Rejected if so many batches cannot be skipped."""
 
     def skip(self, batches: int) -> int:
-        """Skip the next ``batches`` batches, including those already skipped. Return the number of newly skipped ones."""
+        """Skip the next ``batches`` batches, including already skipped ones. Return the number of newly skipped ones."""
         already = self.skipped.count(self.epoch, self.position, batches)
         self.skipped.add(self.epoch, self.position, self.position + batches)
         return batches - already
