@@ -118,7 +118,6 @@ class BatchLog:
         self.drawn = 0
         """Number of batches drawn up to the present position, without those that a rollback revoked."""
         self.comparison = BatchComparison((), (), 0, "")
-        """The comparison that `go_back` began last."""
         self._compares = False
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
         self._unread = 0

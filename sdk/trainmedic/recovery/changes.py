@@ -102,7 +102,6 @@ class ChangeTrial:
             return cls()
 
     def state(self) -> Mapping[str, Any]:
-        """Return plain JSON values."""
         return {**asdict(self), "changes": sorted(self.changes)}
 
     def with_changes(self, changes: AbstractSet[str], step: int) -> ChangeTrial:
@@ -110,7 +109,6 @@ class ChangeTrial:
         return ChangeTrial(self.changes | changes, step) if changes else self
 
     def is_passed(self, step: int) -> bool:
-        """Return whether a checkpoint of ``step`` ends the trial."""
         return bool(self.changes) and step != self.step
 
     def started_again(self) -> ChangeTrial:
@@ -171,11 +169,9 @@ class AppliedChanges:
         return None if not self._is_complete or AS_LOADED in factors else False
 
     def scale(self, name: str) -> float:
-        """Return the product of all active factors."""
         return math.prod(self._factors[name].values())
 
     def factors(self, name: str) -> dict[str, float]:
-        """Return a copy of the active factors, by command ID."""
         return dict(self._factors[name])
 
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
@@ -278,7 +274,6 @@ class AppliedChanges:
         self.save()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the output of `state`. Malformed input changes nothing."""
         try:
             factors = {
                 name: {str(command_id): float(factor) for command_id, factor in state[name].items()} for name in _SCALED

@@ -43,7 +43,6 @@ class SavedCheckpoint:
     path: Any
     """A path, or any value that its owner loads it by."""
     complete: bool = True
-    """Whether it was written completely."""
     health: CheckpointHealth | None = None
     """None if it was not recorded."""
 
@@ -128,7 +127,6 @@ def to_json(checkpoint: SavedCheckpoint) -> dict[str, Any]:
 
 
 def from_json(fields: Mapping[str, Any]) -> SavedCheckpoint:
-    """Parse the output of `to_json`."""
     path = Path(fields["path"]) if fields["is_path"] else fields["path"]
     return SavedCheckpoint(fields["step"], datetime.fromisoformat(fields["at"]), path)
 

@@ -46,8 +46,6 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Choice:
-    """The checkpoints that a rollback may use."""
-
     candidates: tuple[SavedCheckpoint, ...]
     """At least one, best first. The next replaces one that fails to load."""
     passed_over: tuple[PassedOver, ...] = ()
@@ -58,7 +56,6 @@ class Choice:
         return self.candidates[0]
 
     def told(self) -> list[dict[str, Any]]:
-        """Return the answer's member ``passed_over``."""
         return [{"checkpoint": each.name, "step": each.step, "why": each.why} for each in self.passed_over]
 
 

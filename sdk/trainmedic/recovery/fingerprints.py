@@ -46,7 +46,6 @@ class Unread:
 
 
 def fingerprint(batch: Any) -> Fingerprint:
-    """Return the fingerprint of any batch."""
     leaves: _Leaves = []
     try:
         content = _walk(batch, leaves, 0)
@@ -142,7 +141,6 @@ def _slots(value: Any) -> Mapping[str, Any]:
 
 
 def _walk_array(value: Any, leaves: _Leaves, depth: int) -> int:
-    """Append type, shape and sample of a tensor or an array."""
     try:
         values = value.numpy()
     except AttributeError:  # a NumPy-like array

@@ -62,7 +62,6 @@ _OFF_SCHEDULE = 0.05
 TrainingLearningRateOff.
 """
 _SAID = ("finite", "ranks_agree", "on_schedule")
-"""The boolean fields."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,6 @@ class CheckpointHealth:
 
 
 class Onset(NamedTuple):
-    """The start of a fault in a training."""
-
     step: int
     """The first untrusted step."""
     is_rise: bool
@@ -242,8 +239,6 @@ def rise(record: Sequence[ReportedValues]) -> Onset | None:
 
 
 class _UsualLosses:
-    """The last losses outside a rise, and the limits computed from them."""
-
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=REPORTS)
         self._limits: dict[_Factors, float | None] = {}

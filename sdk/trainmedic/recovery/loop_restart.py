@@ -24,7 +24,6 @@ class LoopRestart:
     """The checkpoint and settings of a restart, and the command that requires it."""
 
     checkpoint: Path
-    """The checkpoint to continue from."""
     command: JobCommand | None = None
     """None after a crash."""
     skip_batches: int = 0
@@ -53,7 +52,6 @@ class LoopRestart:
 
 
 def told(checkpoint: SavedCheckpoint) -> dict[str, Any]:
-    """Return the members of a rollback's answer that identify its checkpoint."""
     return {
         "checkpoint": checkpoint.name,
         "checkpoint_step": checkpoint.step,

@@ -42,7 +42,6 @@ class SlotPool:
         return len(self._slots)
 
     def add(self, slot: Slot) -> None:
-        """Add an existing slot."""
         with self._lock:
             self._slots.append(slot)
 
@@ -53,7 +52,6 @@ class SlotPool:
         return slot
 
     def complete(self) -> list[Slot]:
-        """Return the slots that hold a complete checkpoint, in ascending order of steps."""
         with self._lock:
             return sorted((slot for slot in self._slots if slot.mark is not None), key=_step)
 
@@ -124,7 +122,6 @@ class SlotPool:
         self._is_provided = size
 
     def drop(self, step: int) -> None:
-        """Forget the checkpoints of steps later than ``step``."""
         with self._lock:
             for slot in self.complete():
                 if _step(slot) > step:

@@ -52,8 +52,6 @@ class UntrustedMemory(TrainmedicError):
 
 @dataclass(frozen=True)
 class SlotMark:
-    """Facts about the complete checkpoint in a slot."""
-
     set_id: str
     """ID of the checkpoint of all ranks; this slot is one rank's part."""
     step: int
@@ -99,7 +97,6 @@ class Slot:
         self.users = 0
         """Number of readers and writers; above 0 the slot is not reused."""
         self.cache: Any = None
-        """The owner's cache, such as views of the memory."""
         if existing is not None:
             self.memory = existing
             return
@@ -134,7 +131,6 @@ class Slot:
             write_mark(self.file, mark)
 
     def clear(self) -> None:
-        """Discard the content."""
         self.mark = None
         if self.file is not None:
             with contextlib.suppress(OSError):
@@ -315,6 +311,5 @@ def _mark_of(file: Path) -> Path:
 
 
 def _safe(name: str) -> str:
-    """Return a directory name for any text."""
     quoted = quote(name, safe="")[:200] or "-"
     return quoted if quoted.strip(".") else quoted.replace(".", "%2E")

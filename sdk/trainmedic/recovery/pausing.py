@@ -45,12 +45,10 @@ class LoopPause:
         return {"max_seconds": longest.total_seconds()}
 
     def end(self) -> Mapping[str, Any]:
-        """End the pause, if any."""
         was_paused, self._polls_left = self.lasts, 0
         return {"was_paused": was_paused}
 
     def wait(self, step: int) -> None:
-        """Return when a command or the time limit has ended the pause."""
         if not self.lasts:
             return
         with self._medic.window(PAUSE):

@@ -33,14 +33,12 @@ class RollbackCount:
     furthest_step: int = -1
     """The latest step that one of them started from."""
     rollbacks: int = 0
-    """Their number."""
 
     def is_continued_by(self, target_step: int) -> bool:
         """Return whether a rollback to ``target_step`` belongs to the counted ones."""
         return self.rollbacks > 0 and target_step <= self.furthest_step
 
     def after(self, target_step: int, left_step: int) -> RollbackCount:
-        """Return the count with one more rollback, from ``left_step`` to ``target_step``."""
         if not self.is_continued_by(target_step):
             return RollbackCount(target_step, left_step, 1)
         return RollbackCount(min(self.root_step, target_step), max(self.furthest_step, left_step), self.rollbacks + 1)

@@ -37,7 +37,6 @@ class AcceleratedSteps:
 
     @property
     def registered(self) -> list[Any]:
-        """Objects given to ``accelerator.register_for_checkpointing``."""
         return list(getattr(self._accelerator, "_custom_objects", ()))
 
     @property
@@ -46,13 +45,11 @@ class AcceleratedSteps:
         return bool(self._accelerator.sync_gradients)
 
     def set_accumulation(self, batches: int) -> None:
-        """Set the batches per step, if Accelerate leads."""
         if self.leads:
             self._accelerator.gradient_accumulation_steps = batches
             self.begin_step()
 
     def begin_step(self) -> None:
-        """Make the next batch the first of a step."""
         if self.exists:
             self._accelerator.step = 0
 

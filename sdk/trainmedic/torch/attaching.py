@@ -217,7 +217,6 @@ def _source(
 def _with_memory(
     medic: Medic, parts: StateParts, storage: CheckpointStorage | None, options: Memory | None
 ) -> tuple[CheckpointStorage | None, MemoryStart | None]:
-    """Return the storage extended by memory, if requested, and the starter of the latter."""
     if options is None:
         return storage, None
     if not isinstance(options, Memory):

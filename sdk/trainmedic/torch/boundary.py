@@ -86,7 +86,6 @@ class StepBoundary:
             medic.on_arrival = self._interrupter.check_for_hang
 
     def close(self) -> None:
-        """Restore the signal handler and remove the hooks."""
         self.meter.close()
         self.layer_norms.close()
         self._watches.steps.close()
@@ -177,7 +176,6 @@ class StepBoundary:
         self.cross(interrupted=True)
 
     def step_failed(self, error: type[BaseException]) -> None:
-        """Record that the loop raised an error in a step."""
         self._watches.finish(f"the loop raised {error.__name__}")
 
     def cross(self, interrupted: bool = False) -> None:

@@ -27,9 +27,7 @@ from trainmedic.torch.state_parts import StateParts
 log = logging.getLogger("trainmedic")
 
 _OWN = frozenset(vars(nn.Module())) | {"param_groups", "state", "defaults"}
-"""Attributes of every module and optimizer."""
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "deepspeed", "accelerate")
-"""Packages whose wrapper modules have no state of their own."""
 _MOST_SEEN = 5000  # objects searched for random generators
 _DEEPEST = 5
 _MOST_NAMED = 8
@@ -47,12 +45,9 @@ class _Named:
 
 @dataclass
 class CarriedState:
-    """Carried state of one training on this rank."""
-
     parts: StateParts | None = None
     named: Mapping[str, _Named] = field(default_factory=dict)
     generators: Mapping[str, Any] = field(default_factory=dict)
-    """The data set's random generators in this process."""
     _at_start: Mapping[str, carried_values.Held] = field(default_factory=dict)
     """Attributes without tensors at `attach`, such as None or 0."""
     _first: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
@@ -128,7 +123,6 @@ class CarriedState:
             yield name, getattr(owner, attribute)
 
     def _changed_numbers(self) -> Iterator[tuple[str, tuple[Any, str]]]:
-        """Yield the attributes of modules whose numbers have changed."""
         if self.parts is None:
             return
         for part, owner in _owners(self.parts).items():
@@ -142,7 +136,6 @@ class CarriedState:
                     yield name, (owner, attribute)
 
     def _seen(self) -> Iterator[tuple[str, tuple[Any, str]]]:
-        """Yield the attributes of modules and optimizers that hold carried state."""
         if self.parts is None:
             return
         owners = _owners(self.parts)
@@ -156,7 +149,6 @@ class CarriedState:
                     yield f"{part}.{name}", (owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
-        """Restore a value. Return whether its place still exists."""
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)
@@ -180,7 +172,6 @@ class CarriedState:
         return True
 
     def _forget(self, owner: Any, attribute: str, name: str) -> None:
-        """Reset an attribute that held no tensor at the time of the checkpoint."""
         present, start = getattr(owner, attribute), self._at_start.get(name)
         if attribute in getattr(owner, "_non_persistent_buffers_set", ()):
             setattr(owner, attribute, None)
@@ -193,8 +184,6 @@ class CarriedState:
 
 
 class _Known:
-    """Tensors in a ``state_dict``."""
-
     def __init__(self, parts: StateParts) -> None:
         modules = list(parts.modules().values())
         held = [each for module in modules for each in (*module.parameters(), *module.buffers())]
@@ -249,7 +238,6 @@ def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
 
 
 def by_state(part: Any) -> _Named:
-    """Return the state of an object with ``state_dict`` as a carried value."""
     return _Named(part.state_dict, part.load_state_dict)
 
 

@@ -14,7 +14,6 @@ from typing import Any, Callable, Iterator, Mapping, MutableMapping, NamedTuple
 import torch
 
 Held = tuple[str, Any]
-"""Kind and content."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _TENSOR, _ARRAY, _LIST, _TUPLE, _DEQUE, _DICT, _SIMPLE = "tensor", "array", "list", "tuple", "deque", "dict", "plain"
@@ -32,7 +31,6 @@ def is_in_place(value: Any) -> bool:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors at any depth."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -102,7 +100,6 @@ def put_back(present: Any, held: Held) -> Any:
 
 
 def is_same(one: Held, other: Held) -> bool:
-    """Return whether two copies are bitwise equal."""
     if one[0] != other[0]:
         return False
     mine, theirs = one[1], other[1]
@@ -196,8 +193,6 @@ def _put_random(present: Any, kind: str, content: Any) -> Any:
 
 
 class _Access(NamedTuple):
-    """Getter and setter of a state."""
-
     read: Callable[[], Any]
     write: Callable[[Any], None]
 

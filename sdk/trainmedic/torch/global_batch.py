@@ -21,13 +21,11 @@ class GlobalBatch:
     micro_batch: int | None
     """Samples per batch and rank; None if unknown."""
     accumulation: int
-    """Batches per optimizer step."""
     ranks: int
     given: int
     """The script's own accumulation; differs after a change of ranks."""
 
     def plain(self) -> dict[str, int | None]:
-        """Return the fields for a checkpoint."""
         numbers = {"accumulation": self.accumulation, "ranks": self.ranks, "given": self.given}
         return {"micro_batch": self.micro_batch, **numbers}
 

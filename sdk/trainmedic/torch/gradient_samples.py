@@ -17,7 +17,6 @@ log = logging.getLogger("trainmedic")
 _PARAMETERS = 16
 """Sampled parameters per optimizer, evenly spread."""
 _NUMBERS = 4096
-"""Sampled numbers per gradient."""
 
 
 class GradientSamples:

@@ -53,7 +53,6 @@ class CommandHandlers:
     _accumulates: bool
 
     def register(self) -> None:
-        """Register the supported commands, and the reasons for the others."""
         medic, source = self._training.medic, self._training.batch_source
         no_checkpoints = NO_CHECKPOINTS if self._training.storage is None else ""
         missing = {

@@ -56,9 +56,7 @@ class _Watched(NamedTuple):
     """A change of scale whose effect is observed."""
 
     expected: list[float]
-    """The written rates."""
     ratio: float
-    """Their factor."""
 
 
 class LearningRate:
@@ -87,12 +85,10 @@ class LearningRate:
 
     @property
     def values(self) -> list[float]:
-        """Present rate of each group."""
         return [float(group["lr"]) for group in self._groups()]
 
     @property
     def value(self) -> float:
-        """Present rate of the first group."""
         return float(self.present)
 
     @property
@@ -160,7 +156,6 @@ class LearningRate:
         return rate / ratio
 
     def _is_scheduled(self, number: int, rate: float) -> bool:
-        """Return whether a known scheduler set the group's rate last."""
         if not self._schedulers:
             return False
         if self._written.get(("group", number, "lr"), (None,))[0] == rate:
@@ -259,7 +254,6 @@ class LearningRate:
                 _follow(scheduler, self)
 
     def unscaled(self, step: Callable[[], Any]) -> Any:
-        """Call `step` with unscaled rates."""
         scale = self.scale
         if scale == 1.0:
             return step()
@@ -307,14 +301,12 @@ def _several(members: Any) -> Sequence[Any]:
 
 
 def _unwrapped(scheduler: Any) -> Any:
-    """Return the scheduler inside a wrapper such as Accelerate's."""
     while not isinstance(scheduler, lr_scheduler.LRScheduler) and hasattr(scheduler, "scheduler"):
         scheduler = scheduler.scheduler
     return scheduler
 
 
 def marked_scale(optimizers: Iterable[Any]) -> float:
-    """Return the scale in the optimizers' groups."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return next((float(group[MARK]) for group in groups if MARK in group), 1.0)
 

@@ -22,15 +22,11 @@ class Return:
     """A completed rollback."""
 
     step: int
-    """The checkpoint's step."""
     data: str
     """The answer's text about the batches."""
     skipped: int
-    """Skipped batches."""
     accumulation: int
-    """Present batches per step."""
     accumulation_then: int
-    """Batches per step at the checkpoint."""
     is_scaled_otherwise: bool
     """True if the learning rate's scale differs from the checkpoint's."""
     trouble_at: int | None
@@ -44,7 +40,6 @@ class Return:
 
 
 def begin_comparison(log: LossLog, back: Return, models: Iterable[nn.Module]) -> LossComparison:
-    """Begin to compare the losses with those in ``log``."""
     changed_at = log.first_change(back.step)
     if back.is_scaled_otherwise:
         changed_at = min(back.step + 2, changed_at or back.step + 2)  # the first loss precedes its own update

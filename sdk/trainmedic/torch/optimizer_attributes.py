@@ -44,11 +44,9 @@ class OptimizerAttributes:
 
     @property
     def are_none(self) -> bool:
-        """Return whether no optimizer or hook has such attributes."""
         return not self._holders() or not self.capture()
 
     def capture(self) -> Attributes:
-        """Return changed values and inner optimizers by holder."""
         held: Attributes = {}
         for name, holder_found in self._holders().items():
             holder = _Holder(*holder_found)
@@ -111,8 +109,6 @@ class OptimizerAttributes:
 
 
 class _Holder:
-    """One object with attributes."""
-
     def __init__(self, holder: Any, parameters: list[torch.Tensor]) -> None:
         self._holder = holder
         self._parameters = {id(parameter): number for number, parameter in enumerate(parameters)}

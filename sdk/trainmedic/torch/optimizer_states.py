@@ -77,7 +77,6 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 
 def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
-    """Yield a wrapper's optimizers in attributes, lists and dicts, with names."""
     for name, value in getattr(part, "__dict__", {}).items():
         members: Mapping[Any, Any] = {}
         if isinstance(value, Mapping) and name not in ("state", "defaults"):
@@ -100,7 +99,6 @@ def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
 
 
 def is_standard(part: Any) -> bool:
-    """Return whether the state is by parameter, as in ``torch.optim.Optimizer``."""
     return isinstance(part, torch.optim.Optimizer) and not separate_optimizers(part)
 
 

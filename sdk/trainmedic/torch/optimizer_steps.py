@@ -15,7 +15,6 @@ SILENT = 100
 _HOOKS = "_optimizer_step_pre_hooks"
 """Attribute for `register_step_pre_hook`; missing if a wrapper skips its base class's constructor."""
 _MOST = 256
-"""Largest accumulation that is detected."""
 
 
 class OptimizerSteps:
@@ -43,7 +42,6 @@ class OptimizerSteps:
             self._handles += [each.register_step_pre_hook(self._steps), each.register_step_post_hook(self._stepped)]
 
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -69,7 +67,6 @@ class OptimizerSteps:
 
 
 def has_gradients(optimizers: Sequence[Any]) -> bool:
-    """Return whether any parameter has a gradient."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return any(parameter.grad is not None for group in groups for parameter in group["params"])
 

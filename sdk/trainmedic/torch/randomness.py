@@ -17,7 +17,6 @@ _BITS = (1 << 64) - 1
 
 
 def capture() -> dict[str, Any]:
-    """Return the states of all generators."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = _numpy()
     if numpy is not None:
@@ -53,7 +52,6 @@ def seed(value: int) -> None:
 
 
 def has_moved(state: Mapping[str, Any]) -> bool:
-    """Return whether a CPU generator was used since `capture` returned `state`."""
     present = capture()
     return (
         not torch.equal(state["torch"], present["torch"])

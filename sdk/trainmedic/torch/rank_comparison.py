@@ -66,7 +66,6 @@ class RankComparison:
             self._judge(step, others, memory)
 
     def is_faulty(self, part: str) -> bool:
-        """Return whether the last comparison found a fault in that part."""
         return _part(part) in self._faulty
 
     def went_back(self) -> None:

@@ -33,7 +33,6 @@ log = logging.getLogger("trainmedic")
 _UPDATES = 2
 """Updates to observe: an unknown scheduler changes the rate after the first."""
 _BOUNDARIES = 16
-"""Most boundaries to wait for an update."""
 _LONGEST, _RESERVE = 30.0, 5.0  # seconds, as in ``verification``
 _NO_UPDATE = "the loop made no update since"
 _TOGETHER = "the rate in use is that of several changes, which were seen together"
@@ -70,8 +69,6 @@ class _Pending:
 
 @dataclass
 class _Watch:
-    """Observations since the last change or load."""
-
     scale_before: float
     """Scale before the first pending change."""
     used: list[list[float]] = field(default_factory=list)
@@ -107,7 +104,6 @@ class RateCommands:
 
     @property
     def waits(self) -> bool:
-        """Return whether a change is still being observed."""
         return bool(self._pending)
 
     def scale(self, command: JobCommand) -> None:

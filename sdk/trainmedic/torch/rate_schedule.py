@@ -56,7 +56,6 @@ class RateSchedule:
 
 
 def computes_as_pytorch(scheduler: Any) -> bool:
-    """Return whether it computes as PyTorch's schedulers, possibly in a subclass."""
     kind = type(scheduler)
     if not isinstance(scheduler, lr_scheduler.LRScheduler):
         return False

@@ -111,7 +111,6 @@ class CheckpointRestore:
         return output
 
     def _compare_losses(self, kept: KeptState | None, data: str, skipped: int, onset: Onset | None) -> None:
-        """Begin to compare the losses. ``data`` is the answer's text about the batches."""
         training, state = self._training, kept or {}
         # From the losses and from the comparison of the ranks' weights.
         faults = [None if onset is None else onset.step, training.rank_comparison.trouble_at]
@@ -154,7 +153,6 @@ class CheckpointRestore:
         return training.global_step
 
     def begin(self) -> None:
-        """Before the first step, warn if existing checkpoints are not resumed."""
         if self._foreign:
             message = (
                 "%s: %s holds %d checkpoints of an earlier training, which this one did not resume; it will "
@@ -163,7 +161,6 @@ class CheckpointRestore:
             log.warning(message, self._job, self._storage.directory, len(self._foreign))
 
     def _in_order_of_restart(self) -> list[SavedCheckpoint]:
-        """Return the complete checkpoints in the order to try. Warn if the newest is unhealthy."""
         ordered = checkpoints.healthy_first(self._storage.checkpoints())
         healthy = [checkpoint for checkpoint in ordered if not problem(checkpoint.health)]
         if any(checkpoint.step for checkpoint in healthy):
@@ -212,7 +209,6 @@ class CheckpointRestore:
             budget.spent = RollbackCount(**state["spent"])
 
     def _take_over(self, loaded: LoadedCheckpoint, skip_batches: int, resumed: bool) -> dict[str, Any]:
-        """Set everything but the loaded parts. Return the answer's output. Changes by commands persist."""
         training, checkpoint, kept = self._training, loaded.checkpoint, loaded.kept
         training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
         if resumed:
@@ -244,9 +240,6 @@ class CheckpointRestore:
     def _move_batch_source(
         self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool
     ) -> tuple[str, int]:
-        """Go to the checkpoint's data position. Return a text about the next batches, and the number of newly skipped
-        ones.
-        """
         state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
@@ -277,12 +270,10 @@ class CheckpointRestore:
         batch_log.go_back(batches and batches["drawn"], epoch, left_out, "" if claims else data)
 
     def _are_made_otherwise(self, kept: KeptState | None) -> bool:
-        """Return whether the same samples come in different batches than at the checkpoint."""
         make = ((kept or {}).get("batches") or {}).get("make")
         return make is not None and list(make) != self._training.batch_make
 
     def _keep_global_batch(self, kept: KeptState | None) -> None:
-        """Adjust the accumulation to keep the global batch with the present number of ranks."""
         training = self._training
         accumulation = training.accumulation_after(kept)
         if accumulation != training.script_accumulation:
@@ -292,7 +283,6 @@ class CheckpointRestore:
             training.set_accumulation(accumulation)
 
     def _change_as_before(self) -> None:
-        """After a restart, reapply batch size, accumulation and workers set by commands."""
         training, source, changes = self._training, self._training.batch_source, self._training.changes
         try:
             training.set_accumulation(

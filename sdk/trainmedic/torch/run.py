@@ -121,7 +121,6 @@ class Run:
 
     @property
     def medic(self) -> Medic:
-        """The connection given to `attach`."""
         return self.training.medic
 
     def state_dict(self) -> dict[str, Any]:

@@ -46,11 +46,9 @@ class StateParts:
         return {**states, ATTRIBUTES: attributes} if attributes else states
 
     def attributes(self) -> dict[str, Any]:
-        """Return attributes of optimizers and communication hooks outside their ``state_dict``."""
         return self._attributes.capture()
 
     def restore_attributes(self, held: Mapping[str, Any]) -> None:
-        """Restore the output of `attributes`."""
         self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
@@ -67,7 +65,6 @@ class StateParts:
         return self._attributes.mismatch(states.get(ATTRIBUTES, {}))
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Load the states into the parts."""
         self.restore_attributes(states.get(ATTRIBUTES, {}))
         for name, part in self.by_name.items():
             state = states[name]
@@ -94,7 +91,6 @@ class StateParts:
         }
 
     def restore_buffers(self, held: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Copy the buffers that still exist."""
         with torch.no_grad():
             for name, module in self.modules().items():
                 buffers = {plain_name(key): buffer for key, buffer in held.get(name, {}).items()}
@@ -148,12 +144,10 @@ class StateParts:
 
     @property
     def has_attributes(self) -> bool:
-        """Return whether optimizers or communication hooks have state outside their ``state_dict``."""
         return not self._attributes.are_none
 
 
 def is_sharded(parts: StateParts) -> bool:
-    """Return whether any parameter is sharded over ranks."""
     parameters = (parameter for module in parts.modules().values() for parameter in module.parameters())
     return any(hasattr(parameter, "full_tensor") for parameter in parameters)
 

@@ -31,6 +31,5 @@ def named_as(names: Iterable[str], state: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def _modules_above(name: str) -> Iterable[str]:
-    """Yield the names of a tensor's modules, innermost last."""
     parts = name.split(".")
     return (".".join(parts[:length]) for length in range(len(parts)))

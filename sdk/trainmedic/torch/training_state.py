@@ -76,22 +76,17 @@ class TrainingState:
     batches_done: int = 0
     """Completed batches of the present step."""
     batch_log: BatchLog = field(default_factory=BatchLog)
-    """The drawn batches."""
     loss_log: LossLog = field(default_factory=LossLog)
     """Losses of the steps after each checkpoint."""
     carried: CarriedState = field(default_factory=CarriedState)
     carried_hint: str = CARRIED_HINT
-    """Advice in the answer if different losses follow a rollback."""
     losses: list[Any] = field(default_factory=list)
-    """Losses of the present step's batches, with accumulation."""
     gradients: list[Any] = field(default_factory=list)
     """Gradient norms of the present step, see ``gradient_samples``."""
     memory_due: int = NEVER
-    """Next step for an in-memory checkpoint."""
     current_checkpoint: SavedCheckpoint | None = None
     """The checkpoint of the present state, until the next step."""
     rollbacks: int = 0
-    """Number carried out by this process."""
     fetch_order: FetchOrder = field(default_factory=FetchOrder)
     stopping: bool = False
     is_interruptible: bool = True
@@ -158,13 +153,11 @@ class TrainingState:
         }
 
     def set_accumulation(self, batches: int) -> None:
-        """Set the batches per optimizer step."""
         self.accumulation = batches
         self.accelerated.set_accumulation(batches)
 
     @property
     def batch_make(self) -> list[Any]:
-        """Properties that determine how the same samples form batches."""
         source = self.batch_source
         # Workers draw their own random numbers, whatever their number.
         return [] if source is None else [source.batch_size, bool(source.workers)]
@@ -176,7 +169,6 @@ class TrainingState:
         self.current_checkpoint = checkpoint
 
     def drop_unfinished_step(self) -> None:
-        """Forget batches and gradients of an incomplete step."""
         self.batches_done = 0
         self.losses, self.gradients = [], []
         self.accelerated.begin_step()

@@ -100,7 +100,6 @@ class RollbackVerification:
 
     @property
     def waits(self) -> bool:
-        """Return whether a comparison is running."""
         return self._pending is not None
 
     def begin(
@@ -135,7 +134,6 @@ class RollbackVerification:
         self._look()
 
     def step_done(self, step: int) -> None:
-        """Record a trained step."""
         if self._pending is not None:
             self._pending.losses.step_passed(step)
             self._look()
@@ -163,7 +161,6 @@ class RollbackVerification:
             self._look()
 
     def _look(self) -> None:
-        """Answer if the comparison is complete, something differs, or time is up."""
         if self._pending is not None:
             with self._timer.lock:
                 self._look_at(self._pending)

@@ -79,9 +79,7 @@ class CheckpointStorage(Protocol):
         """Protect `checkpoint` and put aside later ones."""
         ...
 
-    def prune(self) -> None:
-        """Delete surplus checkpoints."""
-        ...
+    def prune(self) -> None: ...
 
 
 class CheckpointDirectory:
@@ -192,7 +190,6 @@ class CheckpointDirectory:
         return bool(_LEFTOVER.match(name)) and (is_own or name in self._left_at_start)
 
     def _warn_if_too_few(self, staying: Sequence[SavedCheckpoint], surplus: int) -> None:
-        """Warn once if the kept checkpoints reach back less than an alert's rollback may need."""
         complete = checkpoints.newest_first(staying)
         if self._has_warned or not surplus or len(complete) < checkpoints.NEVER_DELETED:
             return

@@ -52,5 +52,4 @@ class TieredCheckpoints:
 
 
 def on_disk(storage: CheckpointStorage | None) -> CheckpointStorage | None:
-    """Return the storage's disk part."""
     return storage.disk if isinstance(storage, TieredCheckpoints) else storage

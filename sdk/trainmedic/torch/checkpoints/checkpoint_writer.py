@@ -36,8 +36,6 @@ class _Compared:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one training."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
 
@@ -113,7 +111,6 @@ class CheckpointWriter:
         return training.memory.copy(training.global_step, training.parts, run, health, holds=True)
 
     def _compared(self) -> _Compared:
-        """Return the digests of the state and the differences between ranks."""
         training, medic = self._training, self._training.medic
         cache = KnownDigests()
         kept = digests_of_parts(training.parts, cache) if training.verifies else None
@@ -139,7 +136,6 @@ class CheckpointWriter:
         return replace(state, from_rank_0=tuple(part for part in state.parts if comparison.is_faulty(part)))
 
     def _run_state(self, compared: _Compared) -> dict[str, Any]:
-        """Return the run's own state with the checkpoint's health and digests."""
         training = self._training
         is_finite = are_finite(training.parts.modules(), training.parts.optimizers())
         health = replace(health_now(training.medic.progress, is_finite), ranks_agree=training.rank_comparison.agree)

@@ -26,12 +26,9 @@ _MOST_NAMED = 3
 
 
 class DigestComparison(NamedTuple):
-    """Comparison of a loaded state's digests with the saved ones."""
-
     compared: int
     """Number of compared tensors; those with another type are excluded."""
     different: tuple[str, ...]
-    """Names of tensors that differ."""
 
     @property
     def problem(self) -> str:
@@ -42,7 +39,6 @@ class DigestComparison(NamedTuple):
 
 
 def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None = None) -> dict[str, str]:
-    """Return the digests of all parameters and optimizer states, by stable names."""
     return digests_of(dict(_tensors(modules, optimizers)), cache)
 
 
@@ -64,7 +60,6 @@ class KnownDigests:
         self._tensors: list[torch.Tensor] = []  # so that their addresses are not reused
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Compute missing digests."""
         new = {_place(tensor): tensor for tensor in tensors}
         for place in new.keys() & self._numbers.keys():
             del new[place]

@@ -23,7 +23,6 @@ from trainmedic.torch.tensor_names import plain_name
 log = logging.getLogger("trainmedic")
 
 REFERENCE = ".frozen"
-"""Key in ``training.pt`` for the digest and the names of frozen parameters."""
 _WORTH = 1 << 20  # bytes below which a separate file does not pay
 Names = Mapping[str, list[str]]
 
@@ -77,7 +76,6 @@ def file_of(states: Mapping[str, Any]) -> str:
 
 
 def join(states: dict[str, Any], frozen: Mapping[str, Any]) -> None:
-    """Put the frozen parameters back into the states."""
     del states[REFERENCE]
     for part, members in frozen.items():
         states[part].update(members)
@@ -95,7 +93,6 @@ def present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _frozen_names(parts: StateParts, states: Mapping[str, Any]) -> Names:
-    """Return the frozen parameters' names by part, if they are large enough."""
     names: dict[str, list[str]] = {}
     size = 0
     for part, module in parts.modules().items():

@@ -79,9 +79,7 @@ class BackgroundContents(JointContents, Protocol):
         """Write with a process group other than the training's from now on. Every rank calls it."""
         ...
 
-    def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return what `capture` does, from `trainmedic.torch.memory.memory_contents.MemoryContents.held`."""
-        ...
+    def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]: ...
 
 
 @runtime_checkable
@@ -94,8 +92,6 @@ class UnitedContents(JointContents, Protocol):
 
 
 class JointCheckpointDirectory(CheckpointDirectory):
-    """`CheckpointDirectory` for several ranks."""
-
     def __init__(
         self,
         directory: str | Path,

@@ -26,13 +26,10 @@ log = logging.getLogger("trainmedic")
 _NO_DIGESTS = "the checkpoint holds no digests of them for this rank"
 
 KeptState = Mapping[str, Any]
-"""The output of `TrainingState.state_dict` in the checkpoint."""
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint whose parts are loaded."""
-
     checkpoint: SavedCheckpoint
     kept: KeptState | None
     """The run's own state; None without one."""
@@ -43,8 +40,6 @@ class LoadedCheckpoint:
 
 
 class CheckpointLoading:
-    """Loads checkpoints of one training."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
 
@@ -92,7 +87,6 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[KeptState | None, DigestComparison | None, Exception | None]:
-        """Load a checkpoint here. Return the run's own state, the comparison, and the error, if any."""
         training = self._training
         assert training.storage is not None
         try:

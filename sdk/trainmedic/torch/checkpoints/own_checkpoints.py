@@ -34,7 +34,6 @@ class _KeptHealth:
     began: datetime
     saved: datetime
     health: Any
-    """Output of `CheckpointHealth.to_json`."""
 
     def is_of(self, checkpoint: SavedCheckpoint) -> bool:
         """Return whether it is that checkpoint's; an abandoned one may have the same step."""

@@ -122,7 +122,6 @@ def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: 
 
 
 def can_unite(states: Sequence[RankState], part: str) -> bool:
-    """Return whether the ranks' leaves of that part are compatible."""
     return all(len(reports) == 1 for reports in _values(states, part).values())
 
 
@@ -136,7 +135,6 @@ def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
 
 
 def _values(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
-    """Return the ranks' digests of each leaf of a part, by path."""
     values: dict[str, set[str]] = {}
     for state in states:
         for text, digest in state.digests.items():
@@ -146,7 +144,6 @@ def _values(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
 
 
 def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, str]:
-    """Return a digest of each leaf's numbers, types and shapes."""
     tensors: list[torch.Tensor] = []
     texts = {path: _described(value, tensors) for path, value in leaves(states)}
     named = digests_of({str(number): tensor for number, tensor in enumerate(tensors)}, cache)

@@ -23,8 +23,6 @@ _OWN = "paths"  # present in this release; earlier ones hold each module's buffe
 
 
 class ReplicatedContents:
-    """`JointContents` of such a training."""
-
     is_replicated = True
 
     def __init__(self, rank: int) -> None:

@@ -194,7 +194,6 @@ class ShardedContents:
         return f"it has no {min(lacking)}" if lacking else ""
 
     def _tensors(self, fresh: Collection[str]) -> Tensors:
-        """Return the parameters by name, and the states of optimizers not in `fresh` by parameter name."""
         buffers = {plain_name(name) for name, _ in self._model.named_buffers()}
         model = {name: tensor for name, tensor in get_model_state_dict(self._model).items() if name not in buffers}
         tensors: Tensors = {"model": model}

@@ -26,7 +26,6 @@ _FORM = ":"
 
 
 def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> dict[str, str]:
-    """Return the digests of the parts' present state."""
     cache = KnownDigests() if cache is None else cache
     standard = {name: part for name, part in parts.optimizers().items() if is_standard(part)}
     states = {} if len(standard) == len(parts.of_optimizers()) and not parts.has_attributes else parts.capture()

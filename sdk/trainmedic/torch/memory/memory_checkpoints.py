@@ -40,7 +40,6 @@ _PATIENCE = 60.0  # seconds for pending background work
 _FAILURES = 3  # consecutive, until no more copies are made
 
 COPIED = 2
-"""Checkpoints kept for other nodes in addition to the newest."""
 
 NewGroup = Callable[[str], Group]
 
@@ -52,7 +51,6 @@ class Course:
     name: str
     """New for each start of the processes."""
     turn: int = 0
-    """Number of rollbacks."""
 
     def set_id(self, step: int) -> str:
         return f"{PREFIX}{step:08d}-{self.name}-{self.turn}"
@@ -63,8 +61,6 @@ def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
 
 
 class Replicas(Protocol):
-    """Copies of other ranks' checkpoints."""
-
     def drop(self, step: int) -> None:
         """Forget copies of later steps."""
         ...
@@ -228,7 +224,6 @@ class MemoryCheckpoints:
             log.info("%s: %d slots of %.0f MB for in-memory checkpoints", self._job, pool.count, size / 1e6)
 
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """Return this rank's complete checkpoints."""
         if self.pool is None:
             return []
         marks = [slot.mark for slot in self.pool.complete() if slot.mark is not None]

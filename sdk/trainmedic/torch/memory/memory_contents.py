@@ -14,8 +14,6 @@ from trainmedic.torch.tensor_names import plain_name
 
 
 class MemoryContents(Protocol):
-    """How the parts are captured and restored."""
-
     def meshes(self, parts: StateParts) -> Sequence[Any]:
         """Return the possible device meshes of tensors, in the same order in each process."""
         ...
@@ -41,8 +39,6 @@ class MemoryContents(Protocol):
 
 
 class WholeContents:
-    """For trainings whose parts are whole on each rank."""
-
     def meshes(self, parts: StateParts) -> Sequence[Any]:
         return ()
 

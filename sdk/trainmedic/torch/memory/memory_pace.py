@@ -25,7 +25,6 @@ class MemoryPace:
         self.is_over = False
         """True if not every rank can make copies any more."""
         self.replica_seconds = 0.0
-        """Duration of the last copy to another node."""
         self._job = job
         self._world_size = world_size
         self._new_group = new_group

@@ -73,14 +73,12 @@ class MemoryReplicas:
                 memory_slots.remove_directory(memory_slots.replica_directory(self._node, ward))
 
     def drop(self, step: int) -> None:
-        """Forget copies of later steps."""
         with self._lock:
             for slot in [slot for slots in self._slots.values() for slot in slots]:
                 if slot.mark is not None and slot.mark.step > step:
                     slot.clear()
 
     def kept(self, ward: int) -> Sequence[int]:
-        """Return the steps of a ward's copies."""
         return [slot.mark.step for slot in self._slots.get(ward, ()) if slot.mark is not None]
 
     def _run(self) -> None:
@@ -96,7 +94,6 @@ class MemoryReplicas:
                         log.warning("no copies of the checkpoints of rank %d: %s", ward, error)
 
     def _update(self, ward: int, address: Address) -> None:
-        """Fetch the ward's newest checkpoint to copy, unless it is here."""
         slots = self._slots.setdefault(ward, [])
         newest = max((slot.mark for slot in slots if slot.mark is not None), default=None, key=lambda mark: mark.at)
         slot: Slot | None = None
@@ -121,7 +118,6 @@ class MemoryReplicas:
         self._memory.pace.replica_seconds = time.monotonic() - began
 
     def _slot(self, ward: int, slots: list[Slot], size: int) -> Slot:
-        """Return the slot with the older copy."""
         directory = memory_slots.replica_directory(self._node, ward)
         directory.mkdir(mode=0o700, exist_ok=True)
         if len(slots) < COPIES:

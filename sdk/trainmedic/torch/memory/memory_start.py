@@ -87,8 +87,6 @@ class Remnant:
 
 
 class MemoryStart:
-    """Starts this rank's in-memory checkpoints. ``directory`` stores the training's name."""
-
     def __init__(self, memory: MemoryCheckpoints, options: Memory, job: str, directory: Path | None) -> None:
         self.memory = memory
         self._options = options
@@ -169,7 +167,6 @@ class MemoryStart:
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 
     def _nodes(self, group: Group) -> tuple[dict[int, str], dict[int, Address]]:
-        """Return each rank's node and the addresses of the ranks that serve."""
         address = self._replicas.address if self._replicas is not None else None
         members = group.poll({"node": self._node, "address": address})
         if len(members) < group.world_size:

@@ -26,8 +26,6 @@ UNREADABLE = (
 
 
 class Place(NamedTuple):
-    """Location of a tensor's data."""
-
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -86,8 +84,6 @@ class Snapshot:
 
 
 class SnapshotTaker:
-    """Takes snapshots of one training, whose sharded tensors use ``meshes``."""
-
     def __init__(self, meshes: Sequence[Any] = ()) -> None:
         self._meshes = meshes
         self._layout = Layout()
@@ -156,8 +152,6 @@ class _Packer(pickle.Pickler):
 
 
 class _Reader:
-    """Reads one tensor once."""
-
     def __init__(self, place: Place, memory: Buffer, copies: bool) -> None:
         self._place = place
         self._memory = memory

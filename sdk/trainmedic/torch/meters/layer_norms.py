@@ -48,7 +48,6 @@ class LayerNorms:
             self._due_at = _NEVER
 
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -82,7 +81,6 @@ def layer_of(name: str) -> str:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer inside a wrapper such as Accelerate's."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer

@@ -45,8 +45,6 @@ _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
 
 
 class ShardedWaits:
-    """The waiting time of one sharded model."""
-
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self._every = _CUDA_EVERY if isinstance(stopwatch, CudaStopwatch) else 1
@@ -59,7 +57,6 @@ class ShardedWaits:
         self._changed: list[tuple[Any, type]] = []
         self._flat: list[Any] = []
         self.functions: tuple[str, ...] = ()
-        """Measured functions of `FullyShardedDataParallel`."""
 
     @classmethod
     def of(cls, model: nn.Module, world_size: int) -> ShardedWaits | None:
@@ -92,7 +89,6 @@ class ShardedWaits:
         return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
-        """Remove the wrappers."""
         for owner, name in self._wrapped:
             owner.__dict__.pop(name, None)
         for collective, kind in self._changed:
@@ -102,7 +98,6 @@ class ShardedWaits:
         self._wrapped, self._changed, self._flat = [], [], []
 
     def measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call the function and count the time for which it stalls the model."""
         is_on = self._steps % self._every == 0
         if is_on and self._depth == 0:
             self._tell(self.stopwatch.start)
@@ -162,8 +157,6 @@ class ShardedWaits:
 
 
 def _measured_kind(kind: type, waits: ShardedWaits) -> type:
-    """Return a subclass whose calls are measured."""
-
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         return waits.collect(functools.partial(kind.__call__, self), *arguments, **named)
 

@@ -10,8 +10,6 @@ from trainmedic.torch.meters.wait_meter import WaitMeter, Waits
 
 
 class StepMeter:
-    """Measurements between two reports of the trained ``models``, wrapped or not."""
-
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
         self._waits = WaitMeter(models, world_size)
         self.step_ends = self._waits.step_ends
@@ -47,7 +45,6 @@ class StepMeter:
         return parts
 
     def close(self) -> None:
-        """Remove the hooks."""
         self._waits.close()
 
 

@@ -60,8 +60,6 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """Events in the current CUDA device's queue."""
-
     def __init__(self) -> None:
         self._spare: list[Any] = []
         self._began: Any = None

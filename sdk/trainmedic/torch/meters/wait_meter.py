@@ -65,12 +65,10 @@ class WaitMeter:
             self._waits.append(waits)
 
     def start(self) -> None:
-        """Record that the loop starts waiting for other ranks."""
         if self._waits:
             self._waits[0].stopwatch.start()
 
     def stop(self) -> None:
-        """Record that the loop stopped waiting for other ranks."""
         if self._waits:
             self._waits[0].stopwatch.stop()
 
@@ -89,7 +87,6 @@ class WaitMeter:
         return sum(known) if known and not self._unknown else None
 
     def close(self) -> None:
-        """Remove the hooks."""
         for waits in self._waits:
             waits.close()
         self._waits.clear()
@@ -127,8 +124,6 @@ class WaitMeter:
 
 
 class _WrapperWaits:
-    """Waits of one `DistributedDataParallel`."""
-
     def __init__(self, wrapper: DistributedDataParallel, stopwatch: Stopwatch) -> None:
         self._parameters = [each for each in wrapper.module.parameters() if each.requires_grad]
         self.stopwatch = stopwatch
@@ -168,7 +163,6 @@ class _WrapperWaits:
                 handle.remove()
 
     def _learn(self) -> None:
-        """Find the last gradient of one step."""
         if self._last_handle is not None:
             self._last_handle.remove()
         self._last, self._learned, self._missed = None, self._learned + 1, 0

@@ -71,8 +71,6 @@ class AcceleratedSource(IndexedSource):
 
 
 class AcceleratedReread(RereadSource):
-    """Any other prepared loader's batches."""
-
     def __init__(self, loader: Any, most: int) -> None:
         super().__init__(loader, most)
         if getattr(loader, "use_stateful_dataloader", False):
@@ -87,7 +85,6 @@ class AcceleratedReread(RereadSource):
 
 
 def source_of_prepared(loader: Any, seed: int, rank: int, reread: int) -> AcceleratedSource | AcceleratedReread:
-    """Return the best batch source for a prepared loader."""
     is_indexed = not isinstance(loader.dataset, IterableDataset) and SampleOrder.is_known(loader)
     # The loaders claim PyTorch's class, so check the real type.
     if is_indexed and issubclass(type(loader), DataLoaderShard):

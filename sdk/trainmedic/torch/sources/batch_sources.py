@@ -256,12 +256,10 @@ class IteratorSource(ForwardSource):
 
 
 def read_again(batches: int) -> str:
-    """Return the text for a position reached by reading again."""
     return f"{REPLAYED}, if the source repeats itself: {batches} were read again"
 
 
 def set_epoch(part: Any, epoch: int) -> None:
-    """Pass the epoch to a loader, sampler or data set that accepts it."""
     if hasattr(part, "set_epoch"):
         part.set_epoch(epoch)
     elif hasattr(part, "next_epoch"):
@@ -273,7 +271,6 @@ def set_epoch(part: Any, epoch: int) -> None:
 
 
 def shut_down_workers(iterator: Any) -> None:
-    """End a loader iterator's worker processes, if any."""
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:
         shut_down()

@@ -16,8 +16,6 @@ _LONGEST = 10_000  # events; longer first steps are not examined
 
 
 class FetchOrder:
-    """Order of batches and the first two steps in a process."""
-
     __slots__ = ("_events", "is_ahead", "is_decided")
 
     def __init__(self) -> None:

@@ -44,7 +44,6 @@ class IndexedSource(BatchSource):
         self._ends: deque[Position] = deque()
 
     def next(self) -> Any:
-        """See `BatchSource.next`. Skipped batches are not loaded."""
         iterator = self._iterator
         try:
             batch = fetch(self._begin() if iterator is None else iterator)
@@ -100,7 +99,6 @@ class IndexedSource(BatchSource):
         return entries // size if self._order.drop_last else -(-entries // size)
 
     def stop_loading(self) -> None:
-        """Drop prefetched batches and end the workers."""
         iterator, self._iterator, self._loader = self._iterator, None, None
         shut_down_workers(iterator)
 
@@ -148,7 +146,6 @@ class IndexedSource(BatchSource):
         return DataLoader(batch_size=None, sampler=entries, **options)
 
     def _upcoming(self) -> Iterator[Any]:
-        """Yield the loader's entries from the present position to the end of the epoch."""
         order, size, epoch = self._order, self.batch_size or 1, self.epoch
         entries = order.entries(epoch)
         batch: list[Any] = []
@@ -176,8 +173,6 @@ class IndexedSource(BatchSource):
 
 
 class _Entries:
-    """Minimal sampler for `DataLoader`."""
-
     def __init__(self, upcoming: Callable[[], Iterator[Any]]) -> None:
         self._upcoming = upcoming
 

@@ -42,7 +42,6 @@ class SampleOrder:
 
     @staticmethod
     def is_known(loader: DataLoader[Any]) -> bool:
-        """Return whether the loader's sampler has a length."""
         try:
             len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)  # type: ignore[arg-type]
         except TypeError:
@@ -50,14 +49,12 @@ class SampleOrder:
         return True
 
     def entries(self, epoch: int) -> Sequence[Any]:
-        """Return the order of an epoch. Cached for one epoch."""
         if epoch != self._epoch:
             self._entries = self._ask(epoch)
             self._epoch, self._fingerprint = epoch, None
         return self._entries
 
     def fingerprint(self, epoch: int) -> int:
-        """Return a checksum of the epoch's order."""
         entries = self.entries(epoch)
         if isinstance(entries, range):
             return len(entries)
@@ -152,7 +149,6 @@ class SkippedRanges:
         return counted
 
     def remaining(self, epoch: int, position: Position, end: Position) -> Iterator[tuple[Position, Position]]:
-        """Yield the epoch's ranges from `position` to `end` that are not skipped."""
         for other, start, stop in self.ranges:
             if other == epoch and stop > position:
                 if position < min(start, end):

@@ -94,7 +94,6 @@ def _stages(stage: Any, depth: int) -> Iterator[Any]:
 
 
 def _buffers(dataset: Any, iterator: Any) -> Buffers:
-    """Return lists and queues in the data set, its iterator and their generators."""
     fetcher = getattr(iterator, "_dataset_fetcher", None)  # None with worker processes
     if fetcher is None:
         return {}
@@ -122,7 +121,6 @@ def _collect(holder: Any, found: Buffers, depth: int) -> None:
 
 
 def _has_sequence(state: Any, length: int, depth: int) -> bool:
-    """Return whether ``state`` contains a sequence or tensor of that length."""
     if isinstance(state, Mapping):
         return depth > 0 and any(_has_sequence(each, length, depth - 1) for each in state.values())
     try:

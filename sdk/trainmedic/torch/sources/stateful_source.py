@@ -143,7 +143,6 @@ class BufferedSource(StatefulSource):
         return f"{told}, if the state of the data set holds all that its workers hold back" if is_unseen else told
 
     def _load_start(self) -> None:
-        """Make the next iterator begin at the start of the epoch."""
         if self._keeper is self._loader:
             self._loader.load_state_dict({})
         if self._data_set_at_start is not None:
