@@ -104,7 +104,8 @@ def _start_ranks(options: argparse.Namespace, given: Sequence[str]) -> int:
     ranks = options.ranks or gpus or 2
     if gpus and not 2 <= ranks <= gpus:
         print(
-            f"trainmedic-probe: {gpus} GPU(s) are visible here for {ranks} rank(s); NCCL needs one each: use --ranks or --backend gloo",
+            f"trainmedic-probe: {gpus} GPU(s) are visible here for {ranks} rank(s); NCCL needs one each: "
+            "use --ranks or --backend gloo",
             file=sys.stderr,
         )
         return FAILED

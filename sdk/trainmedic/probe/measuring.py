@@ -64,7 +64,7 @@ class ProbeSizes:
 
 
 def measure(group: Any, control: Any, device: torch.device, sizes: ProbeSizes) -> Measurement:
-    """Measure the ranks of `group`; all get the same result. `control` is a CPU group of the same ranks to exchange it."""
+    """Measure the ranks of `group`; all get the same result, through `control`, a CPU group of them."""
     ranks = dist.get_world_size(group)
 
     def barrier() -> None:

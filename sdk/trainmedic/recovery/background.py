@@ -11,10 +11,7 @@ log = logging.getLogger("trainmedic")
 
 
 class BackgroundThread:
-    """Runs submitted tasks in order and logs those that fail.
-
-    The thread starts with the first task, so that a forked process gets its own.
-    """
+    """Runs submitted tasks in order and logs failures. Starts with the first task, so that forks get their own."""
 
     def __init__(self, name: str) -> None:
         self._name = name

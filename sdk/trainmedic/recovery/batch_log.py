@@ -1,14 +1,7 @@
-"""Fingerprints of the batches that a training has drawn, to check that a rollback replays the same ones.
+"""Fingerprints of drawn batches, to check that a rollback replays the same ones.
 
-Usage::
-
-    log = BatchLog()
-    log.add(fingerprint(batch), epoch)                      # each batch, as it is drawn
-    {..., "drawn": log.drawn}                               # into each checkpoint
-    comparison = log.go_back(kept["drawn"], epoch, skip)    # at a rollback
-    comparison.told()                                       # when complete: the answer's ``verified.batches``
-
-Call `BatchLog.forget` when a command changes the batches themselves, such as their size.
+Call `BatchLog.add` for each batch and `BatchLog.go_back` at a rollback. `BatchLog.forget` follows a change of the
+batches themselves, such as their size.
 """
 
 from __future__ import annotations
@@ -74,10 +67,8 @@ class BatchComparison:
         self._drawn.append(drawn)
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """Return the answer's ``verified.batches``: how many were compared and how many agreed. Waits for the batches'
-        device.
-
-        ``ended_because`` is the reason to report if the comparison is not complete.
+        """Return the answer's ``verified.batches``. ``ended_because`` is its reason if incomplete. Waits for the
+        batches' device.
         """
         left_out = {value for value in map(read, self._left_out) if value is not None}
         # Batches that repeat by themselves, as over epochs, do not show that a skipped one was drawn.
@@ -148,10 +139,9 @@ class BatchLog:
         self._begins_because = because
 
     def go_back(self, drawn: int | None, epoch: int, skip: int = 0, why_not: str = "") -> BatchComparison:
-        """Return to the position after ``drawn`` batches, in ``epoch``, and skip the next ``skip`` batches.
+        """Return to the position after ``drawn`` batches (None: unknown) in ``epoch``, and skip the next ``skip``.
 
-        ``drawn`` is None if the checkpoint does not state it. ``why_not`` is the reason if different batches are
-        expected.
+        ``why_not`` is the reason if different batches are expected.
         """
         since, why = self._since(drawn)
         if drawn is not None:

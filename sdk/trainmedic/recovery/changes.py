@@ -1,13 +1,8 @@
 """Changes that commands made to a training, kept over rollbacks and restarts until undone.
 
-Each change is recorded with its command in a small file next to the checkpoints. A value is the script's own times the
-factors of all active changes, so an undone change leaves no trace.
-
-A change that kills its job must not return at each restart:
-
-- `FactorBounds` rejects a product of factors that is out of bounds.
-- `ChangeTrial` drops a change if the job started twice without reaching a checkpoint, for example because the batch no
-  longer fits the memory.
+They are recorded by command in a small file. A value is the script's own times all active factors, so undoing leaves no
+trace. To keep a change from killing its job at each restart, `FactorBounds` limits the product, and `ChangeTrial` drops
+a change after two starts without a checkpoint.
 """
 
 from __future__ import annotations
@@ -130,8 +125,8 @@ class AppliedChanges:
     """The active changes of one training.
 
     Args:
-        directory: Directory of the file. None keeps changes in this process and in checkpoints only (`state`, `restore`).
-        writes: Whether this rank writes the file. Exactly one does.
+        directory: Directory of the file; None keeps them in this process and in checkpoints only.
+        writes: True on the one rank that writes the file.
         largest_lr_scale: Upper bound of the learning rate, times the script's own.
     """
 
@@ -159,9 +154,10 @@ class AppliedChanges:
         self._is_complete = True
 
     def is_in_force(self, name: str, command_id: str) -> bool | None:
-        """Return whether a command's change is active. Any thread may call it.
+        """Return whether a command's change is active; None if unknown, before training or if a factor's commands are
+        lost.
 
-        None if unknown: before training has begun, or if the commands behind a factor are lost.
+        Any thread may call it.
         """
         factors = self._factors[name]
         if command_id in factors:
@@ -175,12 +171,10 @@ class AppliedChanges:
         return dict(self._factors[name])
 
     def with_factor(self, name: str, command_id: str, factor: float, undo_of: str | None = None) -> dict[str, float]:
-        """Return the factors after one more command. With ``undo_of``, remove that command's factor instead.
+        """Return the factors after one more command, or without ``undo_of``'s. Raises Rejected if out of bounds.
 
-        If ``undo_of`` is not recorded, a resumed training applies ``factor`` itself, because its record may be lost. A
-        new training ignores it: the change was made to an earlier training of the same name.
-
-        Raises Rejected if the result is out of bounds.
+        If ``undo_of`` is not recorded, a resumed training applies ``factor``, because the record may be lost. A new one
+        ignores it: the change was made to an earlier training.
         """
         factors = dict(self._factors[name])
         if undo_of in factors:
@@ -198,9 +192,9 @@ class AppliedChanges:
         self.save()
 
     def set_workers(self, workers: int | None, step: int, at_most: bool = False) -> None:
-        """Record the number of data loader workers; None restores the script's own number.
+        """Record the data loader workers; None for the script's own number.
 
-        With ``at_most``, a restarted script that has fewer workers keeps its own number.
+        With ``at_most``, a restarted script with fewer keeps its own.
         """
         self._trial = self._trial.with_changes({WORKERS} if workers is not None else set(), step)
         self.workers, self.workers_at_most = workers, at_most and workers is not None
@@ -245,10 +239,10 @@ class AppliedChanges:
             self.save()
 
     def recall(self, otherwise: Mapping[str, Any] | None = None, step: int | None = None) -> bool:
-        """Restore the changes after a restart, from the file or else from ``otherwise``. Return whether either existed.
+        """Restore the changes after a restart, from the file or else a checkpoint's `state`. Return whether either
+        existed.
 
-        ``otherwise`` is the `state` in a checkpoint and ``step`` that checkpoint's step. A checkpoint later than the
-        last change ends the trial.
+        A checkpoint at a ``step`` later than the last change ends the trial.
         """
         self._is_new = False
         state = _read(self._file) or otherwise
@@ -292,9 +286,8 @@ class AppliedChanges:
         self._trial = ChangeTrial.of(state.get("on_trial"))
 
     def drop_earlier_run(self) -> None:
-        """Overwrite an earlier training's file when a new training has its first checkpoint.
-
-        The file stays until then, so that a user who forgot to resume loses nothing.
+        """Overwrite an earlier training's file at the first checkpoint; until then the user may only have forgotten to
+        resume.
         """
         if self._is_new and self._file is not None and self._file.exists():
             self.save()
@@ -312,10 +305,9 @@ class AppliedChanges:
 
 
 def scaled_whole(base: int, factors: Mapping[str, float], name: str, round_down: bool = False) -> int:
-    """Return ``base`` times the factors as a whole number.
+    """Return ``base`` times the factors; ``round_down`` allows a fraction.
 
-    Raises Rejected if the result is above `LARGEST_GROWTH` times ``base``, below 1, or not whole. ``round_down`` allows
-    a fraction. ``name`` is the scaled value's name for the reason.
+    Raises Rejected, naming ``name``, if it is not whole, below 1 or above `LARGEST_GROWTH` times ``base``.
     """
     exact = Fraction(base)
     for factor in factors.values():

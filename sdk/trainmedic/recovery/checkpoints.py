@@ -1,11 +1,7 @@
-"""Selection of the checkpoints that satisfy a rollback or may be deleted, and marks on checkpoint directories.
+"""Selection of checkpoints for rollbacks and deletion, and mark files in their directories.
 
-Independent of frameworks: a checkpoint is a `SavedCheckpoint`, wherever it is stored.
-
-Mark files in a checkpoint directory:
-
-- ``.trainmedic-complete`` is written last. A checkpoint of this package without it is incomplete.
-- ``.trainmedic-pinned`` protects it from deletion, also by the node agent's cleaner.
+- ``.trainmedic-complete`` is written last; without it a checkpoint is incomplete.
+- ``.trainmedic-pinned`` protects from deletion, also by the node agent.
 """
 
 from __future__ import annotations
@@ -53,16 +49,14 @@ class SavedCheckpoint:
 
 
 def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> SavedCheckpoint:
-    """Return the newest checkpoint that satisfies `rollback`, ordered at `step`. Raises Rejected as `candidates` does."""
+    """Return the newest checkpoint that satisfies `rollback`, ordered at `step`. Raises Rejected."""
     return candidates(found, rollback, step)[0]
 
 
 def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
-    """Return all checkpoints that satisfy `rollback`, newest first, so that the next can replace one that fails to
-    load.
+    """Return all checkpoints that satisfy `rollback`, newest first, so that the next can replace an unloadable one.
 
-    Excludes incomplete ones and those of later steps than the present one, which belong to another training. Raises
-    Rejected if none is left; the reason states which checkpoints exist.
+    Excludes incomplete ones and those of later steps, which belong to another training. Raises Rejected.
     """
     complete = newest_first([checkpoint for checkpoint in found if checkpoint.step <= step])
     fitting, condition = complete, ""
@@ -88,10 +82,10 @@ def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 def surplus(
     found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = (), back_to: int | None = None
 ) -> list[SavedCheckpoint]:
-    """Return the complete checkpoints to delete. The newest `keep` healthy ones and at least the newest two stay.
+    """Return the complete checkpoints to delete. The newest `keep` healthy ones, the newest two and paths in `kept`
+    stay.
 
-    Paths in `kept` always stay. ``back_to`` is the step of the last rollback's checkpoint while the fault may recur:
-    the next older healthy checkpoint stays too, for a rollback that goes further.
+    The healthy one before ``back_to``, the last rollback's step, stays for a rollback that goes further.
     """
     complete = newest_first(found)
     healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]
@@ -108,9 +102,8 @@ def healthy_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 
 
 def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]]) -> list[SavedCheckpoint]:
-    """Return on all ranks the checkpoints that `find` finds on rank 0. Ranks may see a shared directory differently.
-
-    Raises what `find` raises, NotAgreed, and Unsupported if a path cannot be sent to other ranks.
+    """Return on all ranks what `find` finds on rank 0. Raises its errors, NotAgreed, and Unsupported for a path that
+    cannot be sent.
     """
     if group.world_size == 1:
         return list(find())

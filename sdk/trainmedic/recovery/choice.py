@@ -1,16 +1,8 @@
 """Choice of the checkpoint for a rollback, and the reasons for skipping newer ones.
 
-Chosen is the newest healthy checkpoint that lies a margin of steps before the start of the fault (`_margin`), or the
-newest healthy one if none does. If the fault returned after an earlier rollback, it is one older than that rollback's
-checkpoint.
-
-Usage::
-
-    choice = choose(its_checkpoints, rollback, step, onset_of(rollback, medic.progress), budget.spent)
-    budget.check(choice.best.step, step)
-    ... load the first loadable one of choice.candidates, and answer with passed_over=choice.told()
-
-Pure functions of values: rank 0 decides for all ranks (`agree`), and threads that must not read tensors can call them.
+It is the newest healthy one that lies a margin before the start of the fault (`_margin`), if any. If the fault returned
+after a rollback, it is an older one than that rollback's. Pure, so that rank 0 can decide for all and any thread can
+call it.
 """
 
 from __future__ import annotations
@@ -31,7 +23,7 @@ MARGIN = 5
 steps.
 """
 _SHORT_MARGIN = 2
-"""The margin where five steps would cost many. Weights are known to be good only if a loss computed from them was."""
+"""The margin where five steps would cost many: weights are good only if a loss computed from them was."""
 _MOST_TOLD = 20
 
 
@@ -66,10 +58,9 @@ def choose(
     onset: Onset | None = None,
     spent: RollbackCount | None = None,
 ) -> Choice:
-    """Choose among the `present` checkpoints for `rollback`, ordered at `step`.
+    """Choose among `present` for `rollback`, ordered at `step`. Raises Rejected if none is suitable and healthy.
 
-    ``onset`` is the start of the fault, ``spent`` the counted rollbacks. Raises Rejected if no checkpoint satisfies the
-    rollback or none of those is healthy.
+    ``onset`` is the start of the fault.
     """
     fitting = checkpoints.candidates(present, rollback, step)
     # By identity: the path of a user's own checkpoint may be unhashable.
@@ -92,10 +83,7 @@ def choose(
 
 
 def agree(group: Group, decide: Callable[[], Choice]) -> Choice:
-    """Return or raise on all ranks what `decide` does on rank 0.
-
-    Raises Unsupported if a path cannot be sent to other ranks, and NotAgreed.
-    """
+    """Return or raise on all ranks what `decide` does on rank 0. Raises NotAgreed and Unsupported."""
     if group.world_size == 1:
         return decide()
 
@@ -135,10 +123,9 @@ def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[i
 
 
 def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
-    """Return the number of steps between a checkpoint and the start of the fault.
+    """Return the margin in steps: five, or two if five would cost more than ten and the losses show the exact start.
 
-    Five, or two if five would cost more than ten steps and the losses show the exact start. If the fault returns, the
-    next rollback goes further.
+    If the fault returns, the next rollback goes further.
     """
     is_exact = onset.is_rise and onset.shown_at == onset.step
     is_cheap = any(MARGIN <= onset.step - checkpoint.step <= 2 * MARGIN for checkpoint in healthy)
@@ -146,9 +133,8 @@ def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
 
 
 def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) -> dict[int, str]:
-    """Return the reasons for the checkpoints that an earlier rollback for the same fault used, by identity.
-
-    Empty if there are no older ones.
+    """Return the reasons for those that an earlier rollback for the same fault used, by identity; empty if none is
+    older.
     """
     if not spent.is_continued_by(preferred[0].step):
         return {}

@@ -1,8 +1,8 @@
 """Fingerprints of batches, to check that a replay after a rollback draws the same ones.
 
-A fingerprint is a 64-bit hash of the type, the shape and an evenly spread sample of each tensor, array, number and
-text. Only the sample is copied at once, because a step may change its batch in place: this takes some microseconds and
-waits for no device. The hash is computed later for many batches together, because a step leaves the CPU caches cold.
+A fingerprint hashes type, shape and an evenly spread sample of each value. Only the sample is copied at once, because a
+step may change its batch; this takes microseconds and waits for no device. Hashing many together later is cheaper: a
+step leaves the CPU caches cold.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from hashlib import blake2b
 from typing import Any, List, Mapping, Optional, Union
 
 _WHOLE = 128
-"""Tensors of up to this many numbers are used whole; larger ones are sampled down to between half as many and this
-many.
-"""
+"""Tensors of up to this many numbers are used whole; of larger ones, half as many or more."""
 _SAMPLED = _WHOLE // 2
 _LONGEST_TEXT = 4096  # most characters of a text
 _MOST_LEAVES = 128  # most values of one batch
@@ -34,7 +32,7 @@ class Unread:
     def __init__(self, leaves: _Leaves, is_here: bool) -> None:
         self._leaves = leaves
         self.is_here = is_here
-        """Whether all samples are in host memory, so that reading waits for no device."""
+        """True if all samples are in host memory, so that reading waits for no device."""
 
     def read(self) -> Optional[int]:
         """Compute the fingerprint. Waits for the device; None if the device no longer provides the samples."""
@@ -75,7 +73,7 @@ def _name_of(dtype: Any) -> bytes:
 
 
 _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
-"""What of a value could be looked at: nothing but types, numbers and texts, arrays, or what is on a device."""
+"""What could be sampled: nothing but types, plain values, arrays, or arrays on a device."""
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:

@@ -1,19 +1,8 @@
 """Health of checkpoints, and the start of a rise in the reported losses.
 
-A checkpoint from after the start of a fault is no use, and an alert begins some scrapes after the loss has risen. Each
-checkpoint therefore carries a `CheckpointHealth` in its completion mark, which is judged without loading the
-checkpoint. A rollback finds the start of the rise in the reported losses (`rise`).
-
-Usage::
-
-    health = health_now(medic.progress, finite=...)      # when it writes a checkpoint
-    mark_complete(path, {..., "health": health.to_json()})
-    SavedCheckpoint(step, at, path, health=CheckpointHealth.from_json(facts.get("health")))
-
-    onset = onset_of(rollback, medic.progress)           # before a rollback, see ``choice``
-    medic.progress.record.forget_after(step)             # after a rollback to that step
-
-Only the training thread may call `health_now` and `onset_of`: they read reported tensors and wait for their device.
+Alerts begin some scrapes after the loss has risen, so age alone does not show a good checkpoint. Each carries a
+`CheckpointHealth` in its mark, and a rollback finds the start of the rise (`rise`). `health_now` and `onset_of` read
+reported tensors: only the training thread may call them.
 """
 
 from __future__ import annotations
@@ -44,16 +33,15 @@ _NORMAL = 1.4826  # converts the median absolute deviation of normal noise to it
 _ILL = (6.0, 0.25)
 """A loss is unhealthy if it exceeds its median by more than six standard deviations and by more than 25 %.
 
-Normal noise exceeds the first limit once in 10⁹ reports, Laplace noise once in 10³. The second limit holds where the
-spread is nearly zero, as with one repeated batch. A false alarm costs the steps to the next older checkpoint; a miss
-costs the repair.
+Normal noise exceeds the first limit once in 10⁹ reports, Laplace noise once in 10³; the second is for nearly constant
+losses. A false alarm costs steps, a miss the repair.
 """
 _RAISED = (3.0, 0.1)
 """Limits for the reports around an unhealthy one in the same rise: losses do not always jump at once."""
 _NORM_FACTOR = 10.0
 """A gradient norm above ten times its median has moved the weights further than training does."""
 _REFRESH, _REFRESH_FALLING = 25, 5
-"""Reports after which the limits are worked out again; while losses fall, their level falls from one to the next."""
+"""Reports between two computations of the limits, in general and while losses fall."""
 _CALM = 3  # consecutive reports at the usual level that end a rise
 _LONGEST_RISE = 300.0
 """In seconds. Alerts begin within that time; a longer rise is a new level, as of other data."""
@@ -71,9 +59,7 @@ class CheckpointHealth:
     loss: float | None = None
     """The last reported loss; NaN if it was not finite."""
     loss_median: float | None = None
-    """Level of the last finite losses outside a lasting rise: their median, or the median of the newest if they fall
-    (see `trainmedic.job.loss_trend.usual_level`).
-    """
+    """Level of the last finite losses outside a rise (see `trainmedic.job.loss_trend.usual_level`)."""
     loss_spread: float | None = None
     """Median absolute deviation of these losses, from their trend if they fall."""
     grad_norm: float | None = None
@@ -85,13 +71,9 @@ class CheckpointHealth:
     finite: bool | None = None
     """True if all weights and all numbers of the optimizer state are finite."""
     ranks_agree: bool | None = None
-    """True if the replicated weights and optimizer states were equal on all ranks. False only if they had been equal
-    before; see ``trainmedic.torch.rank_comparison``.
-    """
+    """True if replicated weights and optimizer states were equal on all ranks; False only if they had been before."""
     on_schedule: bool | None = None
-    """True if the learning rate followed its schedule. None also if it has deviated for so long that it may be
-    intended.
-    """
+    """True if the learning rate followed its schedule; None also after a long, possibly intended deviation."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object in which NaN is a string."""
@@ -182,9 +164,10 @@ def _is_on_schedule(progress: Progress) -> bool | None:
 
 
 def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
-    """Return the start of the fault by the rollback's alert time and the job's losses; None if unknown.
+    """Return the start of the fault; None if unknown.
 
-    It is the start of the rise that lasted when the alert began or, without an alert time, lasts now.
+    It is the start of the rise that lasted when the alert began or, without its time, lasts now; otherwise the step at
+    which the alert began.
     """
     record = progress.record.read()
     if rollback.before is None:
@@ -209,10 +192,10 @@ def _latest(progress: Progress, last: ReportedValues) -> ReportedValues:
 
 
 def rise(record: Sequence[ReportedValues]) -> Onset | None:
-    """Return the rise of the losses that lasts at the end of the record; None without one.
+    """Return the rise that lasts at the end of the record; None without one.
 
-    A rise begins with the first raised loss and must reach unhealthy ones. Each report is compared with those before
-    the rise, so that a long rise does not become the usual level.
+    It begins with the first raised loss and must reach unhealthy ones. Reports are compared with those before it, so
+    that a long rise does not become usual.
     """
     usual = _UsualLosses()
     rising: list[ReportedValues] = []

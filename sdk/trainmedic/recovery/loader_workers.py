@@ -9,10 +9,9 @@ from trainmedic.recovery.changes import check_workers
 
 
 def agreed_workers(command: JobCommand, present: int) -> int:
-    """Return the number of workers for each data loader; ``present`` is this rank's own number.
+    """Return the workers of each data loader; ``present`` is this rank's number. Raises Rejected on all ranks together.
 
-    With ``at_most`` all ranks must have the same number, because the undo restores that of rank 0. Raises Rejected on
-    all ranks together.
+    With ``at_most`` all must have the same number, because the undo restores rank 0's.
     """
     parameters = command.parameters
     assert isinstance(parameters, DataloaderWorkers)

@@ -1,9 +1,7 @@
-"""Frequency of in-memory checkpoints, and which of them are kept.
+"""Frequency of in-memory checkpoints, limited by their measured cost, and which are kept.
 
-Copies delay training. They are made as often as requested, but not so often that their measured cost exceeds a share of
-a step. The newest is kept for a crash, older ones at growing distances for a rollback to before an alert.
-
-Independent of frameworks and clocks: ranks with equal inputs decide alike.
+The newest is for a crash; older ones, at growing distances, are for rollbacks. Equal inputs give equal results on all
+ranks.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ _SHARE, _LARGE_SHARE, _FIXED = 0.0015, 0.008, 0.000_15
 
 
 def budget_per_step(step_seconds: float, share: float | None = None) -> float:
-    """Return the seconds of a step that copies may cost on average: 0.8 % of a step of 10 ms, 0.15 % of one of 100 ms.
-
-    ``share`` is the user's own share of a step; it replaces these.
+    """Return the seconds of a step that copies may cost on average: ``share`` of it, or 0.8 % of 10 ms, 0.15 % of 100
+    ms.
     """
     if share is not None:
         return step_seconds * share
@@ -30,10 +27,9 @@ def budget_per_step(step_seconds: float, share: float | None = None) -> float:
 
 
 class MemoryCadence:
-    """The steps at which a copy is due: multiples of ``interval``, which is at least ``every``.
+    """The steps of copies: multiples of ``interval``, at least ``every`` (None: by cost).
 
-    ``every`` None leaves the choice to the measured cost. ``replica_every`` is the time in seconds between two copies
-    to another node.
+    ``replica_every``: seconds between two copies to another node.
     """
 
     def __init__(self, every: int | None, share: float | None = None, replica_every: float | None = None) -> None:
@@ -51,9 +47,8 @@ class MemoryCadence:
         return (step // self.interval + 1) * self.interval
 
     def adapt(self, cost: float, step_seconds: float) -> bool:
-        """Set the interval from the measured seconds of a copy and a step. Return whether it changed.
-
-        Small differences change nothing, so that the steps with copies stay the same.
+        """Set the interval from the seconds of a copy and a step. Return whether it changed; small differences do not
+        count.
         """
         self.horizon = math.ceil(HORIZON / step_seconds)
         fitting = math.ceil(cost / budget_per_step(step_seconds, self._share))
@@ -71,10 +66,9 @@ class MemoryCadence:
 
 
 def dispensable(steps: Sequence[int], horizon: int) -> int:
-    """Return the most dispensable of these checkpoints' steps, which are in ascending order. The newest stays.
+    """Return the most dispensable of these ascending steps, never the newest.
 
-    The others then reach back at distances that grow with age, up to ``horizon`` steps if there are enough; 0 means
-    unlimited.
+    The others reach back at growing distances, up to ``horizon`` steps (0: unlimited).
     """
     newest = steps[-1]
     if len(steps) < 3 or (horizon and newest - steps[0] > horizon):

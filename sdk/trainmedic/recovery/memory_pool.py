@@ -1,7 +1,6 @@
-"""The slots of one rank: selection of the next one to write, and their number.
+"""The slots of one rank: number, and choice of the next to write.
 
-Slots are made in the background. If none is large enough, the copy is skipped and the next one finds a slot. Used by
-the training thread and the background thread.
+Slots are made in the background; without a suitable one the copy is skipped. Thread-safe.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Slots in host memory that hold one in-memory checkpoint each and can outlive the process.
 
-A slot is a file in shared memory (``/dev/shm``), mapped into the process, so it survives a kill. A complete slot has a
-mark file, which is written last and removed first. Only this user can access the directory; links and other users'
-files in it are rejected. Without shared memory, slots are private memory and end with the process.
+A slot is a mapped file in shared memory (``/dev/shm``). Its mark file is written last and removed first. Only this user
+has access to the directory; links and other users' files are rejected. Without shared memory, slots are private.
 
 ::
 
@@ -182,11 +181,9 @@ def replica_directory(node: Path, rank: int) -> Path:
 
 
 class DirectoryLock:
-    """Exclusive use of a directory by this process. Raises UntrustedMemory if another holds it for ``patience``
-    seconds.
+    """Exclusive use of a directory. Raises UntrustedMemory if another process holds it for ``patience`` seconds.
 
-    A process lock, not inherited by forks: data loader workers outlive a killed process by some seconds, in which its
-    successor needs the lock.
+    Not inherited by forks: data loader workers outlive a killed process, whose successor needs the lock.
     """
 
     def __init__(self, directory: Path, patience: float = 5.0) -> None:

@@ -1,8 +1,4 @@
-"""Pause of a training loop at a step boundary: ``job.pause`` and ``job.resume``.
-
-Handlers call `LoopPause.start` and `LoopPause.end`. The loop then calls `LoopPause.wait`, which polls for commands
-until the pause ends.
-"""
+"""Pause of a training loop at a step boundary. Handlers start and end it; the loop calls `LoopPause.wait`."""
 
 from __future__ import annotations
 
@@ -18,11 +14,7 @@ _POLL_INTERVAL = 0.05  # seconds between two polls for commands
 
 
 class LoopPause:
-    """The pause of one job.
-
-    Its length is counted in polls, not by a clock: all ranks poll equally often and so leave the pause at the same
-    step.
-    """
+    """The pause of one job, counted in polls instead of time, so that all ranks leave it at the same step."""
 
     def __init__(self, medic: Medic, sleep: Callable[[float], None] = time.sleep) -> None:
         self._medic = medic

@@ -1,8 +1,7 @@
 """Copies of in-memory checkpoints in the memory of another node, over TCP.
 
-Each rank serves the shared memory of its node and fetches the checkpoints of its ward, a rank on another node. Requests
-and data are authenticated with a secret that the ranks share through their store; partial data is discarded. Access to
-that store is access to the training.
+Requests and data are authenticated with a secret that ranks share through their store; access to it is access to the
+training. Partial data is discarded.
 """
 
 from __future__ import annotations
@@ -89,10 +88,7 @@ class ReplicaServer:
 def fetch(
     address: Address, secret: bytes, request: Mapping[str, Any], memory_for: Callable[[SlotMark], memoryview]
 ) -> SlotMark | None:
-    """Fetch the requested copy into the memory that `memory_for` returns; None if there is no such copy.
-
-    Raises NotFetched and OSError; the memory's content is then invalid.
-    """
+    """Fetch the requested copy into `memory_for`'s memory; None if there is none. Raises NotFetched and OSError."""
     asked = json.dumps({**request, "nonce": secrets.token_hex(16)}).encode() + b"\n"
     with socket.create_connection(address, _SECONDS) as connection, connection.makefile("rb") as stream:
         connection.sendall(asked + _mac(secret, b"request", asked).hexdigest().encode() + b"\n")
@@ -168,10 +164,7 @@ def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
 
 
 def ring(nodes: Mapping[int, str], rank: int) -> list[int]:
-    """Return the ranks whose copies `rank` keeps: those of the preceding node. Empty with a single node.
-
-    ``nodes`` maps each rank to its node.
-    """
+    """Return the ranks whose copies `rank` keeps: those of the preceding node; empty with one node."""
     by_node: dict[str, list[int]] = {}
     for other in sorted(nodes):
         by_node.setdefault(nodes[other], []).append(other)

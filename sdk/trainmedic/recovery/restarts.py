@@ -1,14 +1,13 @@
 """Restarts of a training loop after a command or a crash.
 
-In some frameworks a command such as a rollback cannot run inside the loop: the loop must end and start from a
-checkpoint. The handler passes a `LoopRestart` to `LoopRestarter.ask` and ends the loop; `run` starts it again. The
-command is answered ``applied`` after the first step of the new loop, or ``failed`` if the loop does not start.
+If a command cannot run inside a framework's loop, its handler passes a `LoopRestart` to `LoopRestarter.ask` and ends
+the loop; `run` starts it again. The command is answered ``applied`` after the first new step, or ``failed``.
 
-- A checkpoint that is damaged (`DamagedCheckpoint`) or fails to load is replaced by the next older one of the rollback.
-- After an exception the loop starts again from the newest checkpoint, a limited number of times without progress.
-- A hanging loop is interrupted if a rollback is waiting that can be carried out.
-- With several ranks, all restart together from one checkpoint (`require_on_all_ranks`). Crashes and hangs are left to
-  the launcher, because the other ranks wait in a collective that only the launcher can end.
+- A damaged or unloadable checkpoint is replaced by the rollback's next older one.
+- After an exception, the loop restarts from the newest checkpoint, a limited number of times without progress.
+- A hanging loop is interrupted for a feasible rollback.
+- Several ranks restart together from one checkpoint. Their crashes and hangs are left to the launcher, because the
+  other ranks wait in a collective.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ class RestartLimits:
 
 
 def require_on_all_ranks(group: Group, checkpoint: SavedCheckpoint, is_there: Callable[[Path], bool]) -> None:
-    """Raise Rejected on all ranks if one of them does not see the checkpoint. Every rank must call it.
-
-    Ranks may see a shared directory differently.
-    """
+    """Raise Rejected on all ranks if one does not see the checkpoint. Every rank calls it."""
     seen_by = group.poll(is_there(checkpoint.path))
     unseen = [str(rank) for rank in range(group.world_size) if not seen_by.get(rank)]
     if unseen:
@@ -66,10 +62,9 @@ def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
 
 
 class LoopRestarter:
-    """Runs the loop of one training and restarts it after commands and crashes.
+    """Runs the loop of one training and restarts it.
 
-    `newest` finds the newest complete checkpoint. `choose` returns the checkpoint of a rollback or raises Rejected; the
-    interrupter's thread calls it too.
+    `choose` returns a rollback's checkpoint or raises Rejected; the interrupter's thread calls it too.
     """
 
     def __init__(
@@ -105,8 +100,7 @@ class LoopRestarter:
     def ask(self, restart: LoopRestart) -> bool:
         """Request a restart for a command; the caller must then end the loop.
 
-        Returns False if the command was answered ``failed`` instead: the loop must then do what it was about to do,
-        such as save this step.
+        False if it was answered ``failed`` instead: the loop must then do what it was about to do.
         """
         assert restart.command is not None
         if self._asked is not None or not self._may_start_again:
@@ -133,10 +127,7 @@ class LoopRestarter:
         finish: Callable[[LoopRestart], Mapping[str, Any]],
         answer: Callable[[JobCommand, Mapping[str, Any]], None] = _apply,
     ) -> None:
-        """Record a completed step. The first one after a restart answers its command.
-
-        `finish` is then called for the rest of the answer, and `answer` sends it.
-        """
+        """Record a step. The first one after a restart sends its command's answer, completed by `finish`."""
         if step > self._furthest:
             self._furthest, self._failures = step, 0
         if self._has_come_up:
@@ -168,10 +159,7 @@ class LoopRestarter:
         self._leave_window()
 
     def run(self, attempt: Callable[[LoopRestart | None], Result]) -> Result:
-        """Call `attempt` until the loop ends without a requested restart. Return its last result.
-
-        Raises the loop's error if the loop is not restarted.
-        """
+        """Call `attempt` until it ends without a requested restart. Return its last result, or raise its error."""
         if self._medic.world_size == 1:
             self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
             if self._interrupter.works:

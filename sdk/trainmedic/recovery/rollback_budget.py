@@ -1,10 +1,7 @@
 """Limit on rollbacks that bring no progress.
 
-Rollbacks belong together if they reach a checkpoint at or before the step at which an earlier one started. They share a
-root: the earliest checkpoint among them. A rollback to a later checkpoint is for a new fault and restarts the count.
-After ``limit`` rollbacks the next is rejected, so that the playbook escalates.
-
-A small file next to the checkpoints preserves the count over restarts.
+Rollbacks belong together if they reach a step at or before the start of an earlier one. After ``limit`` of them the
+next is rejected, so that the playbook escalates. A file next to the checkpoints preserves the count.
 """
 
 from __future__ import annotations
@@ -45,12 +42,9 @@ class RollbackCount:
 
 
 class RollbackBudget:
-    """Counts a job's rollbacks and rejects those above the limit.
+    """Counts a job's rollbacks and rejects those above ``limit`` (None: unlimited).
 
-    Args:
-        directory: Directory of the file; without one, the count ends with the process.
-        limit: None for no limit.
-        writes: Whether this rank writes the file. Exactly one does; the others count along.
+    ``directory`` holds the file, which one rank ``writes``; without it the count ends with the process.
     """
 
     def __init__(self, directory: Path | None = None, limit: int | None = LIMIT, writes: bool = True) -> None:

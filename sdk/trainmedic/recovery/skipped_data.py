@@ -1,7 +1,4 @@
-"""Data that rollbacks skipped, recorded next to the checkpoints, so that it stays skipped after restarts.
-
-For frameworks that count iterations or a rank's batches.
-"""
+"""Iterations or batches that rollbacks skipped, recorded next to the checkpoints for restarts."""
 
 from __future__ import annotations
 

@@ -10,10 +10,9 @@ from trainmedic.errors import ConfigurationError
 
 
 class AcceleratedSteps:
-    """Steps with an ``accelerator``, or None.
+    """Steps with an ``accelerator``, or None. If it ``leads``, it sets ``accumulation`` (None: unknown).
 
-    ``accumulation`` is the number of batches per step, from the script or, if Accelerate ``leads``, from the
-    accelerator; None if unknown. Raises ConfigurationError if both contradict.
+    Raises ConfigurationError if it contradicts the script.
     """
 
     def __init__(self, accelerator: Any = None, accumulation: int | None = None) -> None:

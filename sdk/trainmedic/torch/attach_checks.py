@@ -19,7 +19,7 @@ log = logging.getLogger("trainmedic")
 def check_parts(job: str, parts: StateParts, keeps_own: bool, carried: Sequence[Any] = ()) -> None:
     """Raise ConfigurationError if the parts cannot be saved or are not of one training.
 
-    ``keeps_own``: the user's functions save the state. ``carried``: other values that are saved.
+    ``keeps_own``: the user's functions save. ``carried``: other saved values.
     """
     _check_materialised(parts)
     held = {id(parameter) for module in parts.modules().values() for parameter in module.parameters()}

@@ -67,7 +67,7 @@ def attach(
     """Let Trainmedic's commands act on a plain PyTorch loop at its step boundaries.
 
     Args:
-        model, optimizer, scheduler, scaler, ema: What a checkpoint holds; one object each, or a list or dict of several.
+        model, optimizer, scheduler, scaler, ema: Parts in a checkpoint, each one object or a list or dict.
         loader: Source of `Run.batches`: a ``DataLoader``, any other source of batches, or a function that draws one.
         checkpoints: A directory, or the user's own storage, see `OwnCheckpoints`.
         checkpoint_every: Steps between checkpoints. Commands write further ones.

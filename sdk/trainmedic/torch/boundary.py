@@ -1,7 +1,6 @@
-"""Boundary between two steps, where commands are carried out and checkpoints written.
+"""Boundary between steps, where commands run and checkpoints are written.
 
-Nearly every boundary has nothing to do and costs the memory that it reads, because the step leaves the CPU caches cold.
-So it reads few objects.
+Most have nothing to do and cost the memory they read, because the step leaves CPU caches cold.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ class BoundaryWatches:
 
 
 class StepBoundary:
-    """Boundaries of one training. ``every`` is the number of steps per checkpoint; None for never.
+    """Boundaries of one training, with a checkpoint due ``every`` steps (None: never).
 
-    ``begin`` and ``end`` enclose a step or the loading of a batch, which may be interrupted if it hangs.
+    ``begin`` and ``end`` enclose work that may be interrupted if it hangs.
     """
 
     def __init__(
@@ -179,10 +178,7 @@ class StepBoundary:
         self._watches.finish(f"the loop raised {error.__name__}")
 
     def cross(self, interrupted: bool = False) -> None:
-        """Carry out commands, wait for a pause to end, and save if due.
-
-        Raises HalfLoaded, the only error that may end the training.
-        """
+        """Carry out commands, wait for a pause to end, and save if due. Raises HalfLoaded only."""
         training = self.training
         rollbacks = training.rollbacks
         training.was_interrupted = interrupted

@@ -1,9 +1,9 @@
 """State that training carries between steps outside any ``state_dict``: saved, restored and compared by each rank.
 
-The user names it (``attach(also=...)``), or it is found:
+Named by the user (``attach(also=...)``), or found:
 
-- tensor attributes of modules and optimizers that are neither parameters nor buffers
-- numbers, and lists and dicts of them, that have changed since `attach`
+- tensor attributes of modules and optimizers, except parameters and buffers
+- numbers, and containers of them, changed since `attach`
 - non-persistent buffers
 - random generators of the data set
 """
@@ -86,9 +86,8 @@ class CarriedState:
         return taken
 
     def put_back(self, held: Mapping[str, carried_values.Held] | None) -> Mapping[str, Any]:
-        """Restore the output of `take`. Return how many values were compared and agree.
-
-        None, from an earlier release, changes nothing. Raises errors of the user's functions.
+        """Restore `take`'s output. Return how many values were compared and agree. None, of an earlier release, changes
+        nothing.
         """
         if held is None:
             return {}
@@ -223,7 +222,9 @@ def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _N
 
 
 def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
-    """Return all of ``also`` as carried values, for frameworks that write the checkpoints. Raises ConfigurationError."""
+    """Return all of ``also`` as carried values, for frameworks that write the checkpoints. Raises
+    ConfigurationError.
+    """
     objects, named = named_by_user(also)
     for name, part in StateParts(**objects).by_name.items():
         named[name] = by_state(part)
@@ -319,7 +320,9 @@ def _cell(cell: Any) -> Any:
 
 
 def _owners(parts: StateParts) -> dict[str, Any]:
-    """Return the modules to search, by name. Optimizers' attributes belong to their state (``optimizer_attributes``)."""
+    """Return the modules to search, by name. Optimizers' attributes belong to their state
+    (``optimizer_attributes``).
+    """
     owners: dict[str, Any] = {}
     for part, module in parts.modules().items():
         for name, each in module.named_modules():

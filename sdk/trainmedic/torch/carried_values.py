@@ -1,7 +1,6 @@
-"""Values that a loop carries between steps: copying to plain containers, and restoring in place.
+"""Copying of values to plain containers that PyTorch's safe loading reads, and restoring in place.
 
-Supports tensors, arrays, random generators, numbers, texts, and lists, tuples, dicts and deques of these. PyTorch's
-safe loading can read the copies.
+Supports tensors, arrays, random generators, numbers, texts, and containers of these.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's memory was freed; reading it would crash the process.
-
-    FSDP frees whole weights between steps, and module attributes may still view them.
-    """
+    """Return whether a tensor's memory was freed, as FSDP does between steps; reading it would crash the process."""
     if tensor.layout != torch.strided or not tensor.numel():
         return False
     last = tensor.storage_offset() + sum(

@@ -1,7 +1,6 @@
-"""Preservation of the global batch when the number of ranks changes.
+"""Preservation of the global batch, micro-batch × accumulation × ranks, when the number of ranks changes.
 
-It is micro-batch × accumulation × ranks; learning rates and schedules are chosen for it. The accumulation compensates
-for another number of ranks, if possible.
+Learning rates and schedules are chosen for it; the accumulation compensates if possible.
 """
 
 from __future__ import annotations

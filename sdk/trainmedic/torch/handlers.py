@@ -1,7 +1,6 @@
 """Handlers of commands for a plain PyTorch training, called at step boundaries.
 
-A handler returns the answer's output, or raises `Rejected` or `Unsupported`. Other errors are answered ``failed`` and
-training continues. Handlers check everything before they change anything.
+They check everything first. `Rejected` and `Unsupported` are refusals; other errors are answered ``failed``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Scaling of the learning rate that persists over schedulers, rollbacks and restarts.
 
-PyTorch's schedulers compute rates from values in themselves and in the optimizer's groups. These are scaled too, so
-that checkpoints are consistent. Other schedulers see unscaled rates: their class is replaced by a subclass whose
-``step`` removes and restores the scale.
-
-A loop that sets the rate itself must ask for the factor (`LearningRate.scaled` or ``Run.lr_scale``); otherwise its rate
-is left unchanged.
+The values that PyTorch's schedulers compute from are scaled too. Other schedulers become subclasses whose ``step`` sees
+unscaled rates. A loop that sets the rate itself must ask for the factor (`LearningRate.scaled`, ``Run.lr_scale``);
+otherwise its rate is left unchanged.
 """
 
 from __future__ import annotations
@@ -116,9 +113,8 @@ class LearningRate:
         self._watched, self._returned = _Watched(self.values, self.scale / before), False
 
     def overwritten(self) -> tuple[float, float] | None:
-        """Return the first unexpected rate and the expected one; None if all persist.
-
-        Rates set by a known scheduler or with the factor are expected.
+        """Return the first rate not set by `watch`, a known scheduler or with the factor, and the expected one; None if
+        all are.
         """
         if self._returned or (self._schedulers and self.scale == 1.0) or self.left_alone:
             return None
@@ -130,10 +126,10 @@ class LearningRate:
         return None
 
     def give_up(self, scale: float) -> None:
-        """Assume ``scale``, because the loop sets rates itself. Keep the loop's rates.
+        """Assume ``scale``, because the loop sets rates itself, and keep its rates.
 
-        Remove the factor from rates that still contain it: of groups that the loop does not set, or of schedulers that
-        derive each rate from the last, such as ``CosineAnnealingLR``.
+        Remove the factor where it remains: in groups that the loop does not set, or if a scheduler derives each rate
+        from the last.
         """
         present = [group["lr"] for group in self._groups()]
         rates = [self._without_change(number, float(rate), scale) for number, rate in enumerate(present)]
@@ -183,10 +179,7 @@ class LearningRate:
         self._rescale(self.scale, scale)
 
     def loaded(self, held: float | None = None, scale: float | None = None) -> None:
-        """Rescale after a load of states that are scaled by ``held``.
-
-        ``held`` defaults to the scale in the state, 1.0 without one. ``scale`` sets a new scale.
-        """
+        """Rescale after a load of states scaled by ``held`` (default: as they state). ``scale`` sets a new scale."""
         if held is None:
             held = self._marked()
         if scale is None:

@@ -1,11 +1,7 @@
-"""Attributes of optimizers and DDP communication hooks that no ``state_dict`` holds.
+"""Attributes of optimizers and DDP communication hooks that no ``state_dict`` holds, such as step counts.
 
-Hand-written optimizers and compression hooks count steps, keep error feedback or contain other optimizers. Checkpoints
-include numbers, texts, tensors, generators, and lists and dicts of these.
-
-- A rollback restores everything that training has changed.
-- A new process restores what had changed at the time of the checkpoint; the rest is the script's.
-- Tensors always count as changed.
+Supports numbers, texts, tensors, generators, and containers of these. A rollback restores all that training has
+changed; a new process restores what had changed at the checkpoint. Tensors always count as changed.
 """
 
 from __future__ import annotations
@@ -59,9 +55,9 @@ class OptimizerAttributes:
         return held
 
     def restore(self, held: Attributes) -> None:
-        """Restore the output of `capture`, and initial values for other changed ones.
+        """Restore `capture`'s output, and initial values for other changes.
 
-        A hook's state depends on its process's bucket layout, so in another process it starts afresh.
+        A hook's state fits its process's bucket layout only and otherwise restarts.
         """
         self.not_restored = frozenset(
             name for name, inner in held.items() if inner.get("process", self._process) != self._process

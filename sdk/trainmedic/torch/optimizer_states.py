@@ -1,8 +1,7 @@
 """State of one optimizer of any class.
 
-``ZeroRedundancyOptimizer`` has no ``state_dict`` unless its ranks send their states to one of them; here each rank
-returns the entries of its own parameters. A wrapper may share ``param_groups`` with its inner optimizer, which loading
-would separate.
+Each rank saves its own entries of a ``ZeroRedundancyOptimizer``. A wrapper that shares ``param_groups`` with its inner
+optimizer stays so.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ def settings_of(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Set the parameter groups to ``saved``. Existing tensors, such as a learning rate that the loop changes, stay the
-    same objects; ``before`` is `settings_of` before the load.
+    """Set the parameter groups to ``saved``, keeping tensor objects of `settings_of` before the load, such as a
+    learning rate.
     """
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():

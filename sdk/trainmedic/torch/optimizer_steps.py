@@ -1,7 +1,6 @@
 """Hooks on the optimizers: number of steps, used rates, and boundaries after updates.
 
-A loop may accumulate gradients without declaring it (``if i % 4 == 0: optimizer.step()``). Between updates no
-checkpoint holds the gradients, so only boundaries after an update are suitable for saving and rollbacks.
+A loop may accumulate without declaring it. Checkpoints lack gradients, so only boundaries after an update are suitable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""States and seeds of a process's random generators: Python, NumPy if loaded, PyTorch on the CPU and on used CUDA
-devices.
-
-States are plain numbers and tensors for checkpoints.
-"""
+"""States and seeds of random generators, as plain values: Python, NumPy if loaded, PyTorch on the CPU and used GPUs."""
 
 from __future__ import annotations
 

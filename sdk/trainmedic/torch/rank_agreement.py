@@ -1,7 +1,4 @@
-"""Calls whose success or failure all ranks agree on.
-
-All ranks make the same calls in the same order, because each waits for all ranks. Free with one rank.
-"""
+"""Calls whose success all ranks agree on. All ranks make the same calls in the same order."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ class FailedOnSomeRanks(TrainmedicError):
 
 
 def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
-    """Call `act` and return its result once it succeeded on all ranks.
+    """Call `act` and return its result once it succeeded everywhere.
 
-    Raises FailedOnSomeRanks on all ranks if it failed on one, NotAgreed if that is unknown.
+    Raises FailedOnSomeRanks on all ranks if one failed, NotAgreed if that is unknown.
     """
     result: Any = None
     fault: Exception | None = None
@@ -37,10 +34,7 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
 
 
 def failures(reports: Mapping[int, Any], group: Group) -> str:
-    """Return which ranks failed and the first reason; empty if none.
-
-    ``reports`` maps ranks to reasons or None. Raises NotAgreed if a rank is missing.
-    """
+    """Return which ranks failed and the first reason; empty if none. Raises NotAgreed if a rank is missing."""
     missing = [rank for rank in range(group.world_size) if rank not in reports]
     if missing:
         raise NotAgreed(f"{ranks_named(missing)} did not say how it went")

@@ -1,13 +1,9 @@
 """Comparison of the weights of ranks that should be equal, as with DDP.
 
-A silent hardware fault changes one rank's weights and, through its gradients, degrades all; DDP does not detect it. At
-each checkpoint on disk the ranks compare its digests. A new difference has these effects:
-
-- The checkpoint is unhealthy, and in-memory ones since the last comparison are forgotten.
-- The metric ``training_ranks_differing`` raises an alert; its rollback equalizes the ranks.
-
-Model and optimizer are judged separately. Parts that never agreed, or agree at some steps only, as with local SGD,
-differ on purpose and are ignored.
+A silent hardware fault changes one rank's weights and degrades all gradients; DDP does not detect it. At each
+checkpoint on disk the ranks compare digests. A new difference makes it unhealthy, discards later in-memory ones and
+sets the metric ``training_ranks_differing``. Parts that never agreed, or agree only at some steps, as with local SGD,
+are ignored.
 """
 
 from __future__ import annotations

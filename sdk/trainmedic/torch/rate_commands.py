@@ -1,10 +1,7 @@
-"""The command ``job.scale_lr``, answered after observing the rate that updates use.
+"""The command ``job.scale_lr``, answered after observing the rate of two updates and the next boundary.
 
-A loop may set its rate at each step, or step a scheduler unknown to `attach`; a written rate then lasts for one step.
-The answer waits for two updates and the next boundary. If the loop has set another rate, the answer is ``failed`` and
-the former scale is restored. Such a loop needs ``learning_rate``.
-
-Further changes before that, also at a rollback's boundary, are observed together.
+A loop may set its rate itself at each step, or step a scheduler unknown to `attach`. If it has set another rate, the
+answer is ``failed`` and the former scale is restored. Changes before that are observed together.
 """
 
 from __future__ import annotations

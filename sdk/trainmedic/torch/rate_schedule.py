@@ -1,8 +1,7 @@
 """The scheduled learning rate, independent of the optimizer's.
 
-Many PyTorch schedulers derive the next rate from the optimizer's and so adopt external changes. Most can also compute a
-step's rate from its number, which is used here. For MultiplicativeLR and ChainedScheduler only changes since their last
-step are detected.
+Schedulers that derive a rate from the optimizer's adopt external changes, so it is computed from the step's number.
+MultiplicativeLR and ChainedScheduler cannot do that.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ _IN_A_ROW = 3  # readings
 class RateSchedule:
     """Schedule of an optimizer's first group, among the `schedulers` that the loop steps.
 
-    Expects no rate until the optimizer followed the schedule for some readings: a loop may set the rate itself, as for
-    warmup.
+    No rate is expected until the optimizer followed it for some readings: a loop may set its own warmup.
     """
 
     def __init__(self, optimizer: Any, schedulers: Sequence[Any]) -> None:

@@ -1,7 +1,6 @@
-"""Return to a checkpoint by a rollback or after a restart.
+"""Return to a checkpoint by a rollback or after a restart, to the same one on all ranks.
 
-All ranks return to the same checkpoint, or none does. A partly loaded state ends the training (`HalfLoaded`). The
-interrupter's thread calls `CheckpointRestore.choose` only; everything else runs in the training thread.
+The interrupter's thread calls `CheckpointRestore.choose`; everything else runs in the training thread.
 """
 
 from __future__ import annotations
@@ -78,10 +77,8 @@ class CheckpointRestore:
         return choice
 
     def roll_back(self, rollback: Rollback, group: Group) -> Mapping[str, Any]:
-        """Return to the best loadable checkpoint. Return the answer's output.
-
-        Refusal, UnusableCheckpoint and NotAgreed mean that nothing was changed on any rank. HalfLoaded ends the
-        training.
+        """Return to the best loadable checkpoint; return the answer's output. All errors but HalfLoaded mean that
+        nothing was changed on any rank.
         """
         training = self._training
         if self._foreign and training.rollbacks == 0:
@@ -254,10 +251,7 @@ class CheckpointRestore:
         return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data, left_out
 
     def _move_batch_log(self, kept: KeptState | None, data: str, left_out: int, resumed: bool) -> None:
-        """Begin to compare the batches, if they should be the same.
-
-        ``left_out`` of them are skipped now; those skipped before were not drawn either.
-        """
+        """Begin to compare the batches, if they should be the same; ``left_out`` of them are skipped now."""
         training, batch_log = self._training, self._training.batch_log
         batches = (kept or {}).get("batches")
         if resumed:
@@ -303,7 +297,9 @@ class CheckpointRestore:
             log.warning("%s: what commands had changed does not fit any more: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a completed rollback. Return the answer's part about the budget. Errors here do not undo the rollback."""
+        """Count a completed rollback. Return the answer's part about the budget. Errors here do not undo the
+        rollback.
+        """
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
         training.changes.went_back(checkpoint.step)

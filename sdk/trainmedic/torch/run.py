@@ -104,9 +104,8 @@ class Run:
         return self.training.rate.asked_scale()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return the loop's rate for the next update times the factor by commands.
-
-        A loop that writes ``group["lr"]`` calls this or `Step.learning_rate` each time.
+        """Return the loop's rate times the factor by commands. A loop that writes ``group["lr"]`` calls it each
+        time.
         """
         return self.training.rate.scaled(value)
 
@@ -128,9 +127,8 @@ class Run:
         return self.training.state_dict()
 
     def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
-        """Yield batches until ``epochs`` or ``steps`` are complete or the run is stopped.
-
-        Both count from the start of the training, also after a resume.
+        """Yield batches until ``epochs`` or ``steps``, counted from the start of the training, or the run is
+        stopped.
         """
         source = self.training.batch_source
         if source is None:
@@ -193,8 +191,7 @@ class Run:
     def resume(self) -> int | None:
         """Continue from the newest complete checkpoint. Return its step; None if there is none. Every rank calls it.
 
-        Changes by commands are reapplied. Raises TrainmedicError if checkpoints exist but none can be loaded, because a
-        new start would overwrite them.
+        Changes by commands are reapplied. Raises TrainmedicError if no existing checkpoint can be loaded.
         """
         self._begin_memory(resumes=True)
         step = self._restore.resume()
@@ -203,11 +200,7 @@ class Run:
         return step
 
     def close(self) -> None:
-        """End loading, and restore the signal handler. The medic stays connected.
-
-        Waits for writes to disk. Frees in-memory checkpoints, unless an exception ends the training: then a restart
-        finds them.
-        """
+        """End loading and background writes. Frees in-memory checkpoints, unless an exception ends the training."""
         self._verification.finish("the run was closed")
         self._rates.finish("the run was closed")
         self._boundary.close()

@@ -99,9 +99,8 @@ class StateParts:
                         buffer.copy_(buffers[plain_name(key)])
 
     def extra_states(self) -> dict[str, dict[str, Any]]:
-        """Return the modules' ``get_extra_state`` by names of part and module. Shares memory with the modules.
-
-        Layers for 8-bit computation keep the largest observed values there, different on each rank.
+        """Return the modules' ``get_extra_state`` by part and module, such as FP8 layers' maxima. Shares their
+        memory.
         """
         return {
             name: {own: _detached(each.get_extra_state()) for own, each in _with_extra_state(module)}
@@ -208,9 +207,8 @@ def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:
 
 
 def drop_noted_steps(part: Any) -> None:
-    """Make the gradient scaler forget which optimizers it unscaled in the present step.
-
-    It refuses a second unscaling in a step, and an abandoned step has no end.
+    """Make the gradient scaler forget what it unscaled: it refuses a second time in a step, and an abandoned one has no
+    end.
     """
     for scaler in _scalers(part):
         with contextlib.suppress(AssertionError):  # nothing scaled yet
@@ -218,9 +216,8 @@ def drop_noted_steps(part: Any) -> None:
 
 
 def begins_anew(part: Any, state: Any) -> bool:
-    """Return whether `state` is that of a disabled gradient scaler, but the present one is enabled.
-
-    Loading such an empty state would raise; the scaler starts with the script's scale.
+    """Return whether `state` is a disabled gradient scaler's, but the present one is enabled. Loading it would
+    raise.
     """
     return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
 

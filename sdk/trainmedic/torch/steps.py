@@ -15,10 +15,7 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class Step:
-    """The work on one batch: ``with run.step() as step:``.
-
-    ``number`` is the optimizer step's, from 1. With accumulation, several batches belong to one step.
-    """
+    """The work on one batch: ``with run.step() as step:``. ``number`` is the optimizer step's, from 1."""
 
     __slots__ = ("_accelerated", "_boundary", "_completes_step", "is_reported", "number")
 
@@ -50,10 +47,10 @@ class Step:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """Clip gradients to ``max_norm``, step optimizer, gradient scaler, scheduler and EMA, and clear the gradients.
+        """On the last batch of a step, clip gradients to ``max_norm``, step optimizer, gradient scaler, scheduler and
+        EMA, and clear the gradients.
 
-        Acts on the last batch of a step only. Returns the norm before clipping; None for other batches. A scheduler
-        that needs a metric is left to the caller.
+        Returns the norm before clipping; None for other batches. Does not step schedulers that need a metric.
         """
         if not self.is_update:
             return None
@@ -94,9 +91,8 @@ class Step:
         return self._boundary.training.rate.scaled(value)
 
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:
-        """Report the step; see `trainmedic.Medic.report`. Step and learning rates are added.
-
-        ``samples`` defaults to a number computed from the loader's batch size, if known.
+        """Report the step with learning rates; see `trainmedic.Medic.report`. ``samples`` defaults to the loader's, if
+        known.
         """
         self._boundary.report(self.number, self.is_update, loss, grad_norm, samples, more)
         self.is_reported = True

@@ -57,9 +57,7 @@ class TrainingState:
     accumulates: bool = False
     """True if the loop heeds ``Step.is_update`` and so supports any accumulation."""
     keep_global_batch: bool | None = None
-    """Whether to keep the global batch at a resume with another number of ranks: None if possible, True or refuse,
-    False never.
-    """
+    """At a resume with another number of ranks: None if possible, True or refuse, False never."""
 
     rank_comparison: RankComparison = field(init=False)
     script_accumulation: int = field(init=False)

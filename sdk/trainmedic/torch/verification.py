@@ -1,8 +1,7 @@
 """Answer to a rollback, after comparing the repeated batches and losses with the former ones.
 
-The comparison takes some steps; the answer is sent when it is complete or time is up. It is ``applied`` only if
-everything compared agrees, otherwise ``failed`` with what happened. A later difference is reported by
-`JobReports.rollback_did_not_hold`.
+``applied`` only if everything compared within the time limit agrees. `JobReports.rollback_did_not_hold` reports a later
+difference.
 """
 
 from __future__ import annotations
@@ -141,8 +140,7 @@ class RollbackVerification:
     def finish(self, because: str, is_error: bool = False) -> None:
         """Answer with what was compared so far; ``because`` is the reason.
 
-        After the loop's own error the answer is ``failed`` unless a few losses were compared: the restored state may be
-        the cause.
+        After the loop's own error, possibly the restored state's, this is ``failed`` unless a few losses were compared.
         """
         with self._timer.lock:
             self._finish(because, is_error)

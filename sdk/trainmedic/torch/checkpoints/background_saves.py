@@ -1,10 +1,7 @@
 """Checkpoints written to disk in the background; training waits only for the in-memory copy.
 
-After the ranks agree to begin, each writes its part and a report file in the unfinished directory. Rank 0 waits for all
-parts and marks the checkpoint complete. One checkpoint is written at a time; code that changes checkpoints calls
-`settle` first.
-
-``torch.distributed.checkpoint.async_save`` would copy the state a second time; its ``save`` runs here in a thread.
+Each rank writes its part and a report file. Rank 0 waits for all parts and marks the checkpoint complete. Code that
+changes checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state again.
 """
 
 from __future__ import annotations
@@ -56,10 +53,7 @@ class PartWriter(Protocol):
 
 
 class BackgroundSaves:
-    """Writes this rank's periodic checkpoints.
-
-    Its thread calls ``saved`` with the step of a complete checkpoint, or ``failed`` with the step and the reason.
-    """
+    """Writes this rank's periodic checkpoints. Its thread calls ``saved(step)`` or ``failed(step, reason)``."""
 
     def __init__(
         self,
@@ -88,10 +82,9 @@ class BackgroundSaves:
         """True until one is complete."""
 
     def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
-        """Copy the state and start writing it. Return False if a rank has no memory for the copy.
+        """Copy the state and start writing, unless another write is running. Every rank calls it.
 
-        Every rank calls it. Does nothing while another checkpoint is being written. Raises NotAgreed and errors of
-        `copy`.
+        Returns False if a rank has no memory for the copy. Raises NotAgreed and errors of `copy`.
         """
         group = self._new_group(f"save-{step}")
         slot: Slot | None = None

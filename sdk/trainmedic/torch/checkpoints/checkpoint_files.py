@@ -76,10 +76,10 @@ def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any
 
 
 def read_file(path: Path, checked: bool) -> Any:
-    """Read a file of `write_file` into memory. Raises UnusableCheckpoint.
+    """Read a file of `write_file`. Raises UnusableCheckpoint.
 
-    Verifies the archive's checksums, which PyTorch ignores. Objects that PyTorch's safe loading does not know are
-    unpickled only if no other user can write the file: this user could change the program, too.
+    Verifies the archive's checksums, which PyTorch ignores. Unsafe objects are unpickled only if no other user can
+    write the file.
     """
     try:
         with zipfile.ZipFile(path) as archive:

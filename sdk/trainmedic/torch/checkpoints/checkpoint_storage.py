@@ -1,8 +1,7 @@
 """Storage of checkpoints: the interface, and a directory.
 
-``step-00000150/`` has ``training.pt``, the states of model, optimizer and other parts, and ``run.pt``, the run's own
-state. It is written under another name, flushed, renamed and marked complete last. After a rollback, later checkpoints
-are renamed to ``abandoned-…`` and deleted when a newer one is complete.
+``step-00000150/`` has ``training.pt`` (states of the parts) and ``run.pt`` (the run's own). It is written under another
+name, renamed and marked complete. A rollback renames later ones to ``abandoned-…``, deleted after the next save.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ class PartlyLoaded(UnusableCheckpoint):
 
 
 class HalfLoaded(TrainmedicError):
-    """A checkpoint was loaded in part or on some ranks only; the training ends.
-
-    Mixed weights and moments raise no error, but further training would be useless.
+    """A checkpoint was loaded in part or on some ranks only. The training ends: it would continue without an error but
+    uselessly.
     """
 
 
@@ -68,10 +66,9 @@ class CheckpointStorage(Protocol):
         ...
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
-        """Load into `parts`. Return the run's own state; None if there is none.
+        """Load into `parts`. Return the run's own state; None without it.
 
-        UnusableCheckpoint means that nothing was changed. After PartlyLoaded an older one can be tried. Other errors
-        may leave the parts partly loaded.
+        After UnusableCheckpoint nothing is changed; after PartlyLoaded an older one can be tried. Others are fatal.
         """
         ...
 
@@ -83,9 +80,8 @@ class CheckpointStorage(Protocol):
 
 
 class CheckpointDirectory:
-    """Checkpoints in a directory of their own. ``keep`` of them stay; None deletes none.
-
-    ``watches`` detects another process that writes there; one rank does it for all.
+    """Directory of checkpoints. ``keep`` of them stay; None for all. One rank ``watches`` for writes of another
+    process.
     """
 
     def __init__(self, directory: str | Path, keep: int | None = 3, watches: bool = True) -> None:
@@ -206,9 +202,9 @@ class CheckpointDirectory:
             )
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
-        """Return whether it is pinned and too few checkpoints exist beyond the step before its rollback.
+        """Return whether it is pinned and few checkpoints exist beyond the step before its rollback.
 
-        With enough of them the fault is over: a late rollback should be rejected rather than go back so far.
+        With more the fault is over, and a late rollback should be rejected.
         """
         reason = checkpoints.pin_reason(checkpoint.path)
         left = None if reason is None else reason.get("left_step")
@@ -246,10 +242,7 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, at, path)
 
     def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
-        """Rename a written checkpoint and mark it complete. Return the time in the mark.
-
-        ``more`` is added to the mark; ``at`` in it replaces the present time.
-        """
+        """Rename a written checkpoint and mark it complete with ``more``. Return its time, ``more["at"]`` or now."""
         if self._is_of_another(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
         if path.exists():  # incomplete, or of the same step and equivalent

@@ -40,10 +40,7 @@ class CheckpointWriter:
         self._training = training
 
     def save(self, prune: bool = True) -> SavedCheckpoint:
-        """Write a checkpoint, or return the one written or loaded at this step.
-
-        ``prune`` deletes old ones afterwards. Raises errors of the storage.
-        """
+        """Write a checkpoint, or return this step's. ``prune`` deletes old ones. Raises errors of the storage."""
         training = self._training
         assert training.storage is not None
         if training.broken is not None:

@@ -1,8 +1,7 @@
 """Digests of parameters and optimizer states, to verify that a loaded state is the saved one.
 
-A digest is a checksum of a tensor's bytes, computed on its device: the sum of its words, each times a different odd
-number, modulo 2^64. It detects any change of a single word, and others almost certainly. Each rank computes digests of
-what it holds, such as its shards.
+A digest is the sum of a tensor's words, each times a different odd number, modulo 2^64, computed on its device. It
+detects any change of one word, and others almost certainly.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Frozen parameters, such as the base model under LoRA adapters, stored once for all checkpoints of a directory.
+"""Frozen parameters, such as the base model of LoRA, stored once for all checkpoints.
 
-They are in ``frozen-<digest>.pt`` next to ``training.pt``, hard-linked from another checkpoint while the digest is the
-same. If the file is unreadable, present parameters with the same digest replace it. If the digest changes, later
-checkpoints hold these parameters in ``training.pt``.
+``frozen-<digest>.pt`` is hard-linked from another checkpoint. If unreadable, present parameters with the same digest
+replace it. If the digest changes, ``training.pt`` holds the parameters again.
 """
 
 from __future__ import annotations

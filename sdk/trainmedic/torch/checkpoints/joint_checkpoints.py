@@ -1,10 +1,7 @@
 """Checkpoints that all ranks write and load together in a shared directory.
 
-``step-00000150/`` has ``training.pt``, or ``sharded/`` for sharded parameters, and ``rank-00003.pt`` etc. with each
-rank's own state. Rank 0 marks it complete when every rank's part is on disk.
-
-Every rank first reads all of a checkpoint; it is restored only if that succeeded everywhere. All ranks make the same
-calls in the same order, because each may wait for all ranks.
+``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own. Loading restores only after every rank has
+read everything. All ranks make the same calls in the same order, because each may wait for all.
 """
 
 from __future__ import annotations
@@ -44,10 +41,7 @@ class JointContents(Protocol):
     """True if each rank has the whole training, except for what differs by rank."""
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return what the ranks write together and what goes into this rank's file.
-
-        ``run`` is the run's own state, with the differences between ranks.
-        """
+        """Return the common part and this rank's. ``run`` is the run's own state, with differences between ranks."""
         ...
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:

@@ -1,7 +1,7 @@
-"""Loading of the first intact checkpoint, the same one on all ranks.
+"""Loading of the first intact checkpoint, the same on all ranks.
 
-Every rank compares the loaded state with the saved digests. A different state counts as partly loaded: an older
-checkpoint is tried and, if none is intact, the training ends on all ranks (`HalfLoaded`).
+Every rank verifies digests. A difference counts as a partial load: an older checkpoint is tried, otherwise the training
+ends on all ranks (`HalfLoaded`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ class CheckpointLoading:
         self._training = training
 
     def load_first(self, candidates: Sequence[SavedCheckpoint], group: Group) -> LoadedCheckpoint:
-        """Load the first checkpoint that is intact on all ranks.
-
-        Refusal, UnusableCheckpoint and NotAgreed mean that nothing was changed on any rank; otherwise HalfLoaded.
-        """
+        """Load the first intact checkpoint. All errors but HalfLoaded mean that nothing was changed on any rank."""
         problems: list[str] = []
         is_changed = False
         for checkpoint in candidates:
@@ -69,9 +66,9 @@ class CheckpointLoading:
         raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
 
     def confirm_on_all_ranks(self, group: Group, fault: Exception | None, different: str = "") -> str:
-        """Confirm that all ranks have loaded the checkpoint. Every rank calls it. Return the differences by rank.
+        """Confirm that all ranks have loaded it; every rank calls it. Return the differences by rank.
 
-        Raises HalfLoaded if a rank has not; ``fault`` is the reason on this one.
+        Raises HalfLoaded if a rank failed; ``fault`` is this rank's reason.
         """
         if fault is not None:
             log.error("%s: a checkpoint was loaded only in part", self._training.medic.job, exc_info=fault)
@@ -117,10 +114,9 @@ def _broken(why: str) -> HalfLoaded:
 
 
 def hold_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that puts the present tensors back into the groups after a load, with the loaded values.
+    """Return a function that puts the present group tensors back after a load, with the loaded values.
 
-    Groups may hold tensors, such as a learning rate for ``torch.compile``, which the loop holds as well.
-    ``load_state_dict`` replaces them, and the loop would then change a rate that the optimizer no longer uses.
+    The loop may hold such a tensor, as a learning rate for ``torch.compile``; ``load_state_dict`` would replace it.
     """
     held = [
         (optimizer, number, key, value)

@@ -1,8 +1,7 @@
-"""Differences between the ranks of a training that each rank otherwise has whole.
+"""Differences between ranks of a training that each otherwise has whole.
 
-Muon optimizers keep momentum on the rank that owns a parameter, hand-made ZeRO-1 each rank's share; buffers may differ
-too. At each save the ranks compare digests of all leaves, values at a path of keys in nested mappings. A checkpoint
-holds rank 0's states and the differences of each other rank.
+Examples are a Muon optimizer's momentum, hand-made ZeRO-1 shares, and buffers. At each save the ranks compare digests
+of all leaves, values at paths in nested mappings. A checkpoint has rank 0's states and the other ranks' differences.
 """
 
 from __future__ import annotations
@@ -111,8 +110,7 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
 def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:
     """Return the own leaves of all ranks as one; None if two ranks differ in a leaf.
 
-    Such a state belongs to the ranks, and no other number of ranks can continue with it. Communication hooks are
-    ignored: they start afresh in each process.
+    Such a state fits no other number of ranks. Communication hooks are ignored: they restart in each process.
     """
     values = _values(states, part)
     if not can_unite(states, part):

@@ -1,7 +1,6 @@
 """Checkpoint contents of a training that each rank has whole, as with DDP, except for differences by rank.
 
-Rank 0 writes its states, every other rank the differences. Another number of ranks can load it if the differences are
-compatible.
+Another number of ranks can load it if the differences are compatible.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class ReplicatedContents:
 def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return this rank's own state with the digests of what was saved for it.
 
-    After a fault made ranks differ, all get rank 0's state and digests; ``first`` is rank 0's own state. Raises
-    UnusableCheckpoint if an earlier release saved only rank 0's state and this rank's was different.
+    After a fault all get rank 0's (``first``). Raises UnusableCheckpoint if an earlier release saved rank 0's only and
+    this rank's differed.
     """
     mine: Mapping[str, Any] = file["run"]
     digests = mine.get("digests")
@@ -89,9 +88,10 @@ def differs(first: Mapping[str, Any]) -> bool:
 
 
 def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> tuple[Any, Any]:
-    """Return the differences united for another number of ranks, and their digests.
+    """Return the differences, united for another number of ranks, and their digests. Buffers and ``also`` become rank
+    0's.
 
-    Buffers and ``also`` objects become rank 0's. Raises UnusableCheckpoint if a state belongs to its rank.
+    Raises UnusableCheckpoint.
     """
     first = files[0]["run"]
     state = RankState.of(first.get("rank_state"))

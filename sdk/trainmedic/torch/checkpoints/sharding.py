@@ -1,8 +1,7 @@
-"""Checkpoint contents of a training with sharded parameters, as with ``fully_shard`` (FSDP).
+"""Checkpoint contents with sharded parameters, as with ``fully_shard`` (FSDP).
 
-``torch.distributed.checkpoint`` writes each rank's shards of parameters and optimizer states into ``sharded/``; another
-number of ranks can read them. Everything else is in each rank's own file, with unsharded tensors that differ by rank,
-such as the momentum of an optimizer that distributes its parameters.
+``torch.distributed.checkpoint`` writes shards of parameters and optimizer states into ``sharded/``. Each rank's file
+has the rest, with unsharded tensors that differ by rank.
 """
 
 from __future__ import annotations
@@ -103,10 +102,7 @@ class ShardedContents:
         return prepared
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the own part for another number of ranks, from all ranks' files.
-
-        Raises UnusableCheckpoint if ranks had different values of a tensor.
-        """
+        """Return the own part for another number of ranks. Raises UnusableCheckpoint if ranks had different values."""
         states = [RankState.of(file["run"].get("rank_state")) for file in files]
         known = [state for state in states if state is not None]
         for part in known[0].parts if known else ():
@@ -176,8 +172,8 @@ class ShardedContents:
         return [name for name, optimizer in self._optimizers.items() if not optimizer.state]
 
     def _plain(self, content: Tensors, run: Mapping[str, Any] | None) -> list[tuple[Leaf, Any]]:
-        """Return the unsharded leaves of parts that differ by rank, which ``torch.distributed.checkpoint`` writes for
-        one rank only. Without ``run``, in memory, ``content`` holds them.
+        """Return unsharded leaves that differ by rank; ``torch.distributed.checkpoint`` writes them for one
+        rank only.
         """
         if run is None:
             return []

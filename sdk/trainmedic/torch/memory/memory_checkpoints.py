@@ -1,7 +1,7 @@
 """In-memory checkpoints: copies of the training state in host memory every few steps.
 
-Training waits only for the copy into a prepared slot; its checksum and completion mark follow in the background. Each
-rank stores its own part. A checkpoint counts if every rank has its part, which the ranks agree on.
+Training waits only for the copy; checksum and completion mark follow in the background. A checkpoint counts if every
+rank has its part.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class MemoryCheckpoints:
         health: Callable[[], CheckpointHealth],
         step_seconds: float | None,
     ) -> None:
-        """Copy the state. ``run`` returns the run's own part; ``step_seconds`` is a step's duration. Logs failures.
+        """Copy the state; log failures. All ranks call it at the same steps and agree on the interval here.
 
-        Every rank must call it at the same steps, because they agree on the interval here.
+        ``run`` returns the run's own part.
         """
         slot = None
         began = time.perf_counter()
@@ -139,9 +139,8 @@ class MemoryCheckpoints:
     def copy(
         self, step: int, parts: StateParts, run: Mapping[str, Any], health: CheckpointHealth, holds: bool = False
     ) -> Slot | None:
-        """Copy the state into a slot, to be completed in the background; None without a free slot.
-
-        ``holds`` protects the slot until the caller releases it.
+        """Copy into a slot, completed in the background; None without a free one. ``holds``: until the caller releases
+        it.
         """
         pool = self.pool
         if pool is None or not self._works:
@@ -189,8 +188,8 @@ class MemoryCheckpoints:
         return self._judging[1]
 
     def _kept(self, pool: SlotPool, step: int) -> set[str]:
-        """Return IDs to keep: the last rollback's checkpoint until training passes the step before the rollback, and
-        those being copied to other nodes.
+        """Return the last rollback's checkpoint, until training passes the step before it, and those being copied to
+        other nodes.
         """
         every = self.cadence.replica_steps
         marks = [slot.mark for slot in pool.complete() if slot.mark is not None]

@@ -58,10 +58,7 @@ class MemoryPace:
         self._cadence.space_replicas(step_seconds, self.replica_seconds)
 
     def _agree(self, cost: float | None, step_seconds: float | None, works: bool) -> tuple[float | None, float | None]:
-        """Return the largest figures of all ranks; None if a rank has none.
-
-        If a rank cannot copy or is silent, all ranks stop copying.
-        """
+        """Return the largest figures; None if a rank has none. If a rank cannot copy, all stop."""
         mine = {"cost": cost, "step": step_seconds, "works": works, "replica": self.replica_seconds}
         try:
             figures = self._new_group("memory-pace").poll(mine, _PATIENCE)

@@ -1,7 +1,6 @@
 """Copies of the newest in-memory checkpoints of ranks on another node, and a server for this rank's own.
 
-All ranks copy checkpoints of the same steps and keep their own parts of these, so that a complete one is left after the
-loss of a node.
+All ranks copy and keep the same steps, so that one is complete after the loss of a node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Start of in-memory checkpoints, with those that an earlier process left.
 
-The ranks exchange their nodes and the contents of each node's shared memory. A checkpoint whose parts all exist, on
-whichever node, is restored into slots. All ranks make the same calls in the same order.
+The ranks exchange nodes and contents of shared memory; a checkpoint whose parts all exist is restored into slots.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class MemoryStart:
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
         """Reserve memory and restore what an earlier process left, unless ``newest_step`` is None.
 
-        ``newest_step`` returns the step of the newest checkpoint on disk; only later ones are fetched from other nodes.
+        ``newest_step`` returns that of the disk; only later ones are fetched from other nodes.
         """
         if self._lock is not None:  # from a failed start
             self._lock.release()
@@ -217,10 +216,7 @@ class MemoryStart:
         return int(available * _SHARE) // neighbours
 
     def _take_up(self, remnant: Remnant, pool: SlotPool, addresses: Mapping[str, Address]) -> None:
-        """Make this rank's part a slot. Failures are logged; other ranks learn of them on loading.
-
-        ``addresses`` maps other nodes to their servers.
-        """
+        """Make this rank's part a slot. Log failures; other ranks learn of them on loading."""
         try:
             file = Path(remnant.file)
             if remnant.node != self._node:

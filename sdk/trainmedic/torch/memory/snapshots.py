@@ -1,8 +1,4 @@
-"""Serialization of a training state: its tensors back to back, followed by their structure.
-
-Everything but tensors is pickled at once. Tensors, or this rank's shards, get a place and are copied by `copy`. Reading
-returns new tensors.
-"""
+"""Serialization of a training state: its tensors, or this rank's shards, followed by their pickled structure."""
 
 from __future__ import annotations
 
@@ -107,9 +103,9 @@ def views_of(memory: Buffer, places: Iterable[Place]) -> list[torch.Tensor]:
 
 
 def read(memory: Buffer, begins: int, size: int, meshes: Sequence[Any] = (), copies: bool = True) -> Any:
-    """Return the state in `memory`. Raises one of UNREADABLE.
+    """Return the state; raises one of UNREADABLE. Without ``copies`` the tensors share ``memory``.
 
-    Without ``copies`` the tensors share that memory. It is unpickled, so it must be this user's own.
+    It is unpickled, so it must be this user's own.
     """
     structure = io.BytesIO(memoryview(memory)[begins:size])
     places = [Place(*fields) for fields in pickle.load(structure)]  # noqa: S301 - this user's own memory, checked

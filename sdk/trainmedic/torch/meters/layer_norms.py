@@ -1,7 +1,7 @@
-"""Gradient norms of the layers where they are largest, which shows where a training diverges.
+"""Gradient norms of the layers where they are largest, to show where a training diverges.
 
-Measured every few seconds before an optimizer steps, without waiting for the device. Non-finite gradients spread from
-the output to the input, so layers nearer to the output come first.
+Measured every few seconds without waiting for the device. Non-finite gradients spread from output to input, so layers
+near the output come first.
 """
 
 from __future__ import annotations

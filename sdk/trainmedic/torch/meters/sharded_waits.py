@@ -1,11 +1,8 @@
-"""Waiting time for other ranks in FSDP, which gathers parameters and reduces gradients by layer.
+"""Waiting time for other ranks in FSDP.
 
-FSDP gathers the next layer while the current one computes, so only time that is not hidden counts. On a CPU nothing is
-hidden: it is the time in collectives. On CUDA it is the time between two events around a stall of the compute stream,
-with the copies in it.
-
-PyTorch has no hooks there. Methods of `fully_shard`'s parameter groups and functions of `FullyShardedDataParallel` are
-wrapped; for other models the wrappers only forward. A PyTorch release without them is not measured.
+FSDP gathers the next layer during computation, so only unhidden time counts: on a CPU the time in collectives, on CUDA
+stalls of the compute stream, between events. Without hooks in PyTorch, methods of `fully_shard`'s parameter groups and
+functions of `FullyShardedDataParallel` are wrapped, if they exist.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _FLAT_GATHERING = "_all_gather_flat_param"
 _FLAT_SUMS = ("_reduce_grad", "_reduce_grad_no_shard")
 """Of `FullyShardedDataParallel` on a CPU."""
 _CUDA_EVERY = 4
-"""Steps per measured step on CUDA: a hundred layers need hundreds of events."""
+"""Steps per measured step: a hundred layers need hundreds of events."""
 
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
 """By waiting `FullyShardedDataParallel`."""

@@ -49,9 +49,8 @@ class StepMeter:
 
 
 def tokens_in(batch: Any) -> int:
-    """Return the number of tokens without padding in a batch with transformers' keys; 0 if unknown.
-
-    A mask on a device is not read, because that would wait.
+    """Return the tokens of a batch with transformers' keys, without padding; 0 if unknown. Reads no mask on a
+    device.
     """
     if isinstance(batch, (list, tuple)) or not isinstance(batch, Mapping):  # checking for a list first is cheaper
         return 0

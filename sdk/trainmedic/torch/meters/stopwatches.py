@@ -1,7 +1,4 @@
-"""Stopwatches for spans of a step on the host or a CUDA device.
-
-CUDA spans lie between two queued events, which are read after the device has passed them. Nothing waits for a device.
-"""
+"""Stopwatches for spans of a step, on the host or by queued CUDA events. Nothing waits for a device."""
 
 from __future__ import annotations
 

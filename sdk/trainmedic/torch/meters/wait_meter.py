@@ -1,8 +1,8 @@
-"""Time that a rank waits for others in its steps, where it is measurable without synchronization.
+"""Time that a rank waits for others in its steps, where measurable without synchronization.
 
-`DistributedDataParallel` waits after a rank's last gradient until all are summed and, for models with buffers, before
-the forward pass. The summation itself counts too; it is equal on all ranks. `sharded_waits` measures FSDP, and a
-DeepSpeed engine adds its own measurement (`WaitMeter.add`). Tensor and pipeline parallelism are not measurable.
+`DistributedDataParallel` waits after a rank's last gradient and, with buffers, before the forward pass; the summation
+itself counts too. `sharded_waits` measures FSDP; DeepSpeed adds its own (`WaitMeter.add`). Tensor and pipeline
+parallelism are not measurable.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Waits(Protocol):
 
 
 class WaitMeter:
-    """Measures the waits of one rank's trained ``models``, wrapped or not.
-
-    A wrapper that is unknown here is found in the first training step.
+    """Waits of one rank's trained ``models``, wrapped or not. An unknown wrapper is found in the first training
+    step.
     """
 
     def __init__(self, models: Iterable[Any], world_size: int) -> None:

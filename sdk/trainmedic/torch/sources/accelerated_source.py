@@ -1,11 +1,7 @@
-"""Batch sources for loaders prepared by Hugging Face Accelerate.
+"""Batch sources for loaders prepared by Hugging Face Accelerate, which distribute batches to ranks and devices.
 
-A prepared loader distributes batches to ranks, moves them to the device and reports the last one of an epoch. Over an
-indexed data set this is done here, so that any batch is reachable; the loader's own state runs ahead and loses the
-sampler's order. Other prepared loaders are read again (`AcceleratedReread`): over an ``IterableDataset``, and with
-``dispatch_batches``, which every rank must then do alike.
-
-Imports Accelerate, which such a loader has already loaded.
+Over an indexed data set this is done here, so that any batch is reachable; the loader's own state runs ahead. Others
+are read again (`AcceleratedReread`): over an ``IterableDataset``, and with ``dispatch_batches``.
 """
 
 from __future__ import annotations

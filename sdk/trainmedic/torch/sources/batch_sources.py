@@ -18,12 +18,9 @@ REREAD = 1000
 
 
 class BatchSource:
-    """Batches by epoch, with a position.
+    """Batches by epoch, with a ``position``: the delivered part of the epoch, in batches by default.
 
-    Attributes:
-        position: Delivered part of the epoch, in batches unless the source says otherwise.
-        skipped: Positions that are never delivered, in this and later passes of the epoch.
-        batch_size, workers: None if unknown or fixed.
+    Positions in ``skipped`` are never delivered. ``batch_size`` and ``workers`` are None if unknown or fixed.
     """
 
     kind: str
@@ -59,7 +56,7 @@ class BatchSource:
         raise StopIteration
 
     def state(self) -> dict[str, Any]:
-        """Return the input of `restore` with the keys of checkpoints; ``place`` is the position."""
+        """Return `restore`'s input with the keys of checkpoints; ``place`` is the position."""
         return {
             "kind": self.kind,
             "epoch": self.epoch,
@@ -93,7 +90,9 @@ class BatchSource:
         """Raise Rejected if so many batches cannot be skipped."""
 
     def skip(self, batches: int) -> int:
-        """Skip the next ``batches`` batches, including already skipped ones. Return the number of newly skipped ones."""
+        """Skip the next ``batches`` batches, including already skipped ones. Return the number of newly skipped
+        ones.
+        """
         already = self.skipped.count(self.epoch, self.position, batches)
         self.skipped.add(self.epoch, self.position, self.position + batches)
         return batches - already

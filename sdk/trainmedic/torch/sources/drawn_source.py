@@ -1,8 +1,7 @@
 """Batch source for a function that draws batches, such as nanoGPT's ``get_batch``.
 
-Each batch is drawn with CPU random generators seeded by its number, and the training's generators are restored. Batch n
-is then always the same, if the function depends on these generators only. The first batch is drawn twice to check; a
-function that returns two different ones counts as a stream, and neither batch is lost.
+CPU random generators are seeded by the batch's number during each call, so batch n is always the same. The first batch
+is drawn twice to check; a function that returns different ones counts as a stream.
 """
 
 from __future__ import annotations

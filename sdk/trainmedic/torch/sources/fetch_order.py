@@ -1,7 +1,4 @@
-"""Detection of loops that fetch each batch during the step before it.
-
-Such a loop trains on a prefetched batch after a rollback, which no source can prevent.
-"""
+"""Detection of loops that fetch each batch during the step before it, and so train on one after a rollback."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Batch source for an ordinary `DataLoader`, with access to any batch of any epoch.
 
-Batches come from a loader of our own with the same data set, workers and collation. Its workers seed random generators
-by batch position, so random augmentations repeat; in the main process generators are the training's, which checkpoints
-hold.
+Uses a loader of our own with the same data set, workers and collation. Workers seed random generators by batch
+position, so that augmentations repeat.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _MOST_EPOCHS = 10  # epochs that a rollback may skip; more is an error in the pl
 
 
 class IndexedSource(BatchSource):
-    """Batches of a `DataLoader` over an indexed data set. ``rank`` distinguishes the workers' seeds.
+    """Batches over an indexed data set. ``rank`` distinguishes the workers' seeds.
 
-    ``position`` counts entries of the epoch's order: samples, or batches of a custom batch sampler.
+    ``position`` counts samples, or batches of a custom batch sampler.
     """
 
     kind = "Indexed"

@@ -1,7 +1,4 @@
-"""Reproducible order of a data set's samples by epoch, and the skipped positions in it.
-
-The sampler is asked once an epoch, with generators seeded by the epoch's number and restored afterwards.
-"""
+"""Reproducible order of samples by epoch, and the skipped positions in it. Seeds the sampler's generators by epoch."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ Position = int
 class SampleOrder:
     """Order of a `DataLoader` with an indexed data set and a sampler of known length.
 
-    ``batch_size`` is None if each entry is a batch: with a custom batch sampler, or without batching (``batches``
-    False).
+    ``batch_size`` is None if each entry is a batch; without batching ``batches`` is False.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -159,10 +155,7 @@ class SkippedRanges:
 
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
-    """Return a batch source's state for another number of ranks; None if its position is not a number.
-
-    Samplers deal samples to ranks in turn, so positions scale by the number of ranks.
-    """
+    """Return a batch source's state for another number of ranks, by scaling positions; None if they are not numbers."""
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
     skipped = [

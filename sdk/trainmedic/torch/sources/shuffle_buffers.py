@@ -1,7 +1,6 @@
 """Samples that a streamed data set holds in buffers, such as for shuffling, but not in its state.
 
-Hugging Face's data sets refill the buffer with other samples after loading a state, so different batches follow.
-`BufferWatch` knows the shuffling stages of Hugging Face and WebDataset and observes other buffers in this process.
+Knows the shuffling stages of Hugging Face and WebDataset, and observes other buffers in this process (`BufferWatch`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Choice of the batch source for a loader, in this order:
 
-- prepared by Hugging Face Accelerate: `trainmedic.torch.sources.accelerated_source`
-- with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``: `StatefulSource`, exact; for
-  streamed data `BufferedSource`, which reads again if the state lacks buffered samples
-- `DataLoader` over an indexed data set: `IndexedSource`, exact
-- sequence: `SequenceSource`, exact
-- other iterable, such as a `DataLoader` over an `IterableDataset`: `RereadSource`
-- iterator: `IteratorSource`, cannot go back
-- function: `DrawnSource`, exact if it depends on random numbers only
+- prepared by Accelerate: `trainmedic.torch.sources.accelerated_source`
+- with its own state, such as ``StatefulDataLoader``: `StatefulSource`; streamed: `BufferedSource`
+- `DataLoader` over an indexed data set: `IndexedSource`
+- sequence: `SequenceSource`
+- other iterable, also a `DataLoader` over an `IterableDataset`: `RereadSource`
+- iterator, which cannot go back: `IteratorSource`
+- function: `DrawnSource`
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ _LAST = 4
 class StatefulSource(IteratedSource):
     """Batches of a loader that keeps its position, itself or in its data set (``keeper``).
 
-    The state may lack the order, which samplers and shuffling data sets draw at the start of an epoch. So each iterator
-    starts with its original random numbers.
+    The state may lack the order, so each iterator starts with its original random numbers.
     """
 
     kind = "Stateful"
@@ -91,8 +90,7 @@ class StatefulSource(IteratedSource):
 class BufferedSource(StatefulSource):
     """Batches of a streamed data set that may buffer samples.
 
-    If its state lacks buffered samples, the epoch is read again, up to ``most`` batches; beyond that it continues from
-    about the position. The last batches before the position are compared.
+    If its state lacks them, the epoch is read again, up to ``most`` batches, and the last ones are compared.
     """
 
     def __init__(self, loader: Any, keeper: Any, most: int) -> None:
