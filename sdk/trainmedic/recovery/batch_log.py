@@ -23,8 +23,8 @@ _CARRIED = 512  # most batches that a checkpoint remembers for a restart
 
 
 NOT_COMPARABLE = "nothing of these batches can be compared"
-NOT_DRAWN = "none of the batches that come now was drawn before"
-RANDOM = "after a skip the training's random numbers are others, and with them the batches, which are made of them"
+NOT_DRAWN = "none of the present batches was drawn before"
+RANDOM = "after a skip the training's random numbers differ, and so do the batches made with them"
 
 
 class _Drawn(NamedTuple):

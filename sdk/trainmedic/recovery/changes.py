@@ -55,8 +55,8 @@ class FactorBounds:
         for factor in (math.prod(factors.values()), *(() if added is None else (added,))):
             if not self._contain(factor):
                 raise Rejected(
-                    f"{self.what} would be {factor:g} times the script's own, and commands may make it "
-                    f"{self.least:g} to {self.most:g} times of that"
+                    f"{self.what} would be {factor:g} times the script's own; commands may set "
+                    f"{self.least:g} to {self.most:g} times"
                 )
 
     def kept(self, factors: Mapping[str, float]) -> dict[str, float]:
@@ -67,7 +67,7 @@ class FactorBounds:
                 kept[command_id] = factor
             else:
                 log.warning(
-                    "%s was scaled by %g, by command %s; that is out of bounds, and is not done again",
+                    "%s was scaled by %g, by command %s; that is out of bounds and is not reapplied",
                     self.what,
                     factor,
                     command_id,
@@ -117,7 +117,7 @@ class ChangeTrial:
     @property
     def failure(self) -> str:
         return (
-            f"the job was started {self.starts} times and came to no checkpoint after what changed at step {self.step}"
+            f"the job started {self.starts} times without reaching a checkpoint after the changes at step {self.step}"
         )
 
 
@@ -220,7 +220,7 @@ class AppliedChanges:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_durably(self._file, json.dumps(self.state()).encode())
         except OSError as error:
-            log.warning("%s cannot be written; a restart will forget what was changed: %s", self._file, error)
+            log.warning("%s cannot be written; a restart will forget the changes: %s", self._file, error)
 
     def state(self) -> dict[str, Any]:
         """Return all active changes as plain JSON values with the file's keys; ``left_out`` holds `skipped`."""
@@ -263,7 +263,9 @@ class AppliedChanges:
             for name, factors in self._factors.items():
                 self._factors[name] = {key: value for key, value in factors.items() if key not in self._trial.changes}
             self.workers = None if WORKERS in self._trial.changes else self.workers
-            log.warning("%s; they are not made again: %s", self._trial.failure, ", ".join(sorted(self._trial.changes)))
+            log.warning(
+                "%s; not reapplying these changes: %s", self._trial.failure, ", ".join(sorted(self._trial.changes))
+            )
             self._trial = ChangeTrial()
         self.save()
 
@@ -277,7 +279,7 @@ class AppliedChanges:
             workers = state["workers"]
             left_out = [[int(number) for number in span] for span in state["left_out"]]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            log.warning("what commands have changed before cannot be read, and is forgotten: %s", error)
+            log.warning("cannot read earlier changes by commands; ignoring them: %s", error)
             return
         self._factors = {name: self._bounds[name].kept(factors[name]) for name in _SCALED}
         self.skipped = left_out
@@ -324,7 +326,7 @@ def check_workers(count: int) -> None:
     cpus = os.cpu_count() or 1
     most = max(_WORKERS, _WORKERS_PER_CPU * cpus)
     if count > most:
-        raise Rejected(f"{count} workers would choke this machine, which has {cpus} CPUs: {most} at most")
+        raise Rejected(f"{count} workers are too many for {cpus} CPUs; use at most {most}")
 
 
 def _read(file: Path | None) -> Mapping[str, Any] | None:

@@ -114,7 +114,9 @@ def to_json(checkpoint: SavedCheckpoint) -> dict[str, Any]:
     """Return the fields that other ranks need. Raises Unsupported if the path cannot be sent."""
     path = checkpoint.path
     if not isinstance(path, (str, Path)):
-        raise Unsupported(f"checkpoints of several ranks are known by a Path or a str, not a {type(path).__name__}")
+        raise Unsupported(
+            f"with several ranks the path of a checkpoint must be a Path or str, not a {type(path).__name__}"
+        )
     is_path = isinstance(path, Path)
     return {"step": checkpoint.step, "at": checkpoint.at.isoformat(), "path": str(path), "is_path": is_path}
 
@@ -211,5 +213,5 @@ def _existing_ones(present: Sequence[SavedCheckpoint], complete: Sequence[SavedC
         at = envelope.write_time(oldest.at)
         return f"; the oldest of {len(complete)} is of step {oldest.step}, written {at}"
     if any(checkpoint.complete for checkpoint in present):
-        return "; those that there are are of later steps than the present one"
-    return f"; {len(present)} are half-written" if present else "; there is none at all"
+        return "; all existing ones are of later steps"
+    return f"; {len(present)} are incomplete" if present else "; there are none at all"

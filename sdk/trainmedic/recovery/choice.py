@@ -68,7 +68,7 @@ def choose(
     healthy = [checkpoint for checkpoint in fitting if id(checkpoint) not in ill]
     if not healthy:
         reasons = "; ".join(f"{each.name}: {ill[id(each)]}" for each in fitting[:_MOST_TOLD])
-        raise Rejected(f"no checkpoint that could be meant is healthy: {reasons}")
+        raise Rejected(f"no suitable checkpoint is healthy: {reasons}")
     avoided = _too_late(healthy, onset)
     preferred = [checkpoint for checkpoint in healthy if id(checkpoint) not in avoided]
     # A rollback to a named step, or to the newest checkpoint, already states how far to go.
@@ -139,7 +139,7 @@ def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) 
     if not spent.is_continued_by(preferred[0].step):
         return {}
     tried = {
-        id(checkpoint): f"the trouble came back after a rollback to step {spent.root_step}"
+        id(checkpoint): f"the fault returned after a rollback to step {spent.root_step}"
         for checkpoint in preferred
         if checkpoint.step >= spent.root_step
     }

@@ -126,7 +126,7 @@ def problem(health: CheckpointHealth | None) -> str:
         if limit is not None and health.loss > limit:
             return (
                 f"the loss was {health.loss:.4g} when it was written, against a median of {health.loss_median:.4g} "
-                f"(more than {limit:.4g} is ill)"
+                f"(more than {limit:.4g} is unhealthy)"
             )
     norm, usual = health.grad_norm, health.grad_norm_median
     if norm is not None and usual is not None and 0 < usual * _NORM_FACTOR < norm:

@@ -104,8 +104,8 @@ class SlotPool:
         count = min(self._wanted, self._limit // size)
         if count < LEAST:
             self.problem = (
-                f"{LEAST} of {_megabytes(size)} each would be needed, and the limit is {_megabytes(self._limit)}: "
-                "Memory(limit=...)"
+                f"{LEAST} slots of {_megabytes(size)} are needed, but the limit is {_megabytes(self._limit)}: "
+                "raise Memory(limit=...)"
             )
             self.clear()
             return

@@ -163,7 +163,7 @@ def node_directory(training: str, node: str) -> Path:
     root.mkdir(mode=0o700, exist_ok=True)
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise UntrustedMemory(f"{root} is not a directory of this user alone: remove it, or name another {ENVIRONMENT}")
+        raise UntrustedMemory(f"{root} is accessible to other users: remove it, or set {ENVIRONMENT}")
     remove_stale(root, keep=training)
     # No other user can enter the directories below.
     directory = root / _safe(training) / _safe(node)
@@ -225,7 +225,7 @@ def mapped(file: Path, mark: SlotMark, is_writable: bool = False) -> mmap.mmap:
     try:
         size = _checked(os.fstat(descriptor)).st_size
         if size < mark.size:
-            raise UntrustedMemory(f"{file} is cut off")
+            raise UntrustedMemory(f"{file} is truncated")
         return mmap.mmap(descriptor, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0))
     finally:
         os.close(descriptor)
@@ -299,7 +299,7 @@ def _contents(file: Path, most: int) -> bytes:
 
 def _checked(status: os.stat_result) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise UntrustedMemory("a file in shared memory is not of this user alone")
+        raise UntrustedMemory("a file in shared memory is accessible to other users")
     return status
 
 

@@ -98,7 +98,7 @@ def fetch(
             fields = json.loads(answer)["mark"]
             mark = None if fields is None else SlotMark.read(fields)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise NotFetched(f"{address[0]} has answered something that cannot be read") from error
+            raise NotFetched(f"{address[0]} sent a malformed answer") from error
         if mark is not None:
             _confirm(stream, expected)  # before memory of that size is allocated
             memory = memory_for(mark)
@@ -151,7 +151,7 @@ def _mac(secret: bytes, purpose: bytes, text: bytes) -> hmac.HMAC:
 
 def _confirm(stream: BufferedIOBase, expected: hmac.HMAC) -> None:
     if not hmac.compare_digest(stream.read(_MAC), expected.digest()):
-        raise NotFetched("what came from another node is not what a rank of this job has sent")
+        raise NotFetched("data from another node is not authentic")
 
 
 def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
@@ -159,7 +159,7 @@ def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
     while position < len(memory):
         count = stream.readinto(memory[position:])
         if not count:
-            raise NotFetched("the other node has broken off")
+            raise NotFetched("the other node closed the connection")
         position += count
 
 

@@ -54,7 +54,7 @@ def require_on_all_ranks(group: Group, checkpoint: SavedCheckpoint, is_there: Ca
     seen_by = group.poll(is_there(checkpoint.path))
     unseen = [str(rank) for rank in range(group.world_size) if not seen_by.get(rank)]
     if unseen:
-        raise Rejected(f"{checkpoint.name} is not there, or not whole, as seen from rank {', '.join(unseen)}")
+        raise Rejected(f"{checkpoint.name} is missing or incomplete as seen from rank {', '.join(unseen)}")
 
 
 def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
@@ -224,7 +224,7 @@ class LoopRestarter:
         if damaged.others:
             instead = damaged.to_next_best(str(damage))
         elif newest is None or damaged.is_rollback:
-            self._fail(damaged, f"{damage}; there is no older one to go back to in its place, and the training ends")
+            self._fail(damaged, f"{damage}; there is no older one to use instead; the training ends")
             raise damage
         else:
             self._fail(damaged, str(damage))
@@ -248,7 +248,7 @@ class LoopRestarter:
                 log.error("%s: %s cannot be loaded: %s", self._medic.job, starting.checkpoint, reason)
                 _free_frames(error)
                 return starting.to_next_best(f"{starting.checkpoint.name} cannot be loaded: {reason}")
-            self._fail(starting, f"the training loop did not come up again: {reason}")
+            self._fail(starting, f"the training loop did not restart: {reason}")
             return self._fallback(starting, error)
         if starting is None:
             starting = self._after_crash(error)
@@ -260,11 +260,16 @@ class LoopRestarter:
         """Return the restart that replaces the failing `starting`. Raises `error` if there is no other."""
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
-            log.error("%s: going on with the settings from before", self._medic.job)
+            log.error("%s: continuing with the former settings", self._medic.job)
             return LoopRestart(starting.checkpoint, settings=starting.previous)
         if starting.command is None or checkpoint is None or checkpoint == starting.checkpoint:
             raise error
-        log.error("%s: going on from %s, for %s cannot be", self._medic.job, checkpoint, starting.checkpoint)
+        log.error(
+            "%s: continuing from %s, because the loop does not start from %s",
+            self._medic.job,
+            checkpoint,
+            starting.checkpoint,
+        )
         return LoopRestart(checkpoint)
 
     def _after_crash(self, error: BaseException) -> LoopRestart:
@@ -286,7 +291,7 @@ class LoopRestarter:
         self._sleep(self._limits.delay)
         command = starting.command
         if command is not None and self._now() >= command.expires_at:
-            self._fail(starting, "it expired while the training loop did not come up again")
+            self._fail(starting, "it expired before the training loop restarted")
 
     def _fail(self, restart: LoopRestart | None, reason: str) -> None:
         if restart is not None and restart.command is not None and not restart.command.is_answered:

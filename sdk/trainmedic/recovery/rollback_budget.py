@@ -49,7 +49,7 @@ class RollbackBudget:
 
     def __init__(self, directory: Path | None = None, limit: int | None = LIMIT, writes: bool = True) -> None:
         if limit is not None and limit < 0:
-            raise ValueError(f"a budget of {limit} rollbacks: it is 0 or more, or None for no limit")
+            raise ValueError(f"rollbacks: {limit} is out of range; use 0 or more, or None for no limit")
         self.limit = limit
         self._file = directory / FILE if directory is not None else None
         self._writes = writes

@@ -29,7 +29,7 @@ def read(directory: Path) -> Ranges:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
-        log.warning("%s cannot be read; what was left out comes again: %s", file, error)
+        log.warning("%s cannot be read; skipped data will come again: %s", file, error)
         return []
 
 

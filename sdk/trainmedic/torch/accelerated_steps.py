@@ -24,8 +24,8 @@ class AcceleratedSteps:
         self.leads = batches > 1
         if self.leads and accumulation not in (None, batches):
             raise ConfigurationError(
-                f"accumulation is {accumulation}, and Accelerator(gradient_accumulation_steps={batches}): give one of "
-                "them alone"
+                f"accumulation is {accumulation}, and Accelerator(gradient_accumulation_steps={batches}): pass "
+                "only one of them"
             )
         self.accumulation = batches if self.leads else accumulation
 

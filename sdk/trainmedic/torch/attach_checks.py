@@ -98,8 +98,8 @@ def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> No
         )
     if lost:
         raise ConfigurationError(
-            f"{name}: {len(lost)} of its {count} parameters are in no module that was given, the first of "
-            f"shape {tuple(lost[0].shape)}, so that no checkpoint would hold them: give their module in model or also, "
+            f"{name}: {len(lost)} of its {count} parameters are in no given module, the first of "
+            f"shape {tuple(lost[0].shape)}, so no checkpoint would hold them: pass their module in model or also, "
             "or name the parameters in also"
         )
 

@@ -132,7 +132,7 @@ def check_options(
 ) -> None:
     """Raise ConfigurationError for values that would fail later, possibly only at an alert."""
     if checkpoint_every is not None and checkpoints is None:
-        raise ConfigurationError(f"checkpoint_every is {checkpoint_every}, and checkpoints=... does not say where to")
+        raise ConfigurationError(f"checkpoint_every is {checkpoint_every}, but checkpoints=... is missing")
     count, place = "a whole number from 0 on", "the name of a directory, or OwnCheckpoints(...)"
     for name, value, is_right, what in (
         ("checkpoints", checkpoints, checkpoints is None or _is_place(checkpoints), f"{place}, or None"),
@@ -158,11 +158,11 @@ def _is_place(value: Any) -> bool:
 
 def _state_parts(also: Mapping[str, Any], **own: Any) -> StateParts:
     if also.keys() & own.keys():
-        raise ConfigurationError("also: the names model, optimizer, scheduler, scaler and ema are taken")
+        raise ConfigurationError("also: the names model, optimizer, scheduler, scaler and ema are reserved")
     for name in ("model", "optimizer"):
         if own[name] is None or own[name] in ([], (), {}):
-            evaluates = ": a loop that only evaluates needs connect(), and no attach()" if name == "optimizer" else ""
-            raise ConfigurationError(f"{name} is {own[name]!r}; without one nothing can be gone back to{evaluates}")
+            evaluates = "; a loop that only evaluates needs connect() without attach()" if name == "optimizer" else ""
+            raise ConfigurationError(f"{name} must not be {own[name]!r}: rollback needs it{evaluates}")
     return StateParts(**own, **also)
 
 
@@ -172,9 +172,9 @@ def join_ranks(medic: Medic) -> None:
         distributed.share(medic)
     if medic.share is None and medic.world_size > 1:
         raise ConfigurationError(
-            f"this is rank {medic.rank} of {medic.world_size}, and they have not found each other yet: call "
-            "torch.distributed.init_process_group() before attach(); or, where each trains by itself, give each a "
-            "job name of its own and connect(rank=0, world_size=1)"
+            f"rank {medic.rank} of {medic.world_size} is not connected to the others: call "
+            "torch.distributed.init_process_group() before attach(); or, if each rank trains alone, give each its "
+            "own job name and connect(rank=0, world_size=1)"
         )
 
 
@@ -189,8 +189,8 @@ def _storage(
         return CheckpointDirectory(checkpoints, keep)
     if is_wrapped_by_fsdp1(parts):
         raise ConfigurationError(
-            "checkpoints: what FullyShardedDataParallel wraps is not saved to a directory: shard it with "
-            "torch.distributed.fsdp.fully_shard, or give checkpoints=OwnCheckpoints(...)"
+            "checkpoints: a directory does not support FullyShardedDataParallel: use "
+            "torch.distributed.fsdp.fully_shard, or pass checkpoints=OwnCheckpoints(...)"
         )
     contents: JointContents = ReplicatedContents(medic.rank)
     if is_sharded(parts):
@@ -210,7 +210,7 @@ def _source(
             seed = medic.group("seed").choose(torch.initial_seed)
         return batch_source_for(loader, seed, medic.rank, reread)
     if storage is not None:
-        log.warning("%s: attach() got no loader, so a rollback that is to leave out batches is rejected", medic.job)
+        log.warning("%s: attach() got no loader; rollbacks that skip batches will be rejected", medic.job)
     return None
 
 
@@ -222,11 +222,10 @@ def _with_memory(
     if not isinstance(options, Memory):
         raise ConfigurationError(f"memory is {options!r}; it is trainmedic.torch.Memory(...), or None")
     if storage is None:
-        raise ConfigurationError("memory: what is in memory is beside what is on the disk: give checkpoints=...")
+        raise ConfigurationError("memory: in-memory checkpoints need those on disk too: pass checkpoints=...")
     if is_wrapped_by_fsdp1(parts):
         raise ConfigurationError(
-            "memory: what FullyShardedDataParallel wraps is not copied to memory: shard it with "
-            "torch.distributed.fsdp.fully_shard"
+            "memory: FullyShardedDataParallel is not supported: use torch.distributed.fsdp.fully_shard"
         )
     contents: MemoryContents = WholeContents()
     if is_sharded(parts):
@@ -245,9 +244,7 @@ def _background(
     if not options.asynchronous:
         return None
     if not isinstance(storage, CheckpointDirectory):
-        raise ConfigurationError(
-            "memory: asynchronous is for a directory of checkpoints, not for functions of your own"
-        )
+        raise ConfigurationError("memory: asynchronous needs a checkpoint directory, not your own functions")
     if isinstance(storage, JointCheckpointDirectory):
         storage.write_beside_training()
     told = medic.saved, medic.save_failed

@@ -158,9 +158,7 @@ class StepBoundary:
             return
         if watches.steps.period > 1 and not self._has_told_period:
             self._has_told_period = True
-            message = (
-                "%s: the loop updates its weights in every %d. step; commands and checkpoints wait for these steps"
-            )
+            message = "%s: the loop updates its weights every %d steps; commands and checkpoints wait for the updates"
             log.info(message, self._medic.job, watches.steps.period)
         if watches.steps.without == SILENT and not watches.steps.count:
             self._tell_silence()
@@ -202,7 +200,7 @@ class StepBoundary:
                     if training.global_step >= training.memory_due:
                         self._writer.save_to_memory()
         except Exception:  # our fault costs a repair, not the training
-            log.exception("%s: a step boundary failed; training goes on", self._medic.job)
+            log.exception("%s: a step boundary failed; training continues", self._medic.job)
         finally:
             training.was_interrupted = False
             if training.memory is not None:
@@ -218,15 +216,15 @@ class StepBoundary:
 
     def _tell_silence(self) -> None:
         log.warning(
-            "%s: the loop has ended %d steps without a step of the optimizer that attach() was given; if it only "
-            "evaluates, it needs no run; else give attach() the optimizer that it steps",
+            "%s: %d steps ended without a step of the optimizer given to attach(); pass the optimizer that the loop "
+            "steps, or use no run for a loop that only evaluates",
             *(self._medic.job, SILENT),
         )
 
     def _go_on_after_interruption(self) -> None:
         self.training.drop_unfinished_step()
         if not self.training.stopping:
-            log.error("%s: the interrupted step was not rolled back; training goes on without it", self._medic.job)
+            log.error("%s: the interrupted step was not rolled back; training continues without it", self._medic.job)
 
     def _is_worth_interrupting(self) -> bool:
         """Return whether a feasible command waits that helps a hanging loop. Called by the interrupter's thread;

@@ -56,14 +56,14 @@ def accumulation_to_go_on_with(then: GlobalBatch, now: GlobalBatch, accumulates:
     change = f"the checkpoint is of {then.ranks} ranks, and there are {now.ranks} now"
     if not accumulates:
         raise GlobalBatchLost(
-            f"{change}: the global batch cannot be kept, because the loop does not say that it accumulates gradients: "
-            "attach(..., accumulation=...)"
+            f"{change}: the global batch cannot be kept, because the loop does not declare gradient accumulation: "
+            "use attach(..., accumulation=...)"
         )
     accumulation, rest = divmod(size, micro_now * now.ranks)
     if rest or not accumulation:
         of = "samples" if then.micro_batch and now.micro_batch else "batches"
         raise GlobalBatchLost(
-            f"{change}: a global batch of {size} {of} is no multiple of {micro_now * now.ranks}, so no accumulation "
-            "keeps it; take another number of ranks or another micro-batch"
+            f"{change}: a global batch of {size} {of} is not a multiple of {micro_now * now.ranks}, so no accumulation "
+            "keeps it; use another number of ranks or another micro-batch"
         )
     return accumulation

@@ -31,12 +31,12 @@ log = logging.getLogger("trainmedic")
 
 Output = Mapping[str, Any]
 
-NO_CHECKPOINTS = "the run has no place for checkpoints: attach(..., checkpoints=...)"
-NO_ACCUMULATION = "the loop does not say that it accumulates gradients: attach(..., accumulation=...)"
-NO_BATCH_SIZE = "the batch size is not that of a plain DataLoader over an indexed data set"
-NO_WORKERS = "the data do not come from a plain DataLoader over an indexed data set"
+NO_CHECKPOINTS = "the run has no checkpoint storage: use attach(..., checkpoints=...)"
+NO_ACCUMULATION = "the loop does not declare gradient accumulation: use attach(..., accumulation=...)"
+NO_BATCH_SIZE = "only the batch size of a plain DataLoader over an indexed data set can be changed"
+NO_WORKERS = "only the workers of a plain DataLoader over an indexed data set can be changed"
 NO_ACCELERATOR = "there is no accelerator whose memory is cached"
-NOT_WHOLE = "the step hung and was interrupted; its state is not whole"
+NOT_WHOLE = "the step hung and was interrupted; its state is incomplete"
 
 
 @dataclass(frozen=True)

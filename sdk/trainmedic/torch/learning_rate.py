@@ -308,7 +308,7 @@ def _check(scale: float, values: Sequence[float]) -> None:
     if not 0.0 < scale < float("inf"):
         raise Rejected(f"the learning rate cannot be multiplied by {scale}")
     if any(not value * scale < float("inf") for value in values):
-        raise Rejected(f"multiplied by {scale}, the learning rate {max(values)} is no number any more")
+        raise Rejected(f"the learning rate {max(values)} times {scale} is not a finite number")
 
 
 def rate_change(before: Sequence[float], after: Sequence[float], scale: float) -> Mapping[str, Any]:

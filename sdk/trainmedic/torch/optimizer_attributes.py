@@ -63,7 +63,7 @@ class OptimizerAttributes:
             name for name, inner in held.items() if inner.get("process", self._process) != self._process
         )
         for name in self.not_restored:
-            log.warning("%s begins again, because DDP lays its buckets out again in a new process", name)
+            log.warning("%s starts afresh: a new process may have a different DDP bucket layout", name)
         for name, holder_found in self._holders().items():
             if name in self.not_restored:
                 continue

@@ -37,7 +37,7 @@ def failures(reports: Mapping[int, Any], group: Group) -> str:
     """Return which ranks failed and the first reason; empty if none. Raises NotAgreed if a rank is missing."""
     missing = [rank for rank in range(group.world_size) if rank not in reports]
     if missing:
-        raise NotAgreed(f"{ranks_named(missing)} did not say how it went")
+        raise NotAgreed(f"{ranks_named(missing)} did not report")
     failed = [rank for rank in sorted(reports) if reports[rank]]
     if not failed:
         return ""

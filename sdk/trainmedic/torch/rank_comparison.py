@@ -82,7 +82,7 @@ class RankComparison:
         if self._faulty:
             faulty = sorted({rank for part in self._faulty for rank in judged[part]})
             agreed_at = min(self._agreed_at[part] for part in self._faulty)
-            message = "%s: at step %d the weights of %s are not those of the others, as they were at step %d"
+            message = "%s: at step %d the weights of %s differ from the other ranks'; at step %d they were equal"
             log.error(message, self._medic.job, step, ranks_named(faulty), agreed_at)
             self.agree, progress.ranks_differing = False, len(faulty)
             # A rank in the majority computed one more loss before it received wrong gradients.

@@ -32,7 +32,7 @@ _UPDATES = 2
 _BOUNDARIES = 16
 _LONGEST, _RESERVE = 30.0, 5.0  # seconds, as in ``verification``
 _NO_UPDATE = "the loop made no update since"
-_TOGETHER = "the rate in use is that of several changes, which were seen together"
+_TOGETHER = "several changes were observed together"
 HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) returns, or give attach() the scheduler"
 
 
@@ -232,7 +232,7 @@ class RateCommands:
         factors = training.changes.factors(LEARNING_RATE)
         kept = {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
         if failed:
-            reason = f"the loop set the learning rate to {actual:.6g}, and {expected:.6g} was to be used; {self._how}"
+            reason = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
             self._sets_itself = reason
             training.rate.give_up(math.prod(kept.values()))
             training.changes.set_factors(LEARNING_RATE, kept, training.global_step)

@@ -34,20 +34,20 @@ from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
-NOT_KEPT = "the checkpoint does not hold the place in the data; it goes on with the batches that come"
+NOT_KEPT = "the checkpoint does not hold the data position; training continues with the next batches"
 NOT_KNOWN = "not known: the loop draws its own batches"
 OTHER_BATCHES = "the same samples again, in other batches: their size, or what loads them, has changed since"
 CANNOT_SKIP = (
-    "the loop draws its own batches, so that none of them can be left out: give attach(loader=...) what they come "
-    "from, for which the function that draws one will do"
+    "the loop draws its own batches, so none of them can be skipped: pass their source, or the function that draws "
+    "one, to attach(loader=...)"
 )
 FETCHED_AHEAD = (
-    f"{NOT_REPLAYED}: the loop takes each batch during the step before, so that it goes on with one of the abandoned "
-    "course, and the first one after the checkpoint does not come; take each right before its step"
+    f"{NOT_REPLAYED}: the loop fetches each batch during the step before, so it continues with a batch from before "
+    "the rollback and misses the first one after the checkpoint; fetch each right before its step"
 )
 PERHAPS_AHEAD = (
-    "not known: the loop has taken more than one batch by the end of its first step; if the last one is for the next "
-    "step, it goes on with that one, and the first one after the checkpoint does not come"
+    "not known: the loop has fetched more than one batch by the end of its first step; if the last one is for the next "
+    "step, training continues with it and misses the first one after the checkpoint"
 )
 
 
@@ -139,10 +139,10 @@ class CheckpointRestore:
         try:
             loaded, output = self._load(candidates, group, resumed=True)
         except UnusableCheckpoint as error:
-            raise UnusableCheckpoint(f"{error}; to begin anew in spite of them, move them away") from error
+            raise UnusableCheckpoint(f"{error}; to start afresh, move them away") from error
         self._foreign = frozenset()
         if different := output.get("carried", {}).get("different"):
-            log.error("%s: carried state is not as it was saved: %s", self._job, different)
+            log.error("%s: carried state differs from what was saved: %s", self._job, different)
         if loaded.unusable:
             log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(loaded.unusable))
         if output["data"].startswith(NOT_REPLAYED):
@@ -166,8 +166,8 @@ class CheckpointRestore:
         newest = max(ordered, key=lambda checkpoint: (checkpoint.at, checkpoint.step), default=None)
         why = "" if newest is None else problem(newest.health)
         if newest is not None and why:
-            what = "an older one is tried first" if healthy else "so are all that there are"
-            log.warning("%s: the newest checkpoint, %s, is ill, and %s: %s", self._job, newest.name, what, why)
+            what = "an older one is tried first" if healthy else "so are all others"
+            log.warning("%s: the newest checkpoint, %s, is unhealthy, and %s: %s", self._job, newest.name, what, why)
         return ordered
 
     @property
@@ -294,7 +294,7 @@ class CheckpointRestore:
                 elif changes.workers_at_most:  # the script has no more workers, so nothing remains to undo
                     changes.set_workers(None, training.global_step)
         except Refusal as error:
-            log.warning("%s: what commands had changed does not fit any more: %s", self._job, error)
+            log.warning("%s: changes by commands no longer fit: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
         """Count a completed rollback. Return the answer's part about the budget. Errors here do not undo the
@@ -310,7 +310,7 @@ class CheckpointRestore:
             reason = {"why": "a rollback went back to it", "step": checkpoint.step, "left_step": left_step}
             self._storage.rolled_back_to(checkpoint, reason)
         except OSError as error:
-            log.warning("%s: the checkpoint that was gone back to could not be marked: %s", self._job, error)
+            log.warning("%s: cannot mark the rollback's checkpoint: %s", self._job, error)
         return budget
 
 

@@ -31,7 +31,7 @@ class StateParts:
         for name, value in objects.items():
             for member, part in _members(name, value):
                 if isinstance(part, type):
-                    raise ConfigurationError(f"{member}: {part.__name__} is a class; give what it has made")
+                    raise ConfigurationError(f"{member}: {part.__name__} is a class; pass an instance")
                 if not (callable(getattr(part, "state_dict", None)) and hasattr(part, "load_state_dict")):
                     raise ConfigurationError(
                         f"{member}: a {type(part).__name__} has no state_dict and load_state_dict to be saved with"
@@ -71,7 +71,7 @@ class StateParts:
             if isinstance(part, nn.Module):
                 part.load_state_dict(named_as(part.state_dict(), state))
             elif begins_anew(part, state):
-                log.warning("%s was switched off when the checkpoint was written; it begins anew", name)
+                log.warning("%s was disabled when the checkpoint was written; it starts afresh", name)
             else:
                 load_state(part, state)
 

@@ -126,7 +126,7 @@ def _scaler(parts: StateParts) -> Any:
     """Return the gradient scaler; None without one. Raises ConfigurationError if ambiguous."""
     if any(name.startswith("scaler.") for name in parts.by_name):
         raise ConfigurationError(
-            "step.backward() and step.update() know one gradient scaler at most; with several, call them yourself"
+            "step.backward() and step.update() support one gradient scaler; with several, call them yourself"
         )
     return parts.by_name.get("scaler")
 
@@ -141,7 +141,7 @@ def _step_schedulers_and_emas(parts: StateParts) -> None:
             model = parts.by_name.get(f"model{name[len(kind) :]}")
             if model is None:
                 raise ConfigurationError(
-                    "step.update() does not know which model an ema follows: give several by the same names, "
+                    "step.update() does not know which model an ema follows: name several alike, "
                     "attach(model={...}, ema={...})"
                 )
             update_average(part, model)
@@ -161,7 +161,7 @@ def update_average(ema: Any, model: Any) -> None:
         return
     name = next((name for name in _METHODS if hasattr(ema, name)), None)
     if name is None:
-        raise ConfigurationError(f"step.update() does not know how a {type(ema).__name__} is updated: do it yourself")
+        raise ConfigurationError(f"step.update() cannot update a {type(ema).__name__}: do it yourself")
     update: Callable[..., Any] = getattr(ema, name)
     first = next(iter(inspect.signature(update).parameters.values()), None)
     if first is not None and first.name.startswith("param"):

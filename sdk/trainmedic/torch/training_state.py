@@ -28,8 +28,8 @@ from trainmedic.torch.state_parts import StateParts
 log = logging.getLogger("trainmedic")
 
 CARRIED_HINT = (
-    "State that the loop carries did not go back, or it reports another number than the loss of the step: name the "
-    "state with attach(also=...)"
+    "State that the loop carries was not restored, or the reported number is not the step's loss: name the state "
+    "with attach(also=...)"
 )
 
 

@@ -28,9 +28,9 @@ _RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 PAUSED = "the training is paused"
 TOO_SLOW = "the next batches would have come too late for the answer"
 _EITHER_COURSE = (
-    "Either state that training carries did not go back, or one of the two courses has a fault from there on. If it is "
-    "the abandoned one that was at fault, the rollback may hold, and training goes on from it; order such a rollback "
-    "with before, the time at which the fault began, and then only the first loss has to agree"
+    "Either state that training carries was not restored, or one of the two courses has a fault from there on. If the "
+    "abandoned one had the fault, the rollback may hold, and training continues from it; order such a rollback with "
+    "before, the time at which the fault began: then only the first loss has to agree"
 )
 
 
@@ -203,7 +203,7 @@ class RollbackVerification:
             return _what_happened(output, others, batches["compared"])
         step = output.get("checkpoint_step", output["step"])
         if different := pending.output["verified"].get("carried", {}).get("different"):
-            return f"the training went back to step {step}, but carried state is not as it was saved: {different}"
+            return f"the training went back to step {step}, but carried state differs from what was saved: {different}"
         problem = pending.losses.problem
         if not problem:
             return ""
@@ -222,9 +222,9 @@ class RollbackVerification:
 
 def _what_happened(output: Mapping[str, Any], others: int, compared: int) -> str:
     skipped = output.get("skipped_batches") or 0
-    expected = f"those after the {skipped} that were to be left out" if skipped else "those from before"
+    expected = f"those after the {skipped} that were to be skipped" if skipped else "those from before"
     step = output.get("checkpoint_step", output["step"])
     return (
-        f"the training went back to step {step}, and its parameters are those of the checkpoint; but other "
-        f"batches come: {others} of the first {compared} are not {expected}"
+        f"the training went back to step {step}, and its parameters are those of the checkpoint; but different "
+        f"batches follow: {others} of the first {compared} are not {expected}"
     )

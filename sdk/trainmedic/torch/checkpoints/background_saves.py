@@ -116,7 +116,7 @@ class BackgroundSaves:
     def settle(self) -> None:
         """Wait until nothing is being written. Gives up what takes longer."""
         if not self._thread.settle(PATIENCE):
-            log.error("%s: a checkpoint is not written after %.0f s; it is given up", self._job, PATIENCE)
+            log.error("%s: giving up a checkpoint that is not written after %.0f s", self._job, PATIENCE)
             with self._completing:
                 self._is_given_up = True
 
@@ -154,7 +154,7 @@ class BackgroundSaves:
             file.unlink()
         with self._completing:
             if self._is_given_up:
-                raise TrainmedicError("it was given up")
+                raise TrainmedicError("the checkpoint was given up")
             checkpoint = self._disk.finish_parts(unfinished, step, envelope.read_time(mark.at), mark.health)
         self.is_first = False
         self._saved(checkpoint.step)

@@ -70,7 +70,7 @@ def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any
             frozen = present_base(parts, states)
             if frozen is None:
                 raise
-            log.warning("%s; the present parameters are the same, and serve in its place", error)
+            log.warning("%s; using the identical present parameters instead", error)
         join(states, frozen)
     return states
 

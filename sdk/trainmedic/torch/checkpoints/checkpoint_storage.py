@@ -33,7 +33,7 @@ log = logging.getLogger("trainmedic")
 ALERT_TO_ROLLBACK = 120.0
 """Seconds between the start of an alert and its rollback with the shipped rules and playbooks."""
 RUN = "run.pt"
-_SHARED = "another process writes its checkpoints into this directory as well; give each job one of its own"
+_SHARED = "another process writes checkpoints into this directory too; give each job its own directory"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
 _LEFTOVER = re.compile(r"(?:unfinished|abandoned)-[0-9a-f-]+-step-\d+\Z")
 
@@ -124,7 +124,7 @@ class CheckpointDirectory:
         is_of_another = facts != self._at_start.get(path)
         if is_of_another and not self._is_shared:
             self._is_shared = True
-            log.error("%s: %s; no rollback goes to what it writes", self._root, _SHARED)
+            log.error("%s: %s; rollbacks ignore them", self._root, _SHARED)
         return is_of_another
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
@@ -195,9 +195,8 @@ class CheckpointDirectory:
             self._has_warned = True
             needed = math.ceil(ALERT_TO_ROLLBACK * (len(complete) - 1) / max(seconds, 1.0)) + 1
             log.warning(
-                "%s: the %d checkpoints that are kept reach back %.0f s; from an alert's beginning to its rollback "
-                "it may take %.0f s, and where all are of later the rollback is rejected: keep about %d, or write "
-                "them less often",
+                "%s: the %d kept checkpoints reach back %.0f s, but an alert's rollback may come %.0f s after its "
+                "start and is rejected if all checkpoints are newer: keep about %d, or write them less often",
                 *(self._root, len(complete), seconds, ALERT_TO_ROLLBACK, needed),
             )
 

@@ -145,7 +145,7 @@ class OwnCheckpoints:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s cannot be read; earlier checkpoints are not judged: %s", file, error)
+            log.warning("%s cannot be read; the health of earlier checkpoints is unknown: %s", file, error)
             return []
 
     def _recall(self) -> list[tuple[datetime, datetime]]:
@@ -158,5 +158,5 @@ class OwnCheckpoints:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            log.warning("%s cannot be read; checkpoints of an abandoned course count again: %s", file, error)
+            log.warning("%s cannot be read; abandoned checkpoints count again: %s", file, error)
             return []

@@ -49,8 +49,8 @@ class ShardedContents:
         modules = list(parts.modules())
         if modules != ["model"]:
             raise ConfigurationError(
-                f"sharded parameters are kept of a single model and no other module; these are {', '.join(modules)}: "
-                "put them into one module, or give checkpoints=OwnCheckpoints(...)"
+                f"sharded parameters are supported for a single model and no other module, not for "
+                f"{', '.join(modules)}: put them into one module, or pass checkpoints=OwnCheckpoints(...)"
             )
         self._group: Any = None
         self._model: nn.Module = parts.by_name["model"]

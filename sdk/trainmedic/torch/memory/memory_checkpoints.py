@@ -126,7 +126,7 @@ class MemoryCheckpoints:
                 self._failures = 0
         except Exception as error:  # any error of a state_dict or pickling costs only this checkpoint
             self._failures += 1
-            what = "training goes on" if self._works else "no more are made"
+            what = "training continues" if self._works else "no more are made"
             log.warning("%s: no in-memory checkpoint of step %d, %s: %s", self._job, step, what, first_line(error))
         if slot is not None:
             self.pace.record(time.perf_counter() - began)
@@ -215,7 +215,7 @@ class MemoryCheckpoints:
         try:
             pool.provide(size)
         except OSError as error:
-            pool.problem = f"the memory cannot be had: {error}"
+            pool.problem = f"cannot allocate the memory: {error}"
             pool.clear()
         if pool.problem:
             log.warning("%s: no in-memory checkpoints on rank %d: %s", self._job, self._rank, pool.problem)
@@ -272,7 +272,7 @@ class MemoryCheckpoints:
         self.background.settle(_PATIENCE)
         mark = slot.mark
         if mark is None or mark.step != step:
-            raise UnusableCheckpoint(f"the copy of step {step} in memory is not whole")
+            raise UnusableCheckpoint(f"the copy of step {step} in memory is incomplete")
         return mark
 
     def views(self, slot: Slot, mark: SlotMark, parts: StateParts) -> Mapping[str, Any]:

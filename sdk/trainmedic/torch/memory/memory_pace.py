@@ -67,7 +67,7 @@ class MemoryPace:
             figures = {}
         self.is_over = len(figures) < self._world_size or not all(figure["works"] for figure in figures.values())
         if self.is_over:
-            log.warning("%s: no more in-memory checkpoints, for not all ranks can make them", self._job)
+            log.warning("%s: no more in-memory checkpoints: not all ranks can make them", self._job)
             return None, None
         costs, steps = ([figure[name] for figure in figures.values()] for name in ("cost", "step"))
         self.replica_seconds = max(figure["replica"] for figure in figures.values())

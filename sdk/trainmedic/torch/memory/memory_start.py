@@ -61,7 +61,7 @@ class Memory:
             if (name, value) not in (("every", "auto"), ("limit", None)) and (type(value) is not int or value < 1):
                 raise ConfigurationError(f"memory: {name} is {value!r}; it is a whole number of 1 or more")
         if self.share is not None and not self.share > 0:
-            raise ConfigurationError(f"memory: share is {self.share!r}; it is a part of a step's time, such as 0.01")
+            raise ConfigurationError(f"memory: share is {self.share!r}; it is a share of a step's time, such as 0.01")
         if self.replica_every is not None and not (self.replica_every > 0 and self.keep > COPIED):
             raise ConfigurationError(
                 f"memory: replica_every is {self.replica_every!r}, with keep={self.keep}; it is a number of seconds, "
@@ -169,7 +169,7 @@ class MemoryStart:
         address = self._replicas.address if self._replicas is not None else None
         members = group.poll({"node": self._node, "address": address})
         if len(members) < group.world_size:
-            raise NotAgreed("not all ranks have come to the beginning of in-memory checkpoints")
+            raise NotAgreed("not all ranks have started in-memory checkpoints")
         nodes = {rank: str(members[rank]["node"]) for rank in sorted(members)}
         addresses = {rank: members[rank]["address"] for rank in sorted(members) if members[rank]["address"]}
         return nodes, {rank: (str(host), int(port)) for rank, (host, port) in addresses.items()}
@@ -183,7 +183,7 @@ class MemoryStart:
         try:
             self._replicas = MemoryReplicas(self.memory, rank, directory, secret)
         except OSError as error:
-            log.warning("%s: no copies on other nodes: no port can be had: %s", self._job, error)
+            log.warning("%s: no copies on other nodes: no port is available: %s", self._job, error)
 
     def _remnants(self, group: Group, directory: Path | None, tells: bool) -> list[Remnant]:
         """Return the checkpoints in the memory of all nodes; one rank of each reports."""
@@ -228,7 +228,7 @@ class MemoryStart:
             else:
                 self._copy(memory_slots.mapped(file, remnant.mark), remnant.mark, pool)
         except (OSError, TrainmedicError) as error:
-            log.warning("%s: %s cannot be taken up: %s", self._job, remnant.mark.set_id, error)
+            log.warning("%s: cannot restore %s: %s", self._job, remnant.mark.set_id, error)
 
     def _copy(self, source: Any, mark: SlotMark, pool: SlotPool) -> None:
         slot = pool.make(mark.size)

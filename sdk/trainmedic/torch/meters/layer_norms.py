@@ -44,7 +44,7 @@ class LayerNorms:
         try:
             self._progress.layer_norms = self._norms()
         except Exception:  # PyTorch's errors on unusual gradients must not end the step
-            log.exception("the gradient norms of the layers cannot be measured; training goes on")
+            log.exception("cannot measure the layers' gradient norms; training continues")
             self._due_at = _NEVER
 
     def close(self) -> None:

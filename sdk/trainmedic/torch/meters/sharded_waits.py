@@ -111,7 +111,7 @@ class ShardedWaits:
         try:
             call()
         except Exception:  # an error here must not end the step
-            log.exception("the waiting of this rank cannot be measured; training goes on")
+            log.exception("cannot measure this rank's waiting; training continues")
 
     def _wrap(self, owner: Any, name: str) -> bool:
         if not callable(getattr(owner, name, None)):

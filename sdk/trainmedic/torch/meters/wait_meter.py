@@ -211,6 +211,6 @@ def _unless_it_fails(hook: Callable[..., None]) -> Callable[..., None]:
         try:
             hook(*arguments)
         except Exception:  # boundary to the training step
-            log.exception("the waiting of this rank cannot be measured; training goes on")
+            log.exception("cannot measure this rank's waiting; training continues")
 
     return guarded

@@ -42,8 +42,8 @@ class DrawnSource(ForwardSource):
             if not self._repeats:
                 self._drawn.append(again)
                 log.warning(
-                    "loader: the function that draws batches keeps a position of its own, so that a rollback does not "
-                    "repeat them; to be repeatable it draws from the generators of Python, NumPy and PyTorch alone"
+                    "loader: the function that draws batches keeps its own position, so rollbacks do not repeat them; "
+                    "let it depend on the random generators of Python, NumPy and PyTorch only"
                 )
         self.position += 1
         return batch
@@ -56,7 +56,7 @@ class DrawnSource(ForwardSource):
             return super().restore(state)
         if state.get("repeats") is False:
             self.epoch, self.position = state["epoch"], state["place"]
-            return f"{NOT_REPLAYED}: the function that draws them keeps a position of its own; it goes on"
+            return f"{NOT_REPLAYED}: the function that draws them keeps its own position and continues"
         self._seed = int(state["seed"])
         self._passed = 0
         return BatchSource.restore(self, state)

@@ -70,8 +70,8 @@ class IndexedSource(BatchSource):
         entries, size = len(self._order.entries(self.epoch)), self.batch_size or 1
         if batches * size > max(_MOST_EPOCHS * entries, size):
             raise Rejected(
-                f"{batches} batches are not left out: an epoch has {-(-entries // size)}, "
-                f"and more than {_MOST_EPOCHS} epochs are no repair"
+                f"cannot skip {batches} batches: an epoch has {-(-entries // size)}, "
+                f"and at most {_MOST_EPOCHS} epochs can be skipped"
             )
 
     def skip(self, batches: int) -> int:
@@ -108,7 +108,7 @@ class IndexedSource(BatchSource):
 
     def set_batch_size(self, size: int) -> None:
         if self.batch_size is None:
-            raise Rejected("the data loader's own batch sampler decides on the size of its batches")
+            raise Rejected("the data loader's own batch sampler sets the batch size")
         entries = len(self._order.entries(self.epoch))
         if size > max(entries, self.batch_size):
             raise Rejected(f"a batch would be {size} samples, and an epoch has only {entries}")

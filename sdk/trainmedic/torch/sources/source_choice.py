@@ -60,8 +60,8 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
         return RereadSource(loader, reread)
     if inspect.isgeneratorfunction(loader) or isinstance(loader, type):
         raise ConfigurationError(
-            f"loader: {loader.__name__} gives no batch when it is called: give what it makes, which is an iterator and "
-            "only goes on, or an object whose __iter__ begins anew"
+            f"loader: {loader.__name__} returns no batch when called: pass the iterator that it makes, which cannot "
+            "go back, or an object whose __iter__ starts afresh"
         )
     if callable(loader):
         return DrawnSource(loader, order_seed, rank)
