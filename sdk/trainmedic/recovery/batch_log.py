@@ -28,8 +28,6 @@ RANDOM = "after a skip the training's random numbers differ, and so do the batch
 
 
 class _Drawn(NamedTuple):
-    """A batch that came after a rollback."""
-
     value: Fingerprint
     epoch: int
     is_random: bool
@@ -156,7 +154,6 @@ class BatchLog:
         return self.comparison
 
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
-        """Return the fingerprints from that position on, and the reason if there are none."""
         first = self.drawn - len(self._fingerprints)
         if drawn is None:
             return [], "the checkpoint does not say how many batches had been drawn"

@@ -80,13 +80,10 @@ class FactorBounds:
 
 @dataclass(frozen=True)
 class ChangeTrial:
-    """The changes on trial, by command ID."""
-
     changes: frozenset[str] = frozenset()
     step: int = 0
     """Step after which the last of them was made."""
     starts: int = 0
-    """Number of job starts after that change."""
 
     @classmethod
     def of(cls, state: Any) -> ChangeTrial:
@@ -100,7 +97,6 @@ class ChangeTrial:
         return {**asdict(self), "changes": sorted(self.changes)}
 
     def with_changes(self, changes: AbstractSet[str], step: int) -> ChangeTrial:
-        """Return a new trial that includes these changes, made after ``step``."""
         return ChangeTrial(self.changes | changes, step) if changes else self
 
     def is_passed(self, step: int) -> bool:
@@ -201,7 +197,6 @@ class AppliedChanges:
         self.save()
 
     def workers_for(self, script: int) -> int:
-        """Return the number of data loader workers for a script that has ``script`` of its own."""
         if self.workers is None:
             return script
         return min(self.workers, script) if self.workers_at_most else self.workers
@@ -295,7 +290,6 @@ class AppliedChanges:
             self.save()
 
     def forget(self) -> None:
-        """Drop all changes and delete the file, because training begins from nothing."""
         self._factors = {name: {} for name in _SCALED}
         self.workers, self.skipped, self._trial, self._is_new = None, [], ChangeTrial(), True
         self._is_complete = True

@@ -33,7 +33,6 @@ class SavedCheckpoint:
     """An existing checkpoint."""
 
     step: int
-    """Number of completed optimizer steps."""
     at: datetime
     """Time of completion, in aware UTC."""
     path: Any

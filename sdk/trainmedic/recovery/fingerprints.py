@@ -73,7 +73,7 @@ def _name_of(dtype: Any) -> bytes:
 
 
 _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
-"""What could be sampled: nothing but types, plain values, arrays, or arrays on a device."""
+"""Extent of sampling: nothing but types, plain values, arrays, or arrays on a device."""
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
@@ -155,7 +155,6 @@ def _walk_array(value: Any, leaves: _Leaves, depth: int) -> int:
 
 
 def _add_other_tensor(value: Any, leaves: _Leaves) -> int:
-    """Append a tensor that NumPy cannot read directly."""
     tensor = value.detach()
     to_local = getattr(tensor, "to_local", None)
     if to_local is not None:
@@ -177,7 +176,6 @@ def _add_other_tensor(value: Any, leaves: _Leaves) -> int:
 
 
 def _thinned(values: Any) -> Any:
-    """Return some entries along each dimension, so that scattered data is not copied whole."""
     per_dimension = max(int(_WHOLE ** (1 / len(values.shape))), 2)
     return values[tuple(slice(None, None, max(length // per_dimension, 1)) for length in values.shape)]
 

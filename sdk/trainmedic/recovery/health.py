@@ -65,7 +65,6 @@ class CheckpointHealth:
     grad_norm: float | None = None
     """The last reported gradient norm; NaN if it was not finite, which is usual in half precision."""
     grad_norm_median: float | None = None
-    """Median of the last finite gradient norms."""
     reports: int = 0
     """Number of losses behind the median."""
     finite: bool | None = None
@@ -100,7 +99,6 @@ class CheckpointHealth:
 
 class Onset(NamedTuple):
     step: int
-    """The first untrusted step."""
     is_rise: bool
     """True if the losses show it; False if it is the step at which the alert began."""
     shown_at: int

@@ -21,15 +21,11 @@ class DamagedCheckpoint(TrainmedicError):
 
 @dataclass(frozen=True)
 class LoopRestart:
-    """The checkpoint and settings of a restart, and the command that requires it."""
-
     checkpoint: Path
     command: JobCommand | None = None
     """None after a crash."""
     skip_batches: int = 0
-    """Number of batches to skip after the checkpoint."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings to change before the start, by name."""
     previous: Mapping[str, Any] = field(default_factory=dict)
     """The former values of ``settings``, which are known to work."""
     output: Mapping[str, Any] = field(default_factory=dict)

@@ -43,7 +43,6 @@ class MemoryCadence:
         self._share = share
 
     def next_due(self, step: int) -> int:
-        """Return the first step after ``step`` at which a copy is due."""
         return (step // self.interval + 1) * self.interval
 
     def adapt(self, cost: float, step_seconds: float) -> bool:

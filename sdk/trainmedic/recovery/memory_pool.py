@@ -95,7 +95,6 @@ class SlotPool:
             return fitting[0]
 
     def needs(self, size: int) -> bool:
-        """Return whether slots must be made for checkpoints of that size."""
         return self._is_provided < size and not self.problem
 
     def provide(self, size: int) -> None:
@@ -127,7 +126,6 @@ class SlotPool:
                     slot.clear()
 
     def clear(self) -> None:
-        """Free all memory that is not in use."""
         with self._lock:
             for slot in [slot for slot in self._slots if not slot.users]:
                 self._remove(slot)

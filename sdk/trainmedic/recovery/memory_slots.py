@@ -58,7 +58,6 @@ class SlotMark:
     """Time of the state, in the envelope's format."""
     rank: int
     ranks: int
-    """World size."""
     size: int
     """Bytes in use."""
     structure: int
@@ -136,7 +135,6 @@ class Slot:
                 _mark_of(self.file).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Free the memory when its last user is done."""
         self.clear()
         self.cache = None
         if self.file is not None:
@@ -176,7 +174,6 @@ def rank_directory(node: Path, rank: int) -> Path:
 
 
 def replica_directory(node: Path, rank: int) -> Path:
-    """Return the directory for the copy of a rank on another node."""
     return node / f"replica-{rank:05d}"
 
 

@@ -111,7 +111,6 @@ def fetch(
 
 
 def own_host() -> str:
-    """Return the address at which the job's other nodes reach this machine."""
     named, master = os.environ.get(ENVIRONMENT), os.environ.get("MASTER_ADDR", "")
     if named:
         return named

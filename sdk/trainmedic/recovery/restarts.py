@@ -42,9 +42,7 @@ class RestartLimits:
     """How often a loop is restarted. With several ranks a crash is left to the launcher."""
 
     retries: int = 3
-    """Consecutive failures without progress that are retried."""
     delay: float = 10.0
-    """Seconds between a crash and the next start."""
     rollbacks: int | None = LIMIT
     """The rollback budget, see `RollbackBudget`; None for no limit."""
 
@@ -94,7 +92,6 @@ class LoopRestarter:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether the loop must end for a restart."""
         return self._asked is not None
 
     def ask(self, restart: LoopRestart) -> bool:
@@ -118,7 +115,6 @@ class LoopRestarter:
         return self._starting
 
     def has_loaded(self) -> None:
-        """Record that the loop has loaded its checkpoint and is about to do its first step."""
         self._has_loaded = True
 
     def stepped(
@@ -216,7 +212,6 @@ class LoopRestarter:
         return asked
 
     def _after_damage(self, damage: DamagedCheckpoint) -> LoopRestart:
-        """Return the restart from another checkpoint. Raises `damage` if there is none."""
         damaged, newest = self._starting, self._newest()
         assert damaged is not None
         log.error("%s: %s", self._medic.job, damage)
@@ -233,7 +228,6 @@ class LoopRestarter:
         return instead
 
     def _after_failure(self, error: BaseException) -> LoopRestart:
-        """Return the restart after a crash. Raises `error` if the loop must not be restarted."""
         reason = f"{type(error).__name__}: {error}"
         asked, self._asked = self._asked, None
         self._fail(asked, f"the training loop crashed before it could restart: {reason}")

@@ -23,12 +23,10 @@ LIMIT = 3
 
 @dataclass(frozen=True)
 class RollbackCount:
-    """Rollbacks that belong together."""
+    """Rollbacks that belong together: the earliest step reached, the latest step left, and their number."""
 
     root_step: int = -1
-    """The earliest step that one of them reached."""
     furthest_step: int = -1
-    """The latest step that one of them started from."""
     rollbacks: int = 0
 
     def is_continued_by(self, target_step: int) -> bool:
@@ -65,7 +63,6 @@ class RollbackBudget:
             )
 
     def spend(self, target_step: int, left_step: int) -> Mapping[str, Any]:
-        """Count a completed rollback. Return the members for its answer."""
         self.spent = self.spent.after(target_step, left_step)
         self._write()
         return {
@@ -75,7 +72,6 @@ class RollbackBudget:
         }
 
     def reset(self) -> None:
-        """Reset the count, because training begins from nothing or the count belongs to an earlier training."""
         if self.spent != RollbackCount():
             self.spent = RollbackCount()
             self._write()

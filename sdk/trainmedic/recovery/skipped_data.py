@@ -39,5 +39,4 @@ def write(directory: Path, ranges: Any) -> None:
 
 
 def forget(directory: Path) -> None:
-    """Delete the record, because a training begins from nothing. Raises OSError."""
     (directory / FILE).unlink(missing_ok=True)

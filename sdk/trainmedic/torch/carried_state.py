@@ -106,7 +106,7 @@ class CarriedState:
         return outcome if compared else {}
 
     def _is_first(self, name: str, owner: Any, attribute: str) -> bool:
-        """Return whether an attribute is the initial one, which the model needs whatever the checkpoint holds."""
+        """Return whether an attribute is the initial one, which the model needs regardless of the checkpoint."""
         first = self._first.get(name)
         return first is not None and first() is getattr(owner, attribute)
 

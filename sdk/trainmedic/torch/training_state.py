@@ -72,7 +72,6 @@ class TrainingState:
     global_step: int = 0
     """Completed optimizer steps; decreased by a rollback."""
     batches_done: int = 0
-    """Completed batches of the present step."""
     batch_log: BatchLog = field(default_factory=BatchLog)
     loss_log: LossLog = field(default_factory=LossLog)
     """Losses of the steps after each checkpoint."""

@@ -67,8 +67,6 @@ class Replicas(Protocol):
 
 
 class MemoryCheckpoints:
-    """The in-memory checkpoints of this rank. ``new_group`` returns a named group of all ranks."""
-
     def __init__(
         self,
         job: str,
@@ -282,14 +280,12 @@ class MemoryCheckpoints:
         return state
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, left_step: int) -> None:
-        """Forget later copies and keep `checkpoint` until training passes ``left_step``."""
         self.forget_after(checkpoint.step)
         self.course = Course(self.course.name, self.course.turn + 1)
         self._target = (checkpoint.path, left_step) if is_in_memory(checkpoint) else None
         self.pace.agree_anew()
 
     def forget_after(self, step: int) -> None:
-        """Forget copies of later steps, also those of an earlier process."""
         self.background.settle(_PATIENCE)
         if self.pool is not None:
             self.pool.drop(step)

@@ -19,8 +19,6 @@ _PATIENCE = 60.0  # seconds that ranks wait for each other
 
 
 class MemoryPace:
-    """Interval of one training; ``new_group`` returns a named group of all ranks."""
-
     def __init__(self, job: str, world_size: int, new_group: Callable[[str], Group], cadence: MemoryCadence) -> None:
         self.is_over = False
         """True if not every rank can make copies any more."""
@@ -33,7 +31,6 @@ class MemoryPace:
         self._agree_at = 0
 
     def record(self, cost: float) -> None:
-        """Record the seconds that training waited for a copy."""
         self._costs.append(cost)
 
     def agree_anew(self) -> None:

@@ -71,8 +71,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remnant:
-    """One rank's part of an earlier process's checkpoint."""
-
     node: str
     file: str
     mark: SlotMark
@@ -137,7 +135,6 @@ class MemoryStart:
             self._lock = None
 
     def _names(self, newest_step: Callable[[], int] | None) -> dict[str, Any]:
-        """Return rank 0's names for the training, stored with its checkpoints, and for this start."""
         newest = newest_step() if newest_step is not None else 0
         names = {"course": secrets.token_hex(4), "secret": secrets.token_hex(32)}
         return {"training": self._training_name(), "newest": newest, **names}
@@ -242,7 +239,6 @@ class MemoryStart:
             slot.complete(fetched)
 
     def _remove_others(self, group: Group, directory: Path | None, pool: SlotPool, neighbours: Sequence[int]) -> None:
-        """Wait until every rank has its part, then remove the rest."""
         group.poll()
         if directory is None:
             return

@@ -45,7 +45,6 @@ class Layout:
         """First free offset after each tensor."""
 
     def add(self, number: int, tensor: torch.Tensor) -> None:
-        """Place the tensor of that number, after those before it."""
         shape = tensor.shape
         if number < len(self.places):
             place = self.places[number]

@@ -61,7 +61,6 @@ class LayerNorms:
 
 
 def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
-    """Return the trained parameters by layer, from output to input by the order of the modules."""
     layers: dict[str, list[nn.Parameter]] = {}
     for model in models:
         if isinstance(model, nn.Module):

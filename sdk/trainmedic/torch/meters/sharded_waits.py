@@ -161,7 +161,6 @@ def _measured_kind(kind: type, waits: ShardedWaits) -> type:
 
 
 def _groups_of(model: nn.Module) -> Iterator[Any]:
-    """Yield the model's parameter groups of `fully_shard`."""
     for module in model.modules():
         get_state = getattr(module, "_get_fsdp_state", None)
         state = get_state() if callable(get_state) else None

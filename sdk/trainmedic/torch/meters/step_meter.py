@@ -22,7 +22,6 @@ class StepMeter:
         self._waits.add(model, waits)
 
     def add_batch(self, batch: Any, seconds: float) -> None:
-        """Record a drawn batch and the seconds that the loop waited for it."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._tokens += tokens_in(batch)
 

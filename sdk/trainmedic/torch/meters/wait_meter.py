@@ -204,8 +204,6 @@ def _stopwatch_for(device: torch.device) -> Stopwatch | None:
 
 
 def _unless_it_fails(hook: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a hook so that errors are logged."""
-
     @functools.wraps(hook)
     def guarded(*arguments: Any) -> None:
         try:

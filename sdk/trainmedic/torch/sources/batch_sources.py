@@ -128,8 +128,6 @@ class SequenceSource(BatchSource):
 
 
 class IteratedSource(BatchSource, ABC):
-    """Base of sources with an iterator per epoch."""
-
     def __init__(self) -> None:
         super().__init__()
         self._iterator: Iterator[Any] | None = None

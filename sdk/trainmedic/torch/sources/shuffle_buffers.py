@@ -33,7 +33,6 @@ def begins_again(loader: Any) -> bool:
 
 
 def iterator_of(loader: Any) -> Any:
-    """Return the loader's present iterator, as torchdata's knows it; None for others."""
     return getattr(loader, "_iterator", None)
 
 
