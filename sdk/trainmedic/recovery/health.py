@@ -98,6 +98,8 @@ class CheckpointHealth:
 
 
 class Onset(NamedTuple):
+    """The start of a fault; ``step`` is the first untrusted one."""
+
     step: int
     is_rise: bool
     """True if the losses show it; False if it is the step at which the alert began."""
