@@ -181,7 +181,7 @@ def test_where_no_memory_can_be_had_training_goes_on(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert in_memory(training) == []
-    assert caplog.text.count("the memory cannot be had") == 1
+    assert caplog.text.count("cannot allocate the memory") == 1
     training.train(33, {32: training.order("job.rollback", steps_back=1)})
     assert training.outputs()[0]["step"] == 0
 
