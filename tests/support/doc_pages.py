@@ -34,7 +34,7 @@ import yaml
 from tests.support.programs import Program, free_port
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-_PATIENCE_SECONDS = 500.0  # a training framework takes that long to load where all cores are busy
+_PATIENCE_SECONDS = 120.0  # a training framework takes that long to load where all cores are busy
 _END = "--- the command ended with "
 
 
