@@ -179,7 +179,9 @@ class LearningRate:
         self._rescale(self.scale, scale)
 
     def loaded(self, held: float | None = None, scale: float | None = None) -> None:
-        """Rescale after a load of states scaled by ``held`` (default: as they state). ``scale`` sets a new scale."""
+        """Rescale after a load of states scaled by ``held`` (default: the scale in their groups). ``scale`` sets a new
+        scale.
+        """
         if held is None:
             held = self._marked()
         if scale is None:

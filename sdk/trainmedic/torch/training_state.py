@@ -63,11 +63,11 @@ class TrainingState:
     script_accumulation: int = field(init=False)
     """Batches per optimizer step without commands, adjusted to the number of ranks."""
     given_accumulation: int = field(init=False)
-    """The script's own."""
+    """The accumulation that the script asked for."""
     script_batch_size: int | None = field(init=False)
-    """The script's; None if unknown or fixed."""
+    """Batch size of the script's loader; None if unknown or fixed."""
     script_workers: int | None = field(init=False)
-    """The script's; None if fixed."""
+    """Workers of the script's loader; None if fixed."""
 
     global_step: int = 0
     """Completed optimizer steps; decreased by a rollback."""
