@@ -95,7 +95,9 @@ def test_weights_outside_of_modules_are_named(kind: str, medic: trainmedic.Medic
     }[kind]
     options: dict[str, Any] = {"optimizer": torch.optim.SGD(weights, lr=0.1), "also": also, "checkpoints": tmp_path}
     if kind == "one left out":
-        with pytest.raises(ConfigurationError, match=r"1 of its 2 parameters are in no given module.*name the parameters"):
+        with pytest.raises(
+            ConfigurationError, match=r"1 of its 2 parameters are in no given module.*name the parameters"
+        ):
             trainmedic.torch.attach(medic, model=model, **options)
         return
     run = trainmedic.torch.attach(medic, model=model, **options)
