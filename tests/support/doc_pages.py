@@ -6,7 +6,7 @@ A fenced block is run by its kind, the first word after the fence; further words
   in that order; ``…`` stands for anything, within a line or, alone on one, for any lines.
   ``console exit=1`` ends with that status; ``console eventually`` is tried again for a while, until
   it comes out as shown. ``console background`` starts something that stays until the page ends; a
-  server is waited for.
+  server is waited for. ``console background alone`` ends what the block before of this kind has started.
 - ``sh`` is a script without output shown.
 - ``yaml`` and others with ``file=NAME`` are what the reader saves under that name.
 - ``yaml alertmanager`` is checked with amtool, ``nginx`` with nginx as a part of a server; ``yaml`` and ``json`` alone
@@ -34,7 +34,7 @@ import yaml
 from tests.support.programs import Program, free_port
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-_PATIENCE_SECONDS = 60.0  # a training framework takes that long to load where all cores are busy
+_PATIENCE_SECONDS = 120.0  # a training framework takes that long to load where all cores are busy
 _END = "--- the command ended with "
 
 
@@ -115,6 +115,7 @@ class Reader:
             "TRAINMEDIC_URL": f"http://127.0.0.1:{self._port}",
         }
         self._programs: list[Program] = []
+        self._alone: Program | None = None
 
     def __enter__(self) -> Reader:
         return self
@@ -170,12 +171,16 @@ class Reader:
 
     def _start(self, block: Block) -> None:
         (command,) = commands(block.body)
+        if "alone" in block.words and self._alone is not None:
+            self._alone.end()
         program = Program(
             ["/bin/bash", "-c", f"cd '{self._directory}' && exec {self._here(command.text)}"],
             self._scratch / f"background-{len(self._programs)}.log",
             self._environment,
         )
         self._programs.append(program)
+        if "alone" in block.words:
+            self._alone = program
         if "trainmedic serve" in command.text or "scripts/run" in command.text:
             program.wait_for(f"http://127.0.0.1:{self._port}/ready", within=60)
 

@@ -23,7 +23,7 @@ from trainmedic.errors import Rejected, TrainmedicError
 from trainmedic.job.command import JobCommand
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
 from trainmedic.megatron import checkpoints
-from trainmedic.recovery import left_out
+from trainmedic.recovery import skipped_data
 from trainmedic.recovery.health import health_now
 from trainmedic.recovery.loop_restart import LoopEnds, LoopRestart
 from trainmedic.torch import randomness
@@ -218,7 +218,7 @@ class MegatronTraining(SelfSavingFramework):
 
     def _is_to_skip(self, iteration: int) -> bool:
         """Whether the iteration after that one is left out."""
-        return left_out.contains(self.left_out, iteration)
+        return skipped_data.contains(self.left_out, iteration)
 
     def _clear_away(self, named: Mapping[str, Any]) -> None:
         """Clear away what ``train()`` has begun, as it would have done itself at its end."""

@@ -17,37 +17,41 @@ OK, BAD, WRONG_USE, FAILED, TRAINS = 0, 1, 2, 3, 4
 MOST_RANKS = 64
 
 _DESCRIPTION = """\
-Measures how fast ranks can speak with each other: barriers, and all-reduces of 1, 10 and 100 MB, among all ranks,
-within each node, and between each two nodes. Started by torchrun it measures the nodes that torchrun was started on,
-else the GPUs of this machine (or ranks on its processors). Only on nodes that do not train.
+Measure how fast ranks communicate: barriers, and all-reduces of 1, 10 and 100 MB, among all ranks, within each node
+and between each two nodes. Under torchrun it measures torchrun's nodes, otherwise the GPUs of this machine (or ranks on
+its CPUs). Use it only on nodes that do not train.
 """
 _EPILOG = """\
 examples:
   trainmedic-probe                                                  the GPUs of this node
-  trainmedic-probe --ranks 4 --backend gloo                         four ranks on the processors of this machine
+  trainmedic-probe --ranks 4 --backend gloo                         four ranks on the CPUs of this machine
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-1:29400 \\
-      -m trainmedic.probe --baselines /shared/probe.json            two nodes, held against what they were
+      -m trainmedic.probe --baselines /shared/probe.json            two nodes, compared with earlier results
 
-Exit codes: 0 as it should be (or nothing to hold it against yet), 1 slow or wrong, 2 a wrong option, 3 it could not be
-measured, 4 somebody trains on these nodes, or it cannot be asked whether.
+Exit codes: 0 good (or no baseline yet), 1 slow or wrong, 2 invalid option or unusable file, 3 measurement failed, 4 a
+training runs on these nodes, or the server cannot confirm that none does.
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the program."""
     options = argparse.ArgumentParser(
         "trainmedic-probe", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawTextHelpFormatter
     )
     add = options.add_argument
-    add("--ranks", type=int, metavar="N", help="ranks to start here; one for each GPU by default, else 2")
-    add("--backend", choices=["auto", "gloo", "nccl"], default="auto", help="auto: nccl where there are GPUs")
-    add("--barriers", type=int, default=10, metavar="N", help="barriers that are measured (10)")
-    add("--sizes", type=_sizes, default=(1.0, 10.0, 100.0), metavar="MB", help="of the all-reduces (1,10,100)")
-    add("--baselines", type=Path, metavar="FILE", help="what each pair has shown before; kept up to date")
-    add("--least-bandwidth", type=float, metavar="GB/S", help="that the largest all-reduce of each pair must reach")
+    add("--ranks", type=int, metavar="N", help="ranks to start here; default: one per GPU, else 2")
+    add("--backend", choices=["auto", "gloo", "nccl"], default="auto", help="auto: nccl if there are GPUs")
+    add("--barriers", type=int, default=10, metavar="N", help="barriers to measure (10)")
+    add("--sizes", type=_sizes, default=(1.0, 10.0, 100.0), metavar="MB", help="sizes of the all-reduces (1,10,100)")
+    add("--baselines", type=Path, metavar="FILE", help="earlier results of each pair; updated")
+    add("--least-bandwidth", type=float, metavar="GB/S", help="minimum for the largest all-reduce of each pair")
     add("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one operation (120)")
-    add("--server", default=os.environ.get("TRAINMEDIC_URL"), metavar="URL", help="asked which nodes train")
-    add("--even-if-training", action="store_true", help="measure although somebody trains there")
+    add(
+        "--server",
+        default=os.environ.get("TRAINMEDIC_URL"),
+        metavar="URL",
+        help="Trainmedic server to ask which nodes train",
+    )
+    add("--even-if-training", action="store_true", help="measure although a training runs there")
     add("--output", choices=["text", "json"], default="text")
     add("--version", action="version", version=__version__)
     return options
@@ -57,7 +61,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     read = parser()
     options = read.parse_args(arguments)
     if options.ranks is not None and not 2 <= options.ranks <= MOST_RANKS:
-        read.error(f"--ranks must be from 2 to {MOST_RANKS}: one rank has nobody to speak with")
+        read.error(f"--ranks must be from 2 to {MOST_RANKS}")
     if not 1 <= options.barriers <= 10_000:
         read.error("--barriers must be from 1 to 10000")
     if not 0 < options.timeout <= 3600:
@@ -76,7 +80,7 @@ def _sizes(text: str) -> tuple[float, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program; its exit code."""
+    """Run the program and return its exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _options(given)
     if importlib.util.find_spec("torch") is None:
@@ -88,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _start_ranks(options: argparse.Namespace, given: Sequence[str]) -> int:
-    # Imported here, like what is below, so that --help does not wait for PyTorch.
+    # Imported late, so that --help does not wait for PyTorch.
     import torch
 
     from trainmedic.probe import local_ranks
@@ -100,7 +104,8 @@ def _start_ranks(options: argparse.Namespace, given: Sequence[str]) -> int:
     ranks = options.ranks or gpus or 2
     if gpus and not 2 <= ranks <= gpus:
         print(
-            f"trainmedic-probe: {gpus} GPU(s) are visible here, for {ranks} rank(s); NCCL needs one each",
+            f"trainmedic-probe: {gpus} GPU(s) are visible here for {ranks} rank(s); NCCL needs one each: "
+            "use --ranks or --backend gloo",
             file=sys.stderr,
         )
         return FAILED
@@ -127,13 +132,13 @@ def _be_a_rank(options: argparse.Namespace) -> int:
     except NodesTrain as error:
         if is_first:
             print(f"trainmedic-probe: not measured: {error}", file=sys.stderr)
-            print("With --even-if-training it is measured all the same.", file=sys.stderr)
+            print("Use --even-if-training to measure anyway.", file=sys.stderr)
         return TRAINS
     except ConfigurationError as error:
         print(f"trainmedic-probe: {error}", file=sys.stderr)
         return WRONG_USE
-    except (RuntimeError, ValueError) as error:  # torch.distributed's own, of ranks that do not come or do not answer
-        print(f"trainmedic-probe: rank {os.environ['RANK']}: it could not be measured: {error}", file=sys.stderr)
+    except (RuntimeError, ValueError) as error:  # torch.distributed: missing or silent ranks
+        print(f"trainmedic-probe: rank {os.environ['RANK']}: cannot measure: {error}", file=sys.stderr)
         return FAILED
     if document is None:
         return OK

@@ -1,7 +1,7 @@
-"""Holds a measurement against what the same pair of nodes has shown before, and keeps that in a file.
+"""Comparison of a measurement with earlier ones of the same pair of nodes.
 
-The baseline of a pair is the median of its last good measurements: one that is slow or wrong is not kept, so a pair
-that is getting worse does not become its own measure. The file is JSON, and written whole.
+A pair's baseline is the median of its last good measurements. Slow or wrong ones are not recorded, so that a degrading
+pair does not lower its own baseline.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from trainmedic.probe.measuring import Measurement
 
 OK = "ok"
 NEW = "new"
-"""There is nothing yet that it could be held against."""
+"""No baseline exists yet."""
 SLOW = "slow"
 WRONG = "wrong"
-"""Sums were not right: worse than any slowness, for a training takes them as they are."""
+"""Sums were incorrect: worse than slow, because a training uses them unchecked."""
 WORST_FIRST = (WRONG, SLOW, NEW, OK)
 
 KEPT = 10
-"""Good measurements of a pair that are kept."""
+"""Good measurements to keep for each pair."""
 _SLOWER = 2.0
-"""Times the usual latency from which a barrier is slow."""
+"""Times the usual latency at which a barrier is slow."""
 _NOTICEABLE = 100e-6
-"""Seconds by which it must be slower at least: below, a busy processor makes more difference than a link."""
+"""Smallest difference in seconds; below it a busy CPU matters more than a link."""
 _LESS = 0.7
-"""The share of the usual bandwidth below which an all-reduce is slow."""
+"""Share of the usual bandwidth below which an all-reduce is slow."""
 
 
 @dataclass(frozen=True)
 class PairBaseline:
-    """The medians of what a pair has shown before."""
+    """Medians of a pair's earlier measurements."""
 
     measurements: int
     barrier_seconds: float
     bytes_per_s: Mapping[int, float]
-    """By the bytes of the all-reduce."""
+    """By bytes of the all-reduce."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One of `WORST_FIRST`, and why, for a person."""
+    """One of `WORST_FIRST` and the reasons, for a person."""
 
     word: str
     reasons: tuple[str, ...] = ()
 
 
 def judged(measured: Measurement, usual: PairBaseline | None, least_bytes_per_s: float | None = None) -> Judgement:
-    """The judgement on one pair. `least_bytes_per_s` is what the largest all-reduce must reach whatever was before."""
+    """Judge one pair. `least_bytes_per_s` is the absolute minimum for the largest all-reduce."""
     if not measured.is_right:
         sizes = ", ".join(_size(each.bytes) for each in measured.all_reduce if not each.is_right)
-        return Judgement(WRONG, (f"the sums of {sizes} were not right on every rank",))
+        return Judgement(WRONG, (f"incorrect sums of {sizes} on at least one rank",))
     reasons = []
     largest = max(measured.all_reduce, key=lambda each: each.bytes, default=None)
     if least_bytes_per_s is not None and largest is not None and largest.bytes_per_s < least_bytes_per_s:
         reasons.append(
             f"all-reduce of {_size(largest.bytes)}: {_rate(largest.bytes_per_s)}, at least "
-            f"{_rate(least_bytes_per_s)} is asked for"
+            f"{_rate(least_bytes_per_s)} is required"
         )
     if usual is not None:
         reasons += _slower(measured, usual)
@@ -85,7 +85,7 @@ def _slower(measured: Measurement, usual: PairBaseline) -> Iterator[str]:
 
 
 def worst(words: Sequence[str]) -> str:
-    """The worst of these; ``ok`` where there are none."""
+    """Return the worst word; ``ok`` if there are none."""
     return min(words, key=WORST_FIRST.index, default=OK)
 
 
@@ -98,21 +98,20 @@ def _rate(rate: float) -> str:
 
 
 _UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
-"""What a file raises that is none of baselines; a StatisticsError is a ValueError."""
+"""Errors from a file without baselines; StatisticsError is a ValueError."""
 
 
 class BaselineFile:
-    """The baselines of many pairs, by their keys, in one file. Raises ConfigurationError where it cannot be used."""
+    """JSON file with the baselines of many pairs. Raises ConfigurationError if it is unusable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def baselines(self) -> dict[str, PairBaseline]:
-        """By key, those of which there is any."""
         return {key: _baseline(samples) for key, samples in self._read().items() if samples}
 
     def add(self, measured: Mapping[str, Measurement]) -> None:
-        """Keep these good measurements as well. Several programs may do so at one time."""
+        """Append good measurements. Safe for concurrent programs."""
         with self._locked():
             samples = self._read()
             for key, measurement in measured.items():
@@ -144,7 +143,7 @@ class BaselineFile:
         except OSError as error:
             raise ConfigurationError(f"{self._path}: cannot be read: {error.strerror or error}") from error
         except _UNREADABLE as error:
-            raise ConfigurationError(f"{self._path}: is not a file of baselines; move it away") from error
+            raise ConfigurationError(f"{self._path}: not a baseline file; move it away or name another") from error
         return dict(pairs)
 
     def _write(self, samples: Mapping[str, Any]) -> None:
@@ -157,7 +156,7 @@ class BaselineFile:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Open the file itself. In a directory that others may write to, a link of its name leads to a file of the user."""
+    """Refuse links: in a shared directory one could point to another file of this user."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -174,7 +173,7 @@ def _baseline(samples: Sequence[Mapping[str, Any]]) -> PairBaseline:
 
 
 def _measured(value: Any) -> float:
-    """Raises ValueError for what no measurement gives. Nothing is ever slower than a baseline that is no number."""
+    """Raise ValueError for impossible values; nothing would be slower than a NaN baseline."""
     number = float(value)
     if not math.isfinite(number) or number < 0:
         raise ValueError("not a finite number")

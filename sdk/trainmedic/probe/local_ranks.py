@@ -1,4 +1,4 @@
-"""Starts the ranks of a probe on this node, where no launcher has."""
+"""Start of a probe's ranks on this node, without a launcher."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import Sequence
 
 
 def run(ranks: int, arguments: Sequence[str]) -> int:
-    """Run so many ranks with these arguments, and return the first exit code that is not 0, of the lowest rank.
-
-    What they print is this program's. None of them is left behind.
-    """
+    """Run the ranks and return the first nonzero exit code. No rank outlives the call."""
     port = _free_port()
     processes = [_started(rank, ranks, port, arguments) for rank in range(ranks)]
     try:
@@ -34,7 +31,7 @@ def _started(rank: int, ranks: int, port: int, arguments: Sequence[str]) -> subp
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        # As torchrun does: several ranks with a thread per processor each hinder each other.
+        # As torchrun does: one thread per CPU in each rank would overload the machine.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     return subprocess.Popen([sys.executable, "-m", "trainmedic.probe", *arguments], env=environment)  # noqa: S603

@@ -1,7 +1,6 @@
-"""Measures barriers and all-reduces within one group of ranks. Every rank of the group calls `measure`.
+"""Measurement of barriers and all-reduces within a group; every rank of it calls `measure`.
 
-A time is that of the slowest rank, for that is when all of them have the result. Not here: which groups there are
-(``rounds``), what the figures are held against (``judging``).
+A duration is that of the slowest rank.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import torch.distributed as dist
 
 MEGABYTE = 1_000_000
 _WARM_UP = 2
-"""Calls before the measured ones: the first makes connections and takes memory."""
+"""Unmeasured calls: the first ones connect and allocate."""
 _REPEATS = 5
 
 
 @dataclass(frozen=True)
 class BarrierTimes:
-    """Seconds of one barrier, of `count` that were measured."""
+    """Seconds of one barrier, over `count` measurements."""
 
     count: int
     mean: float
@@ -32,22 +31,22 @@ class BarrierTimes:
 
 @dataclass(frozen=True)
 class ReduceTime:
-    """One all-reduce of float32 numbers: the median of several."""
+    """Median of several float32 all-reduces."""
 
     bytes: int
-    """That each rank puts in."""
+    """Per rank."""
     seconds: float
     bytes_per_s: float
-    """Of the data, ``bytes ÷ seconds``: nccl-tests call it the algorithm bandwidth."""
+    """The algorithm bandwidth of nccl-tests, ``bytes ÷ seconds``."""
     bus_bytes_per_s: float
-    """The same times 2 (n - 1) ÷ n, what each rank's link carries in a ring: the bus bandwidth."""
+    """The bus bandwidth of nccl-tests, 2 (n - 1) ÷ n times as much: the load of each link in a ring."""
     is_right: bool
-    """Whether every rank had the right sums, all of them."""
+    """True if all sums were correct on every rank."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one group of ranks has shown."""
+    """The result of one group of ranks."""
 
     ranks: int
     barrier: BarrierTimes
@@ -60,15 +59,12 @@ class Measurement:
 
 @dataclass(frozen=True)
 class ProbeSizes:
-    """What is measured. The defaults are those of the reference design."""
-
     barriers: int = 10
     megabytes: tuple[float, ...] = (1, 10, 100)
 
 
 def measure(group: Any, control: Any, device: torch.device, sizes: ProbeSizes) -> Measurement:
-    """The measurement of the ranks of `group`, the same on each of them. By `control`, a group of the same ranks on
-    CPUs, they tell each other their times."""
+    """Measure the ranks of `group`; all get the same result, through `control`, a CPU group of them."""
     ranks = dist.get_world_size(group)
 
     def barrier() -> None:
@@ -89,9 +85,9 @@ def _reduced(size: int, group: Any, control: Any, device: torch.device, ranks: i
     for turn in range(_WARM_UP + _REPEATS):
         numbers.fill_(mine)
         _finish(device)
-        dist.barrier(group=control)  # all begin at one time: who waits for others is not slow
+        dist.barrier(group=control)  # a common start: waiting for others is not slowness
         (seconds,) = _timed(lambda: dist.all_reduce(numbers, group=group), device, 1, warm_up=0)
-        # Whole numbers below 2**24 are exact in float32, in whatever order they are added.
+        # Integers below 2**24 are exact in float32 in any order of addition.
         wrong += int((numbers != right).any())
         if turn >= _WARM_UP:
             times.append(_slowest(seconds, control))
@@ -101,7 +97,7 @@ def _reduced(size: int, group: Any, control: Any, device: torch.device, ranks: i
 
 
 def _timed(work: Callable[[], Any], device: torch.device, count: int, warm_up: int = _WARM_UP) -> list[float]:
-    """The seconds that each of `count` calls has taken on this rank, the device's part included."""
+    """Return this rank's seconds of each call, with the device's work."""
     seconds = []
     for turn in range(warm_up + count):
         _finish(device)

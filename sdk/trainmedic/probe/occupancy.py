@@ -1,6 +1,6 @@
-"""Whether a node trains: then a probe would slow the training down, and measure the training.
+"""Check whether a node trains, in which case a probe would slow down the training and measure it.
 
-What is asked is the memory of the GPUs that the probe would use, and, where one is named, Trainmedic's server.
+Checks the memory of the GPUs to use and, if named, Trainmedic's server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import quote
 import torch
 
 _OWN_BYTES = 2 * 10**9
-"""More memory in use than this is somebody else's; a context of CUDA takes about half a gigabyte."""
+"""More memory in use belongs to another process; a CUDA context takes about 0.5 GB."""
 _TIMEOUT = 10.0
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
@@ -25,11 +25,11 @@ _FAULTS = (
     *(urllib.error.URLError, OSError, http.client.HTTPException),
     *(ValueError, LookupError, TypeError, AttributeError, RecursionError),
 )
-"""What a call of the server raises, and reading what it answers."""
+"""Errors from calling the server and parsing its answer."""
 
 
 def gpu_in_use(device: torch.device) -> str | None:
-    """Why this device is held to be in use by somebody else; None where it is not, or is no GPU."""
+    """Return why this GPU is considered in use; None if it is not, or for a CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -38,7 +38,7 @@ def gpu_in_use(device: torch.device) -> str | None:
 
 
 def jobs_on(nodes: Iterable[str], server: str, token: str | None) -> list[str]:
-    """Why these nodes are held to train, by what the server knows of its jobs; also where it cannot be asked."""
+    """Return why these nodes are considered to train, also if the server does not answer."""
     wanted, url = set(nodes), server.rstrip("/") + "/jobs?cluster=true"
     reasons: list[str] = []
     cursor = None
@@ -49,13 +49,12 @@ def jobs_on(nodes: Iterable[str], server: str, token: str | None) -> list[str]:
             cursor = page.get("next")
             if cursor is None:
                 return reasons
-        raise ValueError(f"the list has more than {_MOST_PAGES} pages")
+        raise ValueError(f"the job list has more than {_MOST_PAGES} pages")
     except _FAULTS as error:
-        return [f"the server could not be asked which jobs there are: {error}"]
+        return [f"cannot list the server's jobs: {error}"]
 
 
 def _page(url: str, token: str | None) -> dict[str, Any]:
-    """Raises one of `_FAULTS`."""
     if not url.startswith(("http://", "https://")):
         raise ValueError("not an http or https URL")
     request = urllib.request.Request(url)  # noqa: S310

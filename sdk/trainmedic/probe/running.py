@@ -1,4 +1,4 @@
-"""One rank's part in a probe: it meets the others, measures with them, and rank 0 makes the document of it all."""
+"""One rank's part in a probe. Rank 0 makes the result document."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ MEASURED = {
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """What a probe does. ``server`` is asked which nodes train, where it is named."""
-
     sizes: ProbeSizes = field(default_factory=ProbeSizes)
     backend: str = "auto"
     timeout: float = 120.0
-    """Seconds that one operation may take, and that the ranks wait for each other."""
+    """In seconds, for one operation and for the ranks to meet."""
     baselines: Path | None = None
     least_bytes_per_s: float | None = None
     even_if_training: bool = False
@@ -40,14 +38,13 @@ class ProbeOptions:
 
 
 class NodesTrain(Exception):
-    """Not measured, because somebody trains there, or the server cannot be asked whether; the text says which."""
+    """The nodes train, or the server cannot confirm that they do not."""
 
 
 def probe(options: ProbeOptions) -> dict[str, Any] | None:
-    """Measure with the other ranks, whose number torchrun's variables tell. Rank 0 returns the document.
+    """Measure with the other ranks of torchrun's environment. Rank 0 returns the document.
 
-    Raises NodesTrain on every rank, ConfigurationError on rank 0, and what torch.distributed raises where ranks do not
-    answer.
+    Raises NodesTrain on every rank, ConfigurationError on rank 0, and torch.distributed's errors for silent ranks.
     """
     device = _device(options.backend)
     patience = timedelta(seconds=options.timeout)
@@ -68,7 +65,6 @@ def probe(options: ProbeOptions) -> dict[str, Any] | None:
 
 
 def _device(backend: str) -> torch.device:
-    """The GPU of this rank, or the processor."""
     if backend == "gloo" or (backend == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(torch.cuda.device_count(), 1))
@@ -77,7 +73,7 @@ def _device(backend: str) -> torch.device:
 
 
 def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOptions) -> None:
-    """Every rank looks at its GPU, rank 0 asks the server; what one of them knows, all are told."""
+    """Check every rank's GPU and, on rank 0, the server. Raise NodesTrain on all ranks."""
     busy = occupancy.gpu_in_use(device)
     mine = [] if busy is None else [f"rank {dist.get_rank()}: {busy}"]
     if dist.get_rank() == 0 and options.server is not None:
@@ -92,7 +88,7 @@ def _refuse_if_training(device: torch.device, nodes: set[str], options: ProbeOpt
 def _measured(
     ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: ProbeSizes
 ) -> tuple[Measurement, dict[Pair, Measurement]]:
-    """What all ranks have shown together, and each pair of nodes; complete on rank 0."""
+    """Return the results of all ranks together and of each pair; complete on rank 0."""
     everybody = list(range(dist.get_world_size()))
     whole = _of_group(everybody, device, patience, sizes)
     assert whole is not None
@@ -109,8 +105,10 @@ def _measured(
 def _of_round(
     turn: list[Pair], ranks_by_node: Mapping[str, list[int]], device: torch.device, patience: timedelta, sizes: Any
 ) -> list[Measurement | None]:
-    """The pairs of one round; None for those that this rank is not of. All ranks make all groups, in the same order,
-    before the first is measured."""
+    """Measure the pairs of one round; None for pairs without this rank.
+
+    All ranks create all groups in the same order before the first is measured.
+    """
     groups = [_groups(rounds.ranks_of(pair, ranks_by_node), device, patience) for pair in turn]
     return [_run(*group, device, sizes) for group in groups]
 
@@ -143,7 +141,7 @@ def _document(
     pairs: Mapping[Pair, Measurement],
     options: ProbeOptions,
 ) -> dict[str, Any]:
-    """All of it, judged; good measurements are kept. Raises ConfigurationError."""
+    """Judge the results and record good ones. Raises ConfigurationError."""
     backend, name = ("nccl", torch.cuda.get_device_name(device)) if device.type == "cuda" else ("gloo", "cpu")
     keys = {
         pair: " ".join((backend, name.replace(" ", "-"), *(f"{node}/{len(ranks_by_node[node])}" for node in pair)))

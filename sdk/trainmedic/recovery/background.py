@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other beside the training."""
+"""A thread that runs tasks one after another, in parallel with training."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ log = logging.getLogger("trainmedic")
 
 
 class BackgroundThread:
-    """Carries out what it is given, in order. What fails is logged, and the rest goes on.
-
-    The thread begins with the first task, so a process that was forked before has one of its own.
-    """
+    """Runs submitted tasks in order and logs failures. Starts with the first task, so that forks get their own."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,12 +33,12 @@ class BackgroundThread:
         return self._pending == 0
 
     def settle(self, seconds: float) -> bool:
-        """Wait until everything is done, for so many seconds at most. Whether it is."""
+        """Wait at most ``seconds`` for all tasks. Return whether all are done."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending == 0, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Finish what is under way, and end. Whether it has ended in that time."""
+        """Finish the submitted tasks and end the thread. Return whether it ended within ``seconds``."""
         if self._thread is None:
             return True
         self._tasks.put(None)
@@ -53,7 +50,7 @@ class BackgroundThread:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except Exception:  # the loop's boundary: one task that fails is not to end those that follow
+            except Exception:  # Loop boundary: a failed task must not end the following ones.
                 log.exception("%s: a task in the background failed", self._name)
             finally:
                 with self._idle:

@@ -1,15 +1,7 @@
-"""The batches that a training has drawn, by their fingerprints, and whether those after a rollback are the same.
+"""Fingerprints of drawn batches, to check that a rollback replays the same ones.
 
-An integration uses it so::
-
-    log = BatchLog()
-    log.add(fingerprint(batch), epoch)                      # each batch, as it is drawn
-    {..., "drawn": log.drawn}                               # into each checkpoint
-    comparison = log.go_back(kept["drawn"], epoch, skip)    # at a rollback
-    comparison.told()                                       # when it is complete: the answer's ``verified.batches``
-
-From `BatchLog.go_back` on `BatchLog.add` compares. Where a command changes what batches there are, such as their size,
-`BatchLog.forget` says so. Not here: fingerprints themselves (``fingerprints``), and when the command is answered.
+Call `BatchLog.add` for each batch and `BatchLog.go_back` at a rollback. `BatchLog.forget` follows a change of the
+batches themselves, such as their size.
 """
 
 from __future__ import annotations
@@ -21,30 +13,28 @@ from typing import Any, Collection, Mapping, NamedTuple, Sequence
 from trainmedic.recovery.fingerprints import Fingerprint, read
 
 MOST_COMPARED = 16
-"""Batches after a rollback: if these are the same, those that follow are."""
-_LONGEST = 65_536  # batches that are remembered
+"""Number of batches to compare after a rollback. If these are the same, the later ones are too."""
+_LONGEST = 65_536  # most batches remembered
 FORMAT = 2
-"""Of fingerprints in a checkpoint: what other releases have made of a batch says nothing about ours."""
-_MOST_UNREAD = 32  # batches after which fingerprints are worked out
-_MOST_AWAY = 1024  # the same where their samples are on a device
-_CARRIED = 512  # batches that a checkpoint remembers for a restart
+"""Version of the fingerprints in a checkpoint. Those of other versions are not comparable."""
+_MOST_UNREAD = 32  # batches to collect before computing their fingerprints
+_MOST_AWAY = 1024  # the same for samples on a device
+_CARRIED = 512  # most batches that a checkpoint remembers for a restart
 
 
 NOT_COMPARABLE = "nothing of these batches can be compared"
-NOT_DRAWN = "none of the batches that come now was drawn before"
-RANDOM = "after a skip the training's random numbers are others, and with them the batches, which are made of them"
+NOT_DRAWN = "none of the present batches was drawn before"
+RANDOM = "after a skip the training's random numbers differ, and so do the batches made with them"
 
 
 class _Drawn(NamedTuple):
-    """A batch that came after a rollback."""
-
     value: Fingerprint
     epoch: int
     is_random: bool
 
 
 class BatchComparison:
-    """Batches that are compared with those that were drawn in their place before."""
+    """Comparison of the batches after a rollback with those drawn at the same places before it."""
 
     def __init__(
         self, expected: Sequence[Fingerprint], left_out: Sequence[Fingerprint], epoch: int, why_none: str
@@ -57,30 +47,29 @@ class BatchComparison:
 
     @property
     def is_skip(self) -> bool:
-        """Whether batches were left out, so that those that come meet the random numbers of earlier ones."""
+        """Return whether batches were skipped. The batches after them then meet the random numbers of earlier ones."""
         return bool(self._left_out)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all has been drawn that is to be compared; at once where nothing can be."""
+        """Return whether all batches to compare were drawn. True from the start if none can be compared."""
         return len(self._drawn) >= self._wanted
 
     @property
     def _wanted(self) -> int:
-        # Beyond those whose like was drawn before, it is seen that they are not those that were to be left out.
+        # Batches beyond the known ones are compared too: they must not be among the skipped ones.
         return MOST_COMPARED if self._left_out else len(self._expected)
 
     def add(self, drawn: _Drawn) -> None:
-        """Take note of the next batch, while it is not complete."""
+        """Record the next batch. Call it only while the comparison is not complete."""
         self._drawn.append(drawn)
 
     def told(self, ended_because: str = "") -> dict[str, Any]:
-        """The member ``batches`` of ``verified``: how many were compared, and how many of these agreed.
-
-        ``ended_because`` says why there were no more, where it is not complete. It waits for the device of the batches.
+        """Return the answer's ``verified.batches``. ``ended_because`` is its reason if incomplete. Waits for the
+        batches' device.
         """
         left_out = {value for value in map(read, self._left_out) if value is not None}
-        # Where batches repeat by themselves, as over epochs, one that looks like one of those left out may be another.
+        # Batches that repeat by themselves, as over epochs, do not show that a skipped one was drawn.
         is_telling = 0 < len(left_out) == len(self._left_out)
         verdicts = [self._agrees(number, left_out if is_telling else set()) for number in range(len(self._drawn))]
         compared = sum(verdict is not None for verdict in verdicts)
@@ -94,7 +83,7 @@ class BatchComparison:
         return told
 
     def _agrees(self, number: int, left_out: Collection[int]) -> bool | None:
-        """Whether that batch is the one that was to come; None where it cannot be told."""
+        """Return whether the batch is the expected one; None if that is unknown."""
         batch = self._drawn[number]
         drawn, before = read(batch.value), read(self._expected[number]) if number < len(self._expected) else None
         if drawn is None:
@@ -104,7 +93,7 @@ class BatchComparison:
         if drawn in left_out and batch.epoch == self._epoch:
             return False
         if self.is_skip and batch.is_random:
-            # After a skip the random numbers that it is made with are others, and so it looks like no batch before.
+            # The batch was made with other random numbers after the skip, so no fingerprint can match.
             return None
         if before is not None:
             return False
@@ -112,20 +101,19 @@ class BatchComparison:
 
 
 class BatchLog:
-    """The batches of a training's course, in order. For its training thread."""
+    """The batches that a training has drawn, in order. Only for the training thread."""
 
     def __init__(self) -> None:
         self.drawn = 0
-        """How many batches the training has drawn, on the course that it is on."""
+        """Number of batches drawn up to the present position, without those that a rollback revoked."""
         self.comparison = BatchComparison((), (), 0, "")
-        """The last one that `go_back` began."""
         self._compares = False
         self._fingerprints: deque[Fingerprint] = deque(maxlen=_LONGEST)
         self._unread = 0
         self._begins_because = "these batches were drawn by an earlier process"
 
     def add(self, batch: Fingerprint, epoch: int, is_random: bool = False) -> None:
-        """A batch of that epoch was drawn; with ``is_random``, it was made with the training's random numbers."""
+        """Record a drawn batch. ``is_random``: it was made with the training's random numbers."""
         self.drawn += 1
         self._fingerprints.append(batch)
         self._unread += 1
@@ -136,24 +124,22 @@ class BatchLog:
             self._compares = not self.comparison.is_complete
 
     def read(self) -> None:
-        """Work out the fingerprints of the last batches. It waits for the device that holds them, as writing a
-        checkpoint does anyhow."""
-        if self._unread:  # these are at the end, and perhaps others before them
+        """Compute pending fingerprints. Waits for the batches' device, as writing a checkpoint does too."""
+        if self._unread:  # the unread ones are last
             unread = [self._fingerprints.pop() for _ in range(min(self._unread, len(self._fingerprints)))]
             self._fingerprints.extend(map(read, reversed(unread)))
             self._unread = 0
 
     def forget(self, because: str) -> None:
-        """From here on other batches come than did before, for which `because` gives the reason."""
+        """Forget all batches because different ones follow; ``because`` is the reason to report."""
         self._fingerprints.clear()
         self._unread = 0
         self._begins_because = because
 
     def go_back(self, drawn: int | None, epoch: int, skip: int = 0, why_not: str = "") -> BatchComparison:
-        """Training goes back to where so many batches had been drawn, in that epoch, and leaves out the next ``skip``.
+        """Return to the position after ``drawn`` batches (None: unknown) in ``epoch``, and skip the next ``skip``.
 
-        ``drawn`` is None where the checkpoint does not say it. ``why_not`` says why other batches than before are to be
-        expected, if they are.
+        ``why_not`` is the reason if different batches are expected.
         """
         since, why = self._since(drawn)
         if drawn is not None:
@@ -168,7 +154,6 @@ class BatchLog:
         return self.comparison
 
     def _since(self, drawn: int | None) -> tuple[list[Fingerprint], str]:
-        """The fingerprints from there on, and why there are none if there are not."""
         first = self.drawn - len(self._fingerprints)
         if drawn is None:
             return [], "the checkpoint does not say how many batches had been drawn"
@@ -177,19 +162,21 @@ class BatchLog:
         return list(islice(self._fingerprints, drawn - first, None)), ""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, for `restore` after a restart; plain JSON values. It waits for the device."""
+        """Return plain JSON values for a checkpoint (see `restore`). Waits for the batches' device."""
         self.read()
-        kept = list(islice(reversed(self._fingerprints), _CARRIED))[::-1]  # those before are not gone through
+        kept = list(islice(reversed(self._fingerprints), _CARRIED))[
+            ::-1
+        ]  # from the end, so that a long log is not traversed
         known = {"fingerprints": kept, "begins_because": self._begins_because}
         return {"drawn": self.drawn, "format": FORMAT, **known}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on after a restart from where `state` was taken; None where the checkpoint does not hold it."""
+        """Continue after a restart from a checkpoint's `state`; None if the checkpoint has none."""
         self.forget("these batches were drawn by an earlier process")
         self.drawn = 0 if state is None else int(state["drawn"])
         if state is None:
             return
-        if state.get("format") != FORMAT:  # those of another release cannot be compared with ours
+        if state.get("format") != FORMAT:  # of another release: not comparable
             return
         self._fingerprints.extend(state["fingerprints"])
         self._begins_because = str(state["begins_because"])

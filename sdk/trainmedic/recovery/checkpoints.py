@@ -1,12 +1,7 @@
-"""Which checkpoints satisfy a rollback, which may be deleted, and the marks that others can see on them.
+"""Selection of checkpoints for rollbacks and deletion, and mark files in their directories.
 
-Nothing here depends on a framework: a checkpoint is a `SavedCheckpoint`, wherever and however it is kept. Not here:
-which of them a rollback goes to (``choice``), writing and loading one (``torch.checkpoint_storage``, or the framework),
-how often one may go back to it (``rollback_budget``). Who calls it: the integrations.
-
-Two small files mark a checkpoint directory. ``.trainmedic-complete`` is the last thing that is written into it;
-without it a checkpoint of this package counts as half-written. ``.trainmedic-pinned`` says that it is not to be
-deleted; the node agent's cleaner also respects it.
+- ``.trainmedic-complete`` is written last; without it a checkpoint is incomplete.
+- ``.trainmedic-pinned`` protects from deletion, also by the node agent.
 """
 
 from __future__ import annotations
@@ -28,42 +23,39 @@ from trainmedic.wire import envelope
 COMPLETE = ".trainmedic-complete"
 PINNED = ".trainmedic-pinned"
 NEVER_DELETED = 2
-"""So many of the newest checkpoints always stay, for the newest may hold the fault that a rollback is to undo."""
+"""Number of newest checkpoints that always stay: the newest may hold the fault that a rollback is to undo."""
 _LARGEST_MARK = 1 << 20
 _KEPT = ".trainmedic-rank-{rank:05d}.json"
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """An existing checkpoint, with what a rollback needs to know of it."""
+    """An existing checkpoint."""
 
     step: int
-    """Optimizer steps that were done when it was written."""
     at: datetime
-    """When it was complete, in aware UTC."""
+    """Time of completion, in aware UTC."""
     path: Any
-    """Where it is: a path, or whatever its owner loads it by."""
+    """A path, or any value that its owner loads it by."""
     complete: bool = True
-    """Whether all of it was written."""
     health: CheckpointHealth | None = None
-    """What it is judged by; None where that was not kept."""
+    """None if it was not recorded."""
 
     @property
     def name(self) -> str:
-        """Its name in answers: the last part of a path, or the text of whatever else its owner loads it by."""
+        """The name in answers: the last part of the path, or the path value as text."""
         return str(getattr(self.path, "name", self.path))
 
 
 def choose(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> SavedCheckpoint:
-    """The checkpoint that `rollback` means, seen from `step`. Raises Rejected, saying what there is instead."""
+    """Return the newest checkpoint that satisfies `rollback`, ordered at `step`. Raises Rejected."""
     return candidates(found, rollback, step)[0]
 
 
 def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) -> list[SavedCheckpoint]:
-    """All checkpoints that satisfy `rollback`, the newest first; if one cannot be loaded, the next may be used.
+    """Return all checkpoints that satisfy `rollback`, newest first, so that the next can replace an unloadable one.
 
-    It leaves out incomplete ones, and those of a later step than the present one, which belong to another course, such
-    as an earlier training in the same directory. Raises Rejected if there is none.
+    Excludes incomplete ones and those of later steps, which belong to another training. Raises Rejected.
     """
     complete = newest_first([checkpoint for checkpoint in found if checkpoint.step <= step])
     fitting, condition = complete, ""
@@ -81,7 +73,7 @@ def candidates(found: Sequence[SavedCheckpoint], rollback: Rollback, step: int) 
 
 
 def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """The complete ones. What counts is when it was written: after a rollback a step comes twice."""
+    """Return the complete checkpoints by time of writing: after a rollback the same step occurs twice."""
     complete = [checkpoint for checkpoint in found if checkpoint.complete]
     return sorted(complete, key=lambda checkpoint: (checkpoint.at, checkpoint.step), reverse=True)
 
@@ -89,10 +81,10 @@ def newest_first(found: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
 def surplus(
     found: Sequence[SavedCheckpoint], keep: int, kept: Sequence[Any] = (), back_to: int | None = None
 ) -> list[SavedCheckpoint]:
-    """The complete checkpoints to delete so that the newest `keep` healthy ones, and at least the newest two, stay.
+    """Return the complete checkpoints to delete. The newest `keep` healthy ones, the newest two and paths in `kept`
+    stay.
 
-    `kept` are paths that stay in any case. ``back_to`` is the step of the checkpoint that training went back to, while
-    the trouble may come back: then the next older one stays as well, for another rollback goes further.
+    The healthy one before ``back_to``, the last rollback's step, stays for a rollback that goes further.
     """
     complete = newest_first(found)
     healthy = [checkpoint for checkpoint in complete if not problem(checkpoint.health)]
@@ -104,14 +96,13 @@ def surplus(
 
 
 def healthy_first(present: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
-    """The complete ones in the order in which a restart tries them: the newest healthy one first, ill ones last."""
+    """Return the complete checkpoints in the order for a restart: newest healthy first, unhealthy ones last."""
     return sorted(newest_first(present), key=lambda checkpoint: bool(problem(checkpoint.health)))
 
 
 def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]]) -> list[SavedCheckpoint]:
-    """Return on all ranks what `find` finds on rank 0, because ranks may see a shared directory differently.
-
-    Raises what `find` raises, Unsupported where a path cannot be sent to other ranks, and NotAgreed.
+    """Return on all ranks what `find` finds on rank 0. Raises its errors, NotAgreed, and Unsupported for a path that
+    cannot be sent.
     """
     if group.world_size == 1:
         return list(find())
@@ -119,30 +110,28 @@ def as_seen_by_rank_0(group: Group, find: Callable[[], Sequence[SavedCheckpoint]
 
 
 def to_json(checkpoint: SavedCheckpoint) -> dict[str, Any]:
-    """What the other ranks need of it, as JSON. Raises Unsupported where its path cannot be sent."""
+    """Return the fields that other ranks need. Raises Unsupported if the path cannot be sent."""
     path = checkpoint.path
     if not isinstance(path, (str, Path)):
-        raise Unsupported(f"checkpoints of several ranks are known by a Path or a str, not a {type(path).__name__}")
+        raise Unsupported(
+            f"with several ranks the path of a checkpoint must be a Path or str, not a {type(path).__name__}"
+        )
     is_path = isinstance(path, Path)
     return {"step": checkpoint.step, "at": checkpoint.at.isoformat(), "path": str(path), "is_path": is_path}
 
 
 def from_json(fields: Mapping[str, Any]) -> SavedCheckpoint:
-    """What `to_json` gave."""
     path = Path(fields["path"]) if fields["is_path"] else fields["path"]
     return SavedCheckpoint(fields["step"], datetime.fromisoformat(fields["at"]), path)
 
 
-# --- marks on a directory -----------------------------------------------------------------------------
-
-
 def mark_complete(checkpoint: Path, facts: Mapping[str, Any]) -> None:
-    """Mark it as whole, as the last act of writing it. The mark holds `facts`. Raises OSError."""
+    """Mark a checkpoint as complete, as the last act of writing it. The mark holds `facts`. Raises OSError."""
     _write(checkpoint / COMPLETE, facts)
 
 
 def completion(checkpoint: Path) -> Mapping[str, Any] | None:
-    """The facts that its mark holds; None where it is not complete, or the mark itself is half-written."""
+    """Return the facts in the completion mark; None if it is missing or malformed."""
     return _read(checkpoint / COMPLETE)
 
 
@@ -152,7 +141,7 @@ def pin(checkpoint: Path, why: Mapping[str, Any]) -> None:
 
 
 def unpin(checkpoint: Path) -> None:
-    """Allow its deletion again. Raises OSError."""
+    """Allow deletion again. Raises OSError."""
     (checkpoint / PINNED).unlink(missing_ok=True)
 
 
@@ -161,17 +150,17 @@ def is_pinned(checkpoint: Path) -> bool:
 
 
 def pin_reason(checkpoint: Path) -> Mapping[str, Any] | None:
-    """The reason that `pin` was given; empty where it cannot be read, None where it is not pinned."""
+    """Return the reason passed to `pin`; empty if unreadable, None if the checkpoint is not pinned."""
     return _read(checkpoint / PINNED) or ({} if is_pinned(checkpoint) else None)
 
 
 def keep(checkpoint: Path, rank: int, facts: Mapping[str, Any]) -> None:
-    """Keep in a checkpoint what a rank compares with when it goes back there. Raises OSError."""
+    """Store data that this rank compares with after a rollback to this checkpoint. Raises OSError."""
     write_durably(checkpoint / _KEPT.format(rank=rank), json.dumps(facts).encode())
 
 
 def kept(checkpoint: Path, rank: int) -> dict[str, Any] | None:
-    """What `keep` has kept for that rank; None where there is nothing, or it cannot be read."""
+    """Return the data that `keep` stored for a rank; None if it is missing or unreadable."""
     try:
         facts = json.loads((checkpoint / _KEPT.format(rank=rank)).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -180,7 +169,7 @@ def kept(checkpoint: Path, rank: int) -> dict[str, Any] | None:
 
 
 def flush_directory(directory: Path) -> None:
-    """Flush a directory, so that new and changed names in it are on the disk. Raises OSError."""
+    """Flush a directory, so that new and renamed entries are on disk. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -189,7 +178,7 @@ def flush_directory(directory: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file so that it holds either what it held or `content`, whenever the machine stops. Raises OSError."""
+    """Replace a file atomically: it holds the old or the new content whenever the machine stops. Raises OSError."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         with unfinished.open("wb") as file:
@@ -197,7 +186,7 @@ def write_durably(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except BaseException:  # an interrupt, too, leaves nothing half-written behind
+    except BaseException:  # an interrupt must not leave a partial file either
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
@@ -218,11 +207,10 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _existing_ones(present: Sequence[SavedCheckpoint], complete: Sequence[SavedCheckpoint]) -> str:
-    """The rest of the reason: which checkpoints there are instead."""
     if complete:
         oldest = complete[-1]
         at = envelope.write_time(oldest.at)
         return f"; the oldest of {len(complete)} is of step {oldest.step}, written {at}"
     if any(checkpoint.complete for checkpoint in present):
-        return "; those that there are are of later steps than the present one"
-    return f"; {len(present)} are half-written" if present else "; there is none at all"
+        return "; all existing ones are of later steps"
+    return f"; {len(present)} are incomplete" if present else "; there are none at all"

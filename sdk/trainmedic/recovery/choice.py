@@ -1,18 +1,8 @@
-"""Which checkpoint a rollback goes to, of those that satisfy it, and why it passes over newer ones.
+"""Choice of the checkpoint for a rollback, and the reasons for skipping newer ones.
 
-The newest that is healthy and lies a margin of steps before the trouble began (``health``, `_margin`); where only those
-within the margin are healthy, the newest of these. Where the trouble has come back after an earlier rollback, an older
-one than that went to. All of it is worked out from values, so that rank 0 can do it for all ranks (`agree`), and
-a thread that must not read tensors can do it without the losses.
-
-An integration uses it so::
-
-    choice = choose(its_checkpoints, rollback, step, onset_of(rollback, medic.progress), budget.spent)
-    budget.check(choice.best.step, step)
-    ... load the first of choice.candidates that can be, and answer with passed_over=choice.told()
-
-Not here: which checkpoints satisfy a rollback (``checkpoints``), how many rollbacks there may be
-(``rollback_budget``).
+It is the newest healthy one that lies a margin before the start of the fault (`_margin`), if any. If the fault returned
+after a rollback, it is an older one than that rollback's. Pure, so that rank 0 can decide for all and any thread can
+call it.
 """
 
 from __future__ import annotations
@@ -29,16 +19,17 @@ from trainmedic.recovery.health import Onset, problem
 from trainmedic.recovery.rollback_budget import RollbackCount
 
 MARGIN = 5
-"""Steps before the trouble began in which a checkpoint is avoided: a raised loss shows what earlier steps have done."""
+"""Steps before the start of the fault in which checkpoints are avoided: a higher loss shows the effect of earlier
+steps.
+"""
 _SHORT_MARGIN = 2
-"""The same where five would cost many steps. The weights of a checkpoint are known to be good only where a loss that
-came of them was."""
+"""The margin where five steps would cost many: weights are good only if a loss computed from them was."""
 _MOST_TOLD = 20
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A checkpoint that satisfies a rollback, and that it does not go to."""
+    """A checkpoint that satisfies the rollback but was skipped."""
 
     name: str
     step: int
@@ -47,19 +38,16 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Choice:
-    """The checkpoints that a rollback may go to."""
-
     candidates: tuple[SavedCheckpoint, ...]
-    """Best first; where one cannot be loaded, the next is meant. There is at least one."""
+    """At least one, best first. The next replaces one that fails to load."""
     passed_over: tuple[PassedOver, ...] = ()
-    """The newer ones that satisfy it as well."""
+    """Newer checkpoints that satisfy the rollback too."""
 
     @property
     def best(self) -> SavedCheckpoint:
         return self.candidates[0]
 
     def told(self) -> list[dict[str, Any]]:
-        """The checkpoints that were passed over, for the answer to the command: its member ``passed_over``."""
         return [{"checkpoint": each.name, "step": each.step, "why": each.why} for each in self.passed_over]
 
 
@@ -70,21 +58,20 @@ def choose(
     onset: Onset | None = None,
     spent: RollbackCount | None = None,
 ) -> Choice:
-    """The choice for `rollback`, ordered at `step`, of the checkpoints that there are.
+    """Choose among `present` for `rollback`, ordered at `step`. Raises Rejected if none is suitable and healthy.
 
-    ``onset`` is when the trouble began, and ``spent`` what the budget has counted. Raises Rejected where no checkpoint
-    satisfies the rollback, or none of these is healthy.
+    ``onset`` is the start of the fault.
     """
     fitting = checkpoints.candidates(present, rollback, step)
-    # By identity, for the path of a user's own checkpoint may be anything.
+    # By identity: the path of a user's own checkpoint may be unhashable.
     ill = {id(checkpoint): why for checkpoint in fitting if (why := _illness(checkpoint, onset))}
     healthy = [checkpoint for checkpoint in fitting if id(checkpoint) not in ill]
     if not healthy:
         reasons = "; ".join(f"{each.name}: {ill[id(each)]}" for each in fitting[:_MOST_TOLD])
-        raise Rejected(f"no checkpoint that could be meant is healthy: {reasons}")
+        raise Rejected(f"no suitable checkpoint is healthy: {reasons}")
     avoided = _too_late(healthy, onset)
     preferred = [checkpoint for checkpoint in healthy if id(checkpoint) not in avoided]
-    # One to a named step, or to the newest of all, says itself how far to go.
+    # A rollback to a named step, or to the newest checkpoint, already states how far to go.
     is_relative = rollback.before is not None or rollback.steps_back is not None
     if is_relative and spent is not None and preferred:
         avoided |= _not_far_enough(preferred, spent)
@@ -96,10 +83,7 @@ def choose(
 
 
 def agree(group: Group, decide: Callable[[], Choice]) -> Choice:
-    """Return on all ranks what `decide` returns on rank 0, or raise what it raises there.
-
-    Raises Unsupported where a path cannot be sent to other ranks, and NotAgreed.
-    """
+    """Return or raise on all ranks what `decide` does on rank 0. Raises NotAgreed and Unsupported."""
     if group.world_size == 1:
         return decide()
 
@@ -125,7 +109,7 @@ def _illness(checkpoint: SavedCheckpoint, onset: Onset | None) -> str:
 
 
 def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[int, str]:
-    """Of the checkpoints within the margin, why, by identity; empty where there are no others."""
+    """Return the reasons for the checkpoints within the margin, by identity; empty if there are no others."""
     if onset is None:
         return {}
     margin = _margin(healthy, onset)
@@ -139,20 +123,23 @@ def _too_late(healthy: Sequence[SavedCheckpoint], onset: Onset | None) -> dict[i
 
 
 def _margin(healthy: Sequence[SavedCheckpoint], onset: Onset) -> int:
-    """How many steps before the trouble a checkpoint has to lie: five. Two where five would cost more than ten steps
-    and the losses show the very step at which they rose; if the trouble comes back, the next rollback goes further."""
+    """Return the margin in steps: five, or two if five would cost more than ten and the losses show the exact start.
+
+    If the fault returns, the next rollback goes further.
+    """
     is_exact = onset.is_rise and onset.shown_at == onset.step
     is_cheap = any(MARGIN <= onset.step - checkpoint.step <= 2 * MARGIN for checkpoint in healthy)
     return MARGIN if is_cheap or not is_exact else _SHORT_MARGIN
 
 
 def _not_far_enough(preferred: Sequence[SavedCheckpoint], spent: RollbackCount) -> dict[int, str]:
-    """Of the checkpoints that an earlier rollback for the same trouble has reached, why, by identity; empty where there
-    are none beyond."""
+    """Return the reasons for those that an earlier rollback for the same fault used, by identity; empty if none is
+    older.
+    """
     if not spent.is_continued_by(preferred[0].step):
         return {}
     tried = {
-        id(checkpoint): f"the trouble came back after a rollback to step {spent.root_step}"
+        id(checkpoint): f"the fault returned after a rollback to step {spent.root_step}"
         for checkpoint in preferred
         if checkpoint.step >= spent.root_step
     }

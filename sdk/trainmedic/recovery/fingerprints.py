@@ -1,13 +1,8 @@
-"""Fingerprints of batches, by which is seen whether the batches of a replay are those from before.
+"""Fingerprints of batches, to check that a replay after a rollback draws the same ones.
 
-A fingerprint is 64 bits of a batch as it was drawn: of every tensor, array, number and text in it the type, the shape,
-and a sample of the content that is spread over all of it. Only the sample is taken at once, for a step may change its
-batch in place; that takes some microseconds and waits for no device. The rest comes when the fingerprint is read, for
-many batches after one another: a step has emptied the processor's caches, so each call in it costs several times as
-much as it does then.
-
-An integration calls `fingerprint` with each batch before the loop has it, and `read` when it compares. Not here:
-keeping and comparing them (``batch_log``).
+A fingerprint hashes type, shape and an evenly spread sample of each value. Only the sample is copied at once, because a
+step may change its batch; this takes microseconds and waits for no device. Hashing many together later is cheaper: a
+step leaves the CPU caches cold.
 """
 
 from __future__ import annotations
@@ -18,29 +13,29 @@ from hashlib import blake2b
 from typing import Any, List, Mapping, Optional, Union
 
 _WHOLE = 128
-"""Up to so many numbers of a tensor all are looked at; of a larger one, from half as many up to so many."""
+"""Tensors of up to this many numbers are used whole; of larger ones, half as many or more."""
 _SAMPLED = _WHOLE // 2
-_LONGEST_TEXT = 4096  # characters; of a longer one, so many
-_MOST_LEAVES = 128  # values of one batch: what a batch is made of shows in the first
+_LONGEST_TEXT = 4096  # most characters of a text
+_MOST_LEAVES = 128  # most values of one batch
 _DEEPEST = 8
 
 Fingerprint = Union[int, "Unread", None]
-"""None where nothing of a batch can be looked at."""
-_Leaves = List[Any]  # bytes; numbers, texts, types and shapes, which cannot change; and tensors on a device
+"""None if nothing in the batch can be sampled."""
+_Leaves = List[Any]  # bytes; immutable numbers, texts, types and shapes; tensors on a device
 
 
 class Unread:
-    """A fingerprint that is not worked out yet, of samples that are its own."""
+    """A fingerprint to be computed later from copied samples."""
 
     __slots__ = ("_leaves", "is_here")
 
     def __init__(self, leaves: _Leaves, is_here: bool) -> None:
         self._leaves = leaves
         self.is_here = is_here
-        """Whether all samples are in main memory, so that reading waits for nothing."""
+        """True if all samples are in host memory, so that reading waits for no device."""
 
     def read(self) -> Optional[int]:
-        """The fingerprint; it waits for the device. None where the device does not give the samples any more."""
+        """Compute the fingerprint. Waits for the device; None if the device no longer provides the samples."""
         try:
             told = b"\0".join([leaf if type(leaf) is bytes else _told(leaf) for leaf in self._leaves])
         except RuntimeError:
@@ -49,18 +44,17 @@ class Unread:
 
 
 def fingerprint(batch: Any) -> Fingerprint:
-    """The fingerprint of a batch, whatever it is."""
     leaves: _Leaves = []
     try:
         content = _walk(batch, leaves, 0)
-    # Every error is caught, because looking at a batch calls methods of the user's, and must not end the training.
+    # Catch everything: this calls the user's methods and must not end the training.
     except Exception:
         return None
     return Unread(leaves, content < _AWAY) if content else None
 
 
 def read(value: Fingerprint) -> Optional[int]:
-    """A fingerprint as a number; it waits for the device that holds the samples, if any does."""
+    """Return the fingerprint as a number. Waits for the device that holds the samples."""
     return value.read() if isinstance(value, Unread) else value
 
 
@@ -74,23 +68,23 @@ def _told(leaf: Any) -> bytes:
 
 @lru_cache(maxsize=64)
 def _name_of(dtype: Any) -> bytes:
-    """Its `repr`, which NumPy takes longer to make than all else of a fingerprint takes."""
+    """Return the type's `repr`. NumPy takes longer for it than the rest of a fingerprint takes."""
     return repr(dtype).encode()
 
 
 _NOTHING, _PLAIN, _ARRAY, _AWAY = range(4)
-"""What of a value could be looked at: nothing but types, numbers and texts, arrays, or what is on a device."""
+"""Extent of sampling: nothing but types, plain values, arrays, or arrays on a device."""
 
 
 def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
-    """Add to `leaves` what `value` consists of, and say what of it could be looked at."""
+    """Append the content of `value` to `leaves`. Return what could be sampled."""
     if len(leaves) >= _MOST_LEAVES or depth > _DEEPEST:
         return _NOTHING
     kind = _kind_of(type(value))  # type: ignore[arg-type]  # a type can be hashed
     if kind == _IS_ARRAY:
         return _walk_array(value, leaves, depth)
     if kind == _IS_SEQUENCE:
-        # Of a long list, such as one of tokens, a sample as of a tensor.
+        # Sample long lists, such as of tokens, like tensors.
         count, content = len(value), _NOTHING
         leaves += (type(value).__name__, count)
         for member in value if count <= _WHOLE else value[:: count // _SAMPLED | 1]:
@@ -106,7 +100,7 @@ def _walk(value: Any, leaves: _Leaves, depth: int) -> int:
     leaves.append(type(value).__name__)
     if kind == _IS_MAPPING:
         return _walk_members(value, leaves, depth)
-    # Of an object of another kind, such as an image, numbers are perhaps its size, and only arrays its content.
+    # In other objects, such as images, plain numbers may be only the size; require arrays.
     content = _walk_members(getattr(value, "__dict__", None) or _slots(value), leaves, depth)
     return content if content >= _ARRAY else _NOTHING
 
@@ -117,7 +111,7 @@ _NUMBERS = (bool, int, float, complex, type(None))
 
 @lru_cache(maxsize=256)
 def _kind_of(kind: type) -> int:
-    """How values of that type are looked at: asked of the type, for a batch is of the same types as the one before."""
+    """Classify a type. Cached because consecutive batches have the same types."""
     if hasattr(kind, "dtype") and hasattr(kind, "shape"):
         return _IS_ARRAY
     for number, kinds in (
@@ -145,24 +139,22 @@ def _slots(value: Any) -> Mapping[str, Any]:
 
 
 def _walk_array(value: Any, leaves: _Leaves, depth: int) -> int:
-    """Add type, shape and sample of a tensor or an array. The short way is for most batches."""
     try:
         values = value.numpy()
-    except AttributeError:  # NumPy's own, or of its like
+    except AttributeError:  # a NumPy-like array
         values = value
-        if values.dtype.hasobject:  # its bytes say where the objects lie
+        if values.dtype.hasobject:  # the bytes would be addresses
             return _walk(values.reshape(-1).tolist(), leaves, depth + 1)
-    except (TypeError, RuntimeError):  # it needs a gradient, or is of a type or on a device that NumPy does not know
+    except (TypeError, RuntimeError):  # it needs a gradient, or NumPy does not support its type or device
         return _add_other_tensor(value, leaves)
     size = values.size
-    # An odd stride meets all columns of a table whose rows are a power of two long.
+    # An odd stride reaches all columns of a table whose row length is a power of two.
     sample = values if size <= _WHOLE else values.flat[:: size // _SAMPLED | 1]
     leaves += (values.dtype, values.shape, sample.tobytes())
     return _ARRAY
 
 
 def _add_other_tensor(value: Any, leaves: _Leaves) -> int:
-    """Add what is to be known of a tensor that NumPy does not take as it is."""
     tensor = value.detach()
     to_local = getattr(tensor, "to_local", None)
     if to_local is not None:
@@ -184,13 +176,11 @@ def _add_other_tensor(value: Any, leaves: _Leaves) -> int:
 
 
 def _thinned(values: Any) -> Any:
-    """Some of the entries along each dimension, so that what lies scattered need not be copied whole."""
     per_dimension = max(int(_WHOLE ** (1 / len(values.shape))), 2)
     return values[tuple(slice(None, None, max(length // per_dimension, 1)) for length in values.shape)]
 
 
 def _bytes_of(sample: Any) -> bytes:
-    """The numbers of a sample in main memory."""
     torch = sys.modules["torch"]
     wholes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     numbers = torch.view_as_real(sample.resolve_conj()) if sample.is_complex() else sample

@@ -1,21 +1,8 @@
-"""What a checkpoint is judged by, and since when the losses of a job have risen.
+"""Health of checkpoints, and the start of a rise in the reported losses.
 
-A checkpoint that was written after the trouble began is no place to go back to, and its age alone does not tell: an
-alert begins some scrapes after the loss has jumped. So each checkpoint carries a `CheckpointHealth`, small enough to
-stand in its mark, by which it is judged without being loaded; and a rollback looks at the losses that the job has
-reported for the step at which they began to rise (`rise`).
-
-An integration uses it so::
-
-    health = health_now(medic.progress, finite=...)      # when it writes a checkpoint
-    mark_complete(path, {..., "health": health.to_json()})
-    SavedCheckpoint(step, at, path, health=CheckpointHealth.from_json(facts.get("health")))
-
-    onset = onset_of(rollback, medic.progress)           # when it is to go back, see ``choice``
-    medic.progress.record.forget_after(step)             # when it has gone back to that step
-
-Only the training thread calls `health_now` and `onset_of`: they read reported tensors, and so wait for their device.
-Not here: which checkpoint is chosen (``choice``), and whether weights are finite (the integrations).
+Alerts begin some scrapes after the loss has risen, so age alone does not show a good checkpoint. Each carries a
+`CheckpointHealth` in its mark, and a rollback finds the start of the rise (`rise`). `health_now` and `onset_of` read
+reported tensors: only the training thread may call them.
 """
 
 from __future__ import annotations
@@ -35,64 +22,60 @@ from trainmedic.job.reported_values import ReportedValues, deviation, number
 from trainmedic.wire import envelope
 
 REPORTS = 100
-"""So many of the last reports are what a loss is compared with."""
-_LOOKED_AT = 3 * REPORTS  # of a checkpoint's health: those before a rise have to be among them
+"""Number of last reports that a loss is compared with."""
+_LOOKED_AT = 3 * REPORTS  # reports to search for those before a rise
 FEWEST = 20
-"""With fewer reports nothing is known of the usual spread, and nothing is called ill."""
+"""With fewer reports the usual spread is unknown and nothing is called unhealthy."""
 
 _Factors = tuple[float, float]
-"""How far a loss may lie above the median: in standard deviations, and as a part of it; the larger one counts."""
-_NORMAL = 1.4826  # times the median absolute deviation, that is the standard deviation of normal noise
+"""Limits above the median: in standard deviations and as a part of the median. The larger one counts."""
+_NORMAL = 1.4826  # converts the median absolute deviation of normal noise to its standard deviation
 _ILL = (6.0, 0.25)
-"""A loss is ill when it lies above its median by more than six standard deviations, and by more than a quarter of it.
+"""A loss is unhealthy if it exceeds its median by more than six standard deviations and by more than 25 %.
 
-Normal noise exceeds the first once in a thousand million reports, noise with the heavy tails of Laplace's distribution
-once in a thousand. The second holds where the spread is next to nothing, as with one batch over and over. To call a
-good checkpoint ill costs the steps to the one before; to call an ill one good costs the repair."""
+Normal noise exceeds the first limit once in 10⁹ reports, Laplace noise once in 10³; the second is for nearly constant
+losses. A false alarm costs steps, a miss the repair.
+"""
 _RAISED = (3.0, 0.1)
-"""The same for the reports around an ill one that belong to the same rise: a loss does not always jump at once."""
+"""Limits for the reports around an unhealthy one in the same rise: losses do not always jump at once."""
 _NORM_FACTOR = 10.0
-"""A gradient norm of more than ten times its median has moved the weights further than training does."""
+"""A gradient norm above ten times its median has moved the weights further than training does."""
 _REFRESH, _REFRESH_FALLING = 25, 5
-"""Reports after which the limits are worked out again; while losses fall, their level falls from one to the next."""
-_CALM = 3  # reports in a row at the usual level, which end a rise
+"""Reports between two computations of the limits, in general and while losses fall."""
+_CALM = 3  # consecutive reports at the usual level that end a rise
 _LONGEST_RISE = 300.0
-"""Seconds. Alerts begin within that time; losses that are higher for longer are the new level, as of other data."""
+"""In seconds. Alerts begin within that time; a longer rise is a new level, as of other data."""
 _OFF_SCHEDULE = 0.05
-"""How far the learning rate may be from its schedule, as a part of the larger one: the alert TrainingLearningRateOff's
-limit."""
+"""Largest deviation of the learning rate from its schedule, relative to the larger one; the limit of the alert
+TrainingLearningRateOff.
+"""
 _SAID = ("finite", "ranks_agree", "on_schedule")
-"""The members of a health that are true or false."""
 
 
 @dataclass(frozen=True)
 class CheckpointHealth:
-    """What was known of a training when a checkpoint was written. None is what was not known."""
+    """The known state of a training at the time of a checkpoint. None means unknown."""
 
     loss: float | None = None
-    """The loss that was reported last; NaN if it was no finite number."""
+    """The last reported loss; NaN if it was not finite."""
     loss_median: float | None = None
-    """The level of the last losses that were finite numbers and belong to no rise that lasts: their median, or where
-    they fall the median of the newest (see `trainmedic.job.loss_trend.usual_level`)."""
+    """Level of the last finite losses outside a rise (see `trainmedic.job.loss_trend.usual_level`)."""
     loss_spread: float | None = None
-    """Their median absolute deviation, where they fall from their own trend."""
+    """Median absolute deviation of these losses, from their trend if they fall."""
     grad_norm: float | None = None
-    """The gradient norm that was reported last; NaN if it was no finite number, which is usual in half precision."""
+    """The last reported gradient norm; NaN if it was not finite, which is usual in half precision."""
     grad_norm_median: float | None = None
-    """The median of the last gradient norms that were finite numbers."""
     reports: int = 0
-    """How many losses the median is of."""
+    """Number of losses behind the median."""
     finite: bool | None = None
-    """Whether all weights, and all numbers of the optimizer's state, are finite."""
+    """True if all weights and all numbers of the optimizer state are finite."""
     ranks_agree: bool | None = None
-    """Whether the weights and the optimizer's state were the same on all ranks, of which each has all of them; False
-    only where they had been before, see ``trainmedic.torch.checkpoints.rank_comparison``."""
+    """True if replicated weights and optimizer states were equal on all ranks; False only if they had been before."""
     on_schedule: bool | None = None
-    """Whether the learning rate was that of its schedule; None, too, where it has been off for so long that it may be
-    meant."""
+    """True if the learning rate followed its schedule; None also after a long, possibly intended deviation."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, in which a NaN is a text."""
+        """Return a JSON object in which NaN is a string."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         return {
             name: str(value) if isinstance(value, float) and value != value else value for name, value in values.items()
@@ -100,7 +83,7 @@ class CheckpointHealth:
 
     @classmethod
     def from_json(cls, members: Any) -> CheckpointHealth | None:
-        """What `to_json` gave; None for anything else, such as the mark of an earlier version."""
+        """Parse the output of `to_json`. Return None for anything else, such as a mark of an earlier version."""
         if not isinstance(members, dict):
             return None
         known = {field.name: members[field.name] for field in fields(cls) if members.get(field.name) is not None}
@@ -115,18 +98,17 @@ class CheckpointHealth:
 
 
 class Onset(NamedTuple):
-    """From which step on the training was in trouble."""
+    """The start of a fault; ``step`` is the first untrusted one."""
 
     step: int
-    """The first step that is not trusted."""
     is_rise: bool
-    """Whether the losses show it; otherwise it is the step at which the alert began."""
+    """True if the losses show it; False if it is the step at which the alert began."""
     shown_at: int
-    """The first step of which it is certain: there may be many between two reports."""
+    """The first step that is certainly affected. Between two reports there may be many steps."""
 
 
 def problem(health: CheckpointHealth | None) -> str:
-    """Why a checkpoint is ill; empty where nothing shows that it is, for what is not known is not ill."""
+    """Return why a checkpoint is unhealthy; empty if nothing shows that it is."""
     if health is None:
         return ""
     if health.finite is False:
@@ -144,7 +126,7 @@ def problem(health: CheckpointHealth | None) -> str:
         if limit is not None and health.loss > limit:
             return (
                 f"the loss was {health.loss:.4g} when it was written, against a median of {health.loss_median:.4g} "
-                f"(more than {limit:.4g} is ill)"
+                f"(more than {limit:.4g} is unhealthy)"
             )
     norm, usual = health.grad_norm, health.grad_norm_median
     if norm is not None and usual is not None and 0 < usual * _NORM_FACTOR < norm:
@@ -153,10 +135,7 @@ def problem(health: CheckpointHealth | None) -> str:
 
 
 def health_now(progress: Progress, finite: bool | None = None) -> CheckpointHealth:
-    """The health of a checkpoint that is written now. ``finite``: see `CheckpointHealth.finite`.
-
-    It reads what was reported, which waits for the device that holds it.
-    """
+    """Return the health of a checkpoint written now. Waits for the device that holds the reported tensors."""
     record = progress.record.read()[-_LOOKED_AT:]
     rising = rise(record)
     usual = [values for values in record if rising is None or values.step < rising.shown_at][-REPORTS:]
@@ -185,9 +164,10 @@ def _is_on_schedule(progress: Progress) -> bool | None:
 
 
 def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
-    """From which step on the training was in trouble, as the rollback and the job's losses say; None if they do not.
+    """Return the start of the fault; None if unknown.
 
-    The rise that lasted when the alert began; without an alert's time, the one that lasts now.
+    It is the start of the rise that lasted when the alert began or, without its time, lasts now; otherwise the step at
+    which the alert began.
     """
     record = progress.record.read()
     if rollback.before is None:
@@ -195,12 +175,12 @@ def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
     began = time.perf_counter() + (rollback.before - envelope.utc_now()) / timedelta(seconds=1)
     before = [values for values in record if values.at <= began]
     if not before:
-        return None  # the record does not go back that far
+        return None  # the record is too short
     rising = rise(before)
     if rising is not None:
         return rising
     last = before[-1]
-    # Between two reports there may be many steps.
+    # Interpolate: between two reports there may be many steps.
     until = record[len(before)] if len(before) < len(record) else _latest(progress, last)
     part = (began - last.at) / max(until.at - last.at, 1e-9)
     step = last.step + round(min(part, 1.0) * (until.step - last.step))
@@ -208,15 +188,14 @@ def onset_of(rollback: Rollback, progress: Progress) -> Onset | None:
 
 
 def _latest(progress: Progress, last: ReportedValues) -> ReportedValues:
-    """Where training is now, after its last report."""
     return ReportedValues(max(progress.step or 0, last.step), time.perf_counter(), None, None)
 
 
 def rise(record: Sequence[ReportedValues]) -> Onset | None:
-    """The rise of the losses that lasts at the end of the record; None without one.
+    """Return the rise that lasts at the end of the record; None without one.
 
-    A rise begins with the first raised loss and must come to ill ones. Each report is compared with those before the
-    rise, so that a long one does not become what is usual.
+    It begins with the first raised loss and must reach unhealthy ones. Reports are compared with those before it, so
+    that a long rise does not become usual.
     """
     usual = _UsualLosses()
     rising: list[ReportedValues] = []
@@ -243,13 +222,11 @@ def rise(record: Sequence[ReportedValues]) -> Onset | None:
 
 
 class _UsualLosses:
-    """The last losses that belong to no rise, and the limits that follow from them."""
-
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=REPORTS)
         self._limits: dict[_Factors, float | None] = {}
         self._is_falling = False
-        self._added = 0  # since the limits were worked out, which takes longer than all the rest
+        self._added = 0  # added after the last computation of the limits, which is the slow part
 
     def add(self, losses: Sequence[float]) -> None:
         self._losses.extend(losses)
@@ -267,7 +244,7 @@ class _UsualLosses:
 
 
 def _limit(median: float, spread: float, factors: _Factors) -> float | None:
-    """The loss above which it is more than chance; None where there is no spread and no size to tell it by."""
+    """Return the loss above which chance is excluded; None without any spread or size."""
     deviations, part = factors
     room = max(deviations * _NORMAL * spread, part * abs(median))
     return median + room if room > 0 else None

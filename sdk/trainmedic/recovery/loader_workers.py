@@ -1,7 +1,4 @@
-"""The number of data loader workers that a command requests, agreed by all ranks.
-
-Callers: the handlers of ``job.dataloader_workers``. Not here: starting the workers.
-"""
+"""The number of data loader workers that a command requests, agreed by all ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from trainmedic.recovery.changes import check_workers
 
 
 def agreed_workers(command: JobCommand, present: int) -> int:
-    """Return how many workers each data loader is to have, where this rank's has `present`.
+    """Return the workers of each data loader; ``present`` is this rank's number. Raises Rejected on all ranks together.
 
-    With ``at_most`` all ranks must have the same number now, because the undo gives all of them the number of rank 0.
-    Raises Rejected, on all ranks alike.
+    With ``at_most`` all must have the same number, because the undo restores rank 0's.
     """
     parameters = command.parameters
     assert isinstance(parameters, DataloaderWorkers)

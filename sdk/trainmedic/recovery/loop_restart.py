@@ -1,7 +1,4 @@
-"""One restart of a training loop: from which checkpoint, with which settings, for which command.
-
-`LoopRestarter` carries it out; the loops of the Trainers make it. Not here: when a loop is restarted (``restarts``).
-"""
+"""One restart of a training loop: its checkpoint, settings and command."""
 
 from __future__ import annotations
 
@@ -15,40 +12,35 @@ from trainmedic.recovery.checkpoints import SavedCheckpoint
 
 
 class LoopEnds(BaseException):
-    """Ends a framework's loop between two steps. No error, so nothing in between may catch it."""
+    """Ends a framework's loop between two steps. Not an Exception, so that nothing in between catches it."""
 
 
 class DamagedCheckpoint(TrainmedicError):
-    """What the loop has loaded is not what was saved. It is raised before the first step, on all ranks alike."""
+    """The loop has loaded something other than what was saved. Raised before the first step, on all ranks together."""
 
 
 @dataclass(frozen=True)
 class LoopRestart:
-    """The checkpoint and settings of one restart, and the command that asked for it."""
-
     checkpoint: Path
-    """The checkpoint that it goes on from."""
     command: JobCommand | None = None
-    """The command that is carried out by this; None after a crash."""
+    """None after a crash."""
     skip_batches: int = 0
-    """Batches that are left out after the checkpoint."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that are changed before the start, by name."""
     previous: Mapping[str, Any] = field(default_factory=dict)
-    """The values of ``settings`` until now, with which the loop is known to run."""
+    """The former values of ``settings``, which are known to work."""
     output: Mapping[str, Any] = field(default_factory=dict)
     """The part of the command's answer that is known before the loop runs."""
     trouble_at: int | None = None
-    """The first step that was not trusted, for which a rollback was ordered; None where none is known."""
+    """The first untrusted step of a rollback; None if unknown."""
     others: tuple[SavedCheckpoint, ...] = ()
-    """The older checkpoints that a rollback may go to, best first, where this one turns out damaged."""
+    """Older checkpoints, best first, that replace this one if it is damaged."""
 
     @property
     def is_rollback(self) -> bool:
         return self.command is not None and self.command.action == "job.rollback"
 
     def to_next_best(self, why: str) -> LoopRestart:
-        """The same rollback to the first of ``others``; ``why`` says what is wrong with this checkpoint."""
+        """Return the same rollback to the first of ``others``; ``why`` is the reason to report."""
         best, *rest = self.others
         unusable = [*self.output.get("unusable", ()), why]
         output = {**self.output, **told(best), "unusable": unusable}
@@ -56,7 +48,6 @@ class LoopRestart:
 
 
 def told(checkpoint: SavedCheckpoint) -> dict[str, Any]:
-    """What the answer to a rollback says of the checkpoint that it goes to."""
     return {
         "checkpoint": checkpoint.name,
         "checkpoint_step": checkpoint.step,

@@ -1,8 +1,6 @@
-"""The slots of one rank: which one is written next, and how many there may be.
+"""The slots of one rank: number, and choice of the next to write.
 
-Slots are made in the background, never while training waits: where none is large enough the copy is left out, and
-the next one finds it. What they take together stays within a limit. Not here: a slot (``memory_slots``), what is
-written into it (``torch.memory_checkpoints``). Called by the training thread and by the background thread.
+Slots are made in the background; without a suitable one the copy is skipped. Thread-safe.
 """
 
 from __future__ import annotations
@@ -17,19 +15,19 @@ from trainmedic.recovery.memory_cadence import dispensable
 from trainmedic.recovery.memory_slots import Slot, SlotMark
 
 LEAST = 2
-"""Slots without which there is no in-memory checkpoint: one is complete while the other is written."""
+"""Fewest slots: one is complete while the other is written."""
 _SPARE = 1 / 16
 _ROUND = 1 << 16
 
 
 class SlotPool:
-    """At most ``wanted`` slots of at most ``limit`` bytes together, in ``directory``, or in private memory if None."""
+    """At most ``wanted`` slots of together at most ``limit`` bytes, in ``directory``, or in private memory if None."""
 
     def __init__(self, wanted: int, limit: int, directory: Path | None) -> None:
         self.problem = ""
-        """Why there are no slots; empty where there are, or may be."""
+        """Why there are no slots; empty if there are or may be some."""
         self.kept: set[str] = set()
-        """Checkpoints that stay, whatever else goes."""
+        """IDs of checkpoints that stay."""
         self._wanted = max(wanted, LEAST)
         self._limit = limit
         self._directory = directory
@@ -43,18 +41,16 @@ class SlotPool:
         return len(self._slots)
 
     def add(self, slot: Slot) -> None:
-        """Take over a slot that is already there."""
         with self._lock:
             self._slots.append(slot)
 
     def make(self, size: int) -> Slot:
-        """A slot of that size at once. Raises OSError."""
+        """Make a slot at once. Raises OSError."""
         slot = Slot(size, self._free_file())
         self.add(slot)
         return slot
 
     def complete(self) -> list[Slot]:
-        """The slots that hold a complete checkpoint, in ascending order of their steps."""
         with self._lock:
             return sorted((slot for slot in self._slots if slot.mark is not None), key=_step)
 
@@ -63,7 +59,7 @@ class SlotPool:
 
     @contextlib.contextmanager
     def using(self, slot: Slot) -> Iterator[Slot]:
-        """Within the context the slot is not written to."""
+        """Protect a slot from being overwritten within the context."""
         self.hold(slot)
         try:
             yield slot
@@ -71,7 +67,7 @@ class SlotPool:
             self.release(slot)
 
     def hold(self, slot: Slot) -> None:
-        """Keep it from being written to, until `release`."""
+        """Protect a slot from being overwritten until `release`."""
         with self._lock:
             slot.users += 1
 
@@ -80,7 +76,7 @@ class SlotPool:
             slot.users -= 1
 
     def take(self, size: int, step: int, horizon: int) -> Slot | None:
-        """A slot to write the checkpoint of that step into, until `release`; None where there is none just now."""
+        """Return a slot to write the checkpoint of ``step`` into, until `release`; None if none is free."""
         with self._lock:
             idle = [slot for slot in self._slots if not slot.users]
             outgrown = [slot for slot in idle if slot.size < size and slot is not self._newest()]
@@ -99,17 +95,16 @@ class SlotPool:
             return fitting[0]
 
     def needs(self, size: int) -> bool:
-        """Whether slots have to be made for checkpoints of that size."""
         return self._is_provided < size and not self.problem
 
     def provide(self, size: int) -> None:
-        """Make slots for checkpoints of `size` bytes, as many as there may be; in the background. Raises OSError."""
+        """Make as many slots for checkpoints of `size` bytes as allowed. Call it in the background. Raises OSError."""
         size = -(-int(size * (1 + _SPARE)) // _ROUND) * _ROUND
         count = min(self._wanted, self._limit // size)
         if count < LEAST:
             self.problem = (
-                f"{LEAST} of {_megabytes(size)} each would be needed, and the limit is {_megabytes(self._limit)}: "
-                "Memory(limit=...)"
+                f"{LEAST} slots of {_megabytes(size)} are needed, but the limit is {_megabytes(self._limit)}: "
+                "raise Memory(limit=...)"
             )
             self.clear()
             return
@@ -125,28 +120,23 @@ class SlotPool:
         self._is_provided = size
 
     def drop(self, step: int) -> None:
-        """Forget the checkpoints of later steps than that."""
         with self._lock:
             for slot in self.complete():
                 if _step(slot) > step:
                     slot.clear()
 
     def clear(self) -> None:
-        """Give all memory back, but for what is being used."""
         with self._lock:
             for slot in [slot for slot in self._slots if not slot.users]:
                 self._remove(slot)
 
     def _dispensable(self, idle: list[Slot], size: int, step: int, horizon: int) -> Slot | None:
-        """Of the idle complete ones the one that is missed least, and that can hold so much.
-
-        One that is ill goes first, for nobody goes back to it.
-        """
+        """Return the most dispensable idle slot of at least ``size`` bytes. Unhealthy checkpoints go first."""
         complete = self.complete()
         for slot in complete:
             if slot in idle and slot.size >= size and slot.mark is not None and _is_ill(slot.mark):
                 return slot
-        for kept in (self.kept, ()):  # where there are too few slots for all that is to be kept, the oldest goes
+        for kept in (self.kept, ()):  # with too few slots for all `kept`, the oldest goes
             candidates = {_step(slot): slot for slot in complete if slot.mark is not None}
             while candidates:
                 slot = candidates.pop(dispensable([*candidates, step], horizon))

@@ -1,8 +1,4 @@
-"""Pausing a training loop at a step boundary: ``job.pause`` and ``job.resume``.
-
-Handlers call `LoopPause.start` and `LoopPause.end`; the integration's loop calls `LoopPause.wait` afterwards, which
-returns when the pause has ended, and polls for commands meanwhile.
-"""
+"""Pause of a training loop at a step boundary. Handlers start and end it; the loop calls `LoopPause.wait`."""
 
 from __future__ import annotations
 
@@ -18,39 +14,33 @@ _POLL_INTERVAL = 0.05  # seconds between two polls for commands
 
 
 class LoopPause:
-    """The pause of one job; none to begin with.
-
-    Its time is counted in polls for commands, not by a clock: the ranks of a job poll equally often, and so
-    leave the pause at the same step.
-    """
+    """The pause of one job, counted in polls instead of time, so that all ranks leave it at the same step."""
 
     def __init__(self, medic: Medic, sleep: Callable[[float], None] = time.sleep) -> None:
         self._medic = medic
         self._sleep = sleep
         self._polls_left = 0
-        self._begun_by: set[str] = set()  # ids of the commands that have begun or lengthened it
+        self._begun_by: set[str] = set()  # IDs of the commands that began or extended it
 
     @property
     def lasts(self) -> bool:
         return self._polls_left > 0
 
     def is_in_force(self, command_id: str) -> bool:
-        """Whether a pause lasts that this command has begun or lengthened. Any thread may ask."""
+        """Return whether a pause lasts that this command began or extended. Any thread may call it."""
         return self.lasts and command_id in self._begun_by
 
     def start(self, longest: timedelta, command_id: str) -> Mapping[str, Any]:
-        """Begin a pause of at most ``longest``. Where one lasts already, the new end counts."""
+        """Begin a pause of at most ``longest``, or set a new end for the present one."""
         self._begun_by = {*(self._begun_by if self.lasts else ()), command_id}
         self._polls_left = math.ceil(longest.total_seconds() / _POLL_INTERVAL)
         return {"max_seconds": longest.total_seconds()}
 
     def end(self) -> Mapping[str, Any]:
-        """End the pause, if one lasts."""
         was_paused, self._polls_left = self.lasts, 0
         return {"was_paused": was_paused}
 
     def wait(self, step: int) -> None:
-        """Return when the pause has ended, by a command or its time."""
         if not self.lasts:
             return
         with self._medic.window(PAUSE):

@@ -1,10 +1,7 @@
 """Copies of in-memory checkpoints in the memory of another node, over TCP.
 
-Each rank serves what lies in the shared memory of its node, and fetches from a rank of another node what it keeps for
-that one. Whoever asks has to know a secret that the ranks have agreed on through the store that they share; what
-comes is authenticated by it, and counts only when all of it has come. Who may read that store may read the training.
-
-Not here: which rank keeps whose (``ring``), where the bytes lie (``memory_slots``).
+Requests and data are authenticated with a secret that ranks share through their store; access to it is access to the
+training. Partial data is discarded.
 """
 
 from __future__ import annotations
@@ -29,18 +26,19 @@ from trainmedic.recovery.memory_slots import SlotMark
 log = logging.getLogger("trainmedic")
 
 ENVIRONMENT = "TRAINMEDIC_REPLICA_HOST"
-"""Names the address of this node at which other nodes reach it, where it is not the one that leads to MASTER_ADDR."""
-_SECONDS = 20.0  # without a byte, after which a connection is given up
+"""Environment variable: address at which other nodes reach this node. Default: the address that routes to MASTER_ADDR.
+"""
+_SECONDS = 20.0  # without a byte, until a connection is closed
 _MOST_AT_ONCE = 16
 _LONGEST_LINE = 1 << 16
 _CHUNK = 1 << 20
 _MAC = 32
-_ELSEWHERE = "10.255.255.255"  # any address that is not of this machine; nothing is sent there
+_ELSEWHERE = "10.255.255.255"  # any address on another machine; nothing is sent to it
 
 Address = tuple[str, int]
 Found = tuple[SlotMark, memoryview]
 Find = Callable[[Mapping[str, Any]], AbstractContextManager[Found | None]]
-"""Gives what a request asks for, and keeps it from being written to within the context."""
+"""Returns the requested data and protects it from being overwritten within the context."""
 
 
 class NotFetched(TrainmedicError):
@@ -48,7 +46,7 @@ class NotFetched(TrainmedicError):
 
 
 class ReplicaServer:
-    """Serves other nodes, in threads of its own. Raises OSError where no port can be had."""
+    """Serves other nodes in its own threads. Raises OSError if no port is available."""
 
     def __init__(self, secret: bytes, find: Find) -> None:
         places = threading.BoundedSemaphore(_MOST_AT_ONCE)
@@ -60,7 +58,7 @@ class ReplicaServer:
                 if not places.acquire(blocking=False):
                     return
                 try:
-                    # The other side went away, or is none of the job's ranks; or what it asks for went away.
+                    # The client disconnected or is not a rank of this job, or the requested slot was removed.
                     with suppress(OSError, ValueError, LookupError, TypeError, TrainmedicError):
                         _answer(self.rfile, self.wfile, secret, find)
                 finally:
@@ -90,10 +88,7 @@ class ReplicaServer:
 def fetch(
     address: Address, secret: bytes, request: Mapping[str, Any], memory_for: Callable[[SlotMark], memoryview]
 ) -> SlotMark | None:
-    """Fetch what `request` asks for into the memory that `memory_for` gives; None where there is no such thing.
-
-    Raises NotFetched and OSError; then what is in the memory is worth nothing.
-    """
+    """Fetch the requested copy into `memory_for`'s memory; None if there is none. Raises NotFetched and OSError."""
     asked = json.dumps({**request, "nonce": secrets.token_hex(16)}).encode() + b"\n"
     with socket.create_connection(address, _SECONDS) as connection, connection.makefile("rb") as stream:
         connection.sendall(asked + _mac(secret, b"request", asked).hexdigest().encode() + b"\n")
@@ -103,9 +98,9 @@ def fetch(
             fields = json.loads(answer)["mark"]
             mark = None if fields is None else SlotMark.read(fields)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise NotFetched(f"{address[0]} has answered something that cannot be read") from error
+            raise NotFetched(f"{address[0]} sent a malformed answer") from error
         if mark is not None:
-            _confirm(stream, expected)  # before memory is asked for, in the size that is named there
+            _confirm(stream, expected)  # before memory of that size is allocated
             memory = memory_for(mark)
             for begin in range(0, mark.size, _CHUNK):
                 part = memory[begin : min(begin + _CHUNK, mark.size)]
@@ -116,7 +111,6 @@ def fetch(
 
 
 def own_host() -> str:
-    """The address of this machine at which the job's other nodes reach it."""
     named, master = os.environ.get(ENVIRONMENT), os.environ.get("MASTER_ADDR", "")
     if named:
         return named
@@ -156,7 +150,7 @@ def _mac(secret: bytes, purpose: bytes, text: bytes) -> hmac.HMAC:
 
 def _confirm(stream: BufferedIOBase, expected: hmac.HMAC) -> None:
     if not hmac.compare_digest(stream.read(_MAC), expected.digest()):
-        raise NotFetched("what came from another node is not what a rank of this job has sent")
+        raise NotFetched("data from another node is not authentic")
 
 
 def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
@@ -164,15 +158,12 @@ def _read_into(stream: BufferedIOBase, memory: memoryview) -> None:
     while position < len(memory):
         count = stream.readinto(memory[position:])
         if not count:
-            raise NotFetched("the other node has broken off")
+            raise NotFetched("the other node closed the connection")
         position += count
 
 
 def ring(nodes: Mapping[int, str], rank: int) -> list[int]:
-    """The ranks whose copies `rank` keeps: those of the node before its own. Empty where there is one node only.
-
-    ``nodes`` says of each rank on which node it is.
-    """
+    """Return the ranks whose copies `rank` keeps: those of the preceding node; empty with one node."""
     by_node: dict[str, list[int]] = {}
     for other in sorted(nodes):
         by_node.setdefault(nodes[other], []).append(other)

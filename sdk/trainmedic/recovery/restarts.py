@@ -1,20 +1,13 @@
-"""Running a training loop again after a command or a crash.
+"""Restarts of a training loop after a command or a crash.
 
-A command such as a rollback cannot be carried out inside the loops of some frameworks: the loop has to end,
-and start again from a checkpoint. Its handler hands a `LoopRestart` to `LoopRestarter.ask` and lets the loop end; `run`
-starts it again, and the command is answered ``applied`` when the new loop has done its first step, or
-``failed`` when it does not come up.
+If a command cannot run inside a framework's loop, its handler passes a `LoopRestart` to `LoopRestarter.ask` and ends
+the loop; `run` starts it again. The command is answered ``applied`` after the first new step, or ``failed``.
 
-A checkpoint that turns out damaged when the loop has loaded it (`DamagedCheckpoint`), or that cannot be loaded, is
-replaced by the next older one that the rollback may go to. Where there is none the error is the caller's.
-
-A loop that ends by an exception is started again from the newest checkpoint, a limited number of times
-without progress. One that hangs is interrupted when a rollback waits that can help it. Jobs of several ranks
-restart on all of them together, from the same checkpoint (`require_on_all_ranks`); there a crash or a hang is left
-to the launcher, for the other ranks wait in a collective that only the launcher can end.
-
-Not here: what one restart is (``loop_restart``), how a framework's loop is started (``huggingface``, ``lightning``),
-and processes that die.
+- A damaged or unloadable checkpoint is replaced by the rollback's next older one.
+- After an exception, the loop restarts from the newest checkpoint, a limited number of times without progress.
+- A hanging loop is interrupted for a feasible rollback.
+- Several ranks restart together from one checkpoint. Their crashes and hangs are left to the launcher, because the
+  other ranks wait in a collective.
 """
 
 from __future__ import annotations
@@ -49,20 +42,17 @@ class RestartLimits:
     """How often a loop is restarted. With several ranks a crash is left to the launcher."""
 
     retries: int = 3
-    """How often in a row it may fail without progress."""
     delay: float = 10.0
-    """Seconds between a crash and the next start."""
     rollbacks: int | None = LIMIT
-    """The rollback budget, see `RollbackBudget`; None for any number."""
+    """The rollback budget, see `RollbackBudget`; None for no limit."""
 
 
 def require_on_all_ranks(group: Group, checkpoint: SavedCheckpoint, is_there: Callable[[Path], bool]) -> None:
-    """Every rank calls it with the same checkpoint. Raises Rejected on all of them if one does not see it, because
-    ranks may see a shared directory differently."""
+    """Raise Rejected on all ranks if one does not see the checkpoint. Every rank calls it."""
     seen_by = group.poll(is_there(checkpoint.path))
     unseen = [str(rank) for rank in range(group.world_size) if not seen_by.get(rank)]
     if unseen:
-        raise Rejected(f"{checkpoint.name} is not there, or not whole, as seen from rank {', '.join(unseen)}")
+        raise Rejected(f"{checkpoint.name} is missing or incomplete as seen from rank {', '.join(unseen)}")
 
 
 def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
@@ -70,10 +60,9 @@ def _apply(command: JobCommand, output: Mapping[str, Any]) -> None:
 
 
 class LoopRestarter:
-    """Runs the loop of one training, again where a command or a crash makes it necessary.
+    """Runs the loop of one training and restarts it.
 
-    `newest` finds the newest complete checkpoint; `choose` the one of a rollback, or it raises Rejected. The
-    interrupter's thread calls `choose` too.
+    `choose` returns a rollback's checkpoint or raises Rejected; the interrupter's thread calls it too.
     """
 
     def __init__(
@@ -94,23 +83,22 @@ class LoopRestarter:
         self._interrupter: Interrupter | None = None
         self._asked: LoopRestart | None = None
         self._starting: LoopRestart | None = None
-        self._has_loaded = False  # the loop that runs now
+        self._has_loaded = False  # the present loop
         self._has_come_up = False
         self._may_start_again = True
         self._failures = 0
         self._furthest = -1
         self._window: Window | None = None
 
-    # --- in the loop ------------------------------------------------------------------------------------
-
     @property
     def is_asked(self) -> bool:
-        """Whether the loop has to end so that it can start again."""
         return self._asked is not None
 
     def ask(self, restart: LoopRestart) -> bool:
-        """Carry out a command by a restart, for which the caller must make the loop end. False where it is answered
-        ``failed`` instead: then the loop has to do whatever it was about to do, such as to save this step."""
+        """Request a restart for a command; the caller must then end the loop.
+
+        False if it was answered ``failed`` instead: the loop must then do what it was about to do.
+        """
         assert restart.command is not None
         if self._asked is not None or not self._may_start_again:
             busy = "the training loop is about to restart for another command"
@@ -123,11 +111,10 @@ class LoopRestarter:
 
     @property
     def starting(self) -> LoopRestart | None:
-        """The restart by which the present loop has begun, or is about to; None for the first loop."""
+        """The restart that the present loop began with; None for the first loop."""
         return self._starting
 
     def has_loaded(self) -> None:
-        """The loop has loaded its checkpoint, and is about to do its first step."""
         self._has_loaded = True
 
     def stepped(
@@ -136,10 +123,7 @@ class LoopRestarter:
         finish: Callable[[LoopRestart], Mapping[str, Any]],
         answer: Callable[[JobCommand, Mapping[str, Any]], None] = _apply,
     ) -> None:
-        """The loop has completed a step. With the first one after a restart, the command of that is answered.
-
-        `finish` is called then, and gives what else goes into the answer; `answer` gives it.
-        """
+        """Record a step. The first one after a restart sends its command's answer, completed by `finish`."""
         if step > self._furthest:
             self._furthest, self._failures = step, 0
         if self._has_come_up:
@@ -154,7 +138,7 @@ class LoopRestarter:
                 answer(restart.command, {**restart.output, **output})
 
     def arm(self) -> None:
-        """Allow interrupting the framework's loop until `disarm`, if it hangs."""
+        """Allow interrupting the loop, if it hangs, until `disarm`."""
         if self._interrupter is not None:
             self._interrupter.arm()
 
@@ -163,20 +147,15 @@ class LoopRestarter:
             self._interrupter.disarm()
 
     def stop(self) -> None:
-        """The loop ends for good: it is not started again."""
+        """End the loop without a restart."""
         self._may_start_again = False
         if self._asked is not None:
             self._fail(self._asked, "the job was told to stop before the training loop could restart")
             self._asked = None
         self._leave_window()
 
-    # --- around the loop --------------------------------------------------------------------------------
-
     def run(self, attempt: Callable[[LoopRestart | None], Result]) -> Result:
-        """Call `attempt` until the loop ends without a restart being asked for, and return what it returned last.
-
-        Raises what the loop raised, where it is not to be started again.
-        """
+        """Call `attempt` until it ends without a requested restart. Return its last result, or raise its error."""
         if self._medic.world_size == 1:
             self._interrupter = Interrupter(self._is_worth_interrupting, lambda: self._medic.stall().is_hang)
             if self._interrupter.works:
@@ -191,7 +170,7 @@ class LoopRestarter:
                 except DamagedCheckpoint as damage:
                     self.disarm()
                     self._starting = self._after_damage(damage)
-                except Exception as error:  # whatever the user's loop raises; raised again where it is not restarted
+                except Exception as error:  # any error of the user's loop; raised again without a restart
                     self.disarm()
                     self._starting = self._after_failure(error)
                 else:
@@ -209,7 +188,7 @@ class LoopRestarter:
                 self._interrupter = None
 
     def _is_worth_interrupting(self) -> bool:
-        """Whether a rollback waits that would be carried out. The interrupter's thread calls it, so it only looks."""
+        """Return whether a feasible rollback is waiting. Called by the interrupter's thread; changes nothing."""
         for command in self._medic.unanswered():
             if isinstance(command.parameters, Rollback) and not command.is_deferred:
                 try:
@@ -220,7 +199,7 @@ class LoopRestarter:
         return False
 
     def _after_interruption(self, interruption: Interrupted) -> LoopRestart:
-        """The restart for the rollback that the loop was interrupted for, or as after a crash if it was refused."""
+        """Return the restart for the rollback that caused the interruption, or as after a crash if it was refused."""
         self.disarm()
         log.error("%s: the training loop hung and was interrupted", self._medic.job)
         _free_frames(interruption)
@@ -233,7 +212,6 @@ class LoopRestarter:
         return asked
 
     def _after_damage(self, damage: DamagedCheckpoint) -> LoopRestart:
-        """The restart from another checkpoint than the one that was loaded. Raises `damage` where there is none."""
         damaged, newest = self._starting, self._newest()
         assert damaged is not None
         log.error("%s: %s", self._medic.job, damage)
@@ -241,7 +219,7 @@ class LoopRestarter:
         if damaged.others:
             instead = damaged.to_next_best(str(damage))
         elif newest is None or damaged.is_rollback:
-            self._fail(damaged, f"{damage}; there is no older one to go back to in its place, and the training ends")
+            self._fail(damaged, f"{damage}; there is no older one to use instead; the training ends")
             raise damage
         else:
             self._fail(damaged, str(damage))
@@ -250,7 +228,6 @@ class LoopRestarter:
         return instead
 
     def _after_failure(self, error: BaseException) -> LoopRestart:
-        """The restart that follows a crash. Raises `error` if the loop must not be restarted."""
         reason = f"{type(error).__name__}: {error}"
         asked, self._asked = self._asked, None
         self._fail(asked, f"the training loop crashed before it could restart: {reason}")
@@ -265,7 +242,7 @@ class LoopRestarter:
                 log.error("%s: %s cannot be loaded: %s", self._medic.job, starting.checkpoint, reason)
                 _free_frames(error)
                 return starting.to_next_best(f"{starting.checkpoint.name} cannot be loaded: {reason}")
-            self._fail(starting, f"the training loop did not come up again: {reason}")
+            self._fail(starting, f"the training loop did not restart: {reason}")
             return self._fallback(starting, error)
         if starting is None:
             starting = self._after_crash(error)
@@ -274,14 +251,19 @@ class LoopRestarter:
         return starting
 
     def _fallback(self, starting: LoopRestart, error: BaseException) -> LoopRestart:
-        """The restart that replaces `starting`, which does not come up. Raises `error` if there is no other."""
+        """Return the restart that replaces the failing `starting`. Raises `error` if there is no other."""
         checkpoint, self._failures = self._newest(), 0
         if starting.settings:
-            log.error("%s: going on with the settings from before", self._medic.job)
+            log.error("%s: continuing with the former settings", self._medic.job)
             return LoopRestart(starting.checkpoint, settings=starting.previous)
         if starting.command is None or checkpoint is None or checkpoint == starting.checkpoint:
             raise error
-        log.error("%s: going on from %s, for %s cannot be", self._medic.job, checkpoint, starting.checkpoint)
+        log.error(
+            "%s: continuing from %s, because the loop does not start from %s",
+            self._medic.job,
+            checkpoint,
+            starting.checkpoint,
+        )
         return LoopRestart(checkpoint)
 
     def _after_crash(self, error: BaseException) -> LoopRestart:
@@ -303,7 +285,7 @@ class LoopRestarter:
         self._sleep(self._limits.delay)
         command = starting.command
         if command is not None and self._now() >= command.expires_at:
-            self._fail(starting, "it expired while the training loop did not come up again")
+            self._fail(starting, "it expired before the training loop restarted")
 
     def _fail(self, restart: LoopRestart | None, reason: str) -> None:
         if restart is not None and restart.command is not None and not restart.command.is_answered:
@@ -321,6 +303,6 @@ class LoopRestarter:
 
 
 def _free_frames(error: BaseException) -> None:
-    """Free the memory of the loop's tensors: the traceback holds its frames, and these hold the tensors."""
+    """Free the loop's tensors, which the frames in the traceback hold."""
     error.__traceback__ = None
     gc.collect()

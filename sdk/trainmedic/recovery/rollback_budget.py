@@ -1,12 +1,7 @@
-"""How often a job may go back without getting further.
+"""Limit on rollbacks that bring no progress.
 
-A rollback that does not help would be ordered again and again, so rollbacks are counted. Those that land at or
-before the point from which an earlier one started belong together, and share a root, the earliest checkpoint
-that they went back to. A rollback to a checkpoint from beyond that point is for a new problem, and the count starts
-at one again. After ``limit`` of them the next is rejected, so that the playbook escalates.
-
-The count is kept in a small file beside the checkpoints, so that a restart does not forget it. Not here: which
-checkpoint is meant (``checkpoints``).
+Rollbacks belong together if they reach a step at or before the start of an earlier one. After ``limit`` of them the
+next is rejected, so that the playbook escalates. A file next to the checkpoints preserves the count.
 """
 
 from __future__ import annotations
@@ -28,43 +23,38 @@ LIMIT = 3
 
 @dataclass(frozen=True)
 class RollbackCount:
-    """Rollbacks that belong together."""
+    """Rollbacks that belong together: the earliest step reached, the latest step left, and their number."""
 
     root_step: int = -1
-    """The earliest step that one of them went back to."""
     furthest_step: int = -1
-    """The furthest step that one of them started from."""
     rollbacks: int = 0
-    """How many they are."""
 
     def is_continued_by(self, target_step: int) -> bool:
-        """Whether a rollback to that step belongs together with those that are counted."""
+        """Return whether a rollback to ``target_step`` belongs to the counted ones."""
         return self.rollbacks > 0 and target_step <= self.furthest_step
 
     def after(self, target_step: int, left_step: int) -> RollbackCount:
-        """The count with one more rollback, from ``left_step`` to ``target_step``."""
         if not self.is_continued_by(target_step):
             return RollbackCount(target_step, left_step, 1)
         return RollbackCount(min(self.root_step, target_step), max(self.furthest_step, left_step), self.rollbacks + 1)
 
 
 class RollbackBudget:
-    """Counts the rollbacks of one job, and rejects those beyond the limit.
+    """Counts a job's rollbacks and rejects those above ``limit`` (None: unlimited).
 
-    ``directory`` holds the file; without one, the count ends with the process. ``limit`` None allows any number.
-    ``writes`` is for the one rank that writes the file; the others count along.
+    ``directory`` holds the file, which one rank ``writes``; without it the count ends with the process.
     """
 
     def __init__(self, directory: Path | None = None, limit: int | None = LIMIT, writes: bool = True) -> None:
         if limit is not None and limit < 0:
-            raise ValueError(f"a budget of {limit} rollbacks: it is 0 or more, or None for no limit")
+            raise ValueError(f"rollbacks: {limit} is out of range; use 0 or more, or None for no limit")
         self.limit = limit
         self._file = directory / FILE if directory is not None else None
         self._writes = writes
         self.spent = _read(self._file)
 
     def check(self, target_step: int, left_step: int) -> None:
-        """Raises Rejected where one more rollback, to that step, is one too many."""
+        """Raise Rejected if one more rollback to ``target_step`` exceeds the limit."""
         then = self.spent.after(target_step, left_step)
         if self.limit is not None and then.rollbacks > self.limit:
             raise Rejected(
@@ -73,7 +63,6 @@ class RollbackBudget:
             )
 
     def spend(self, target_step: int, left_step: int) -> Mapping[str, Any]:
-        """Count one that was carried out, and return what goes into its answer."""
         self.spent = self.spent.after(target_step, left_step)
         self._write()
         return {
@@ -83,7 +72,6 @@ class RollbackBudget:
         }
 
     def reset(self) -> None:
-        """Reset the count, because training begins from nothing, or what was counted belongs to an earlier training."""
         if self.spent != RollbackCount():
             self.spent = RollbackCount()
             self._write()
@@ -92,14 +80,14 @@ class RollbackBudget:
         if self._file is None or not self._writes:
             return
         try:
-            # The fields' names are those of the file.
+            # The field names are those of the file.
             write_durably(self._file, json.dumps(asdict(self.spent)).encode())
         except OSError as error:
             log.warning("%s cannot be written; a restart will forget the rollbacks: %s", self._file, error)
 
 
 def _read(file: Path | None) -> RollbackCount:
-    """The count in the file. If it cannot be read the count is 0, so that the job can still be repaired."""
+    """Read the count. An unreadable file counts as 0, so that the job can still be repaired."""
     if file is None:
         return RollbackCount()
     try:

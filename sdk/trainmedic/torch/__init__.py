@@ -11,7 +11,7 @@
             norm = step.update(max_norm=1.0)
             step.report(loss=loss, grad_norm=norm)
 
-Needs torch, which the package ``trainmedic`` itself does not.
+Needs torch, which ``trainmedic`` itself does not.
 """
 
 from trainmedic.job.interrupt import SIGNAL as INTERRUPT_SIGNAL

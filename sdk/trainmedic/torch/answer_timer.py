@@ -1,7 +1,4 @@
-"""A limit for an answer that waits for the loop: a loop that hangs never comes to the point where it would answer.
-
-Who uses it: ``verification`` and ``rate_commands``. Not here: what is answered.
-"""
+"""Time limit for answers that wait for the loop, because a hanging loop never answers."""
 
 from __future__ import annotations
 
@@ -9,18 +6,18 @@ import threading
 from typing import Callable
 
 _GRACE = 1.0
-"""Seconds after the limit, because a loop that works answers at it by itself."""
+"""Extra seconds, because a working loop answers at the limit itself."""
 
 
 class AnswerTimer:
-    """Calls a function in a thread of its own when time is up. ``lock`` excludes the training thread from it."""
+    """Calls a function in its own thread at the limit. ``lock`` excludes the training thread."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._timer: threading.Timer | None = None
 
     def start(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` after so many seconds, with the lock held, unless `cancel` is called first."""
+        """Call `act` after ``seconds`` with the lock held, unless cancelled."""
         self.cancel()
 
         def locked() -> None:
@@ -34,7 +31,6 @@ class AnswerTimer:
         timer.start()
 
     def cancel(self) -> None:
-        """Call nothing any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

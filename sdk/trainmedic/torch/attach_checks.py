@@ -1,7 +1,4 @@
-"""What `attach` refuses before training begins, because no checkpoint could bring it back; each with the reason.
-
-Who calls it: ``attaching``. Not here: the types of options (``attaching``), what differs between ranks, which is saved.
-"""
+"""Checks of `attach` for parts that no checkpoint could restore."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ log = logging.getLogger("trainmedic")
 
 
 def check_parts(job: str, parts: StateParts, keeps_own: bool, carried: Sequence[Any] = ()) -> None:
-    """Raise ConfigurationError where the parts cannot be saved or are not of one training.
+    """Raise ConfigurationError if the parts cannot be saved or are not of one training.
 
-    ``keeps_own`` is whether the user's own functions save what they like; ``carried`` are values that are saved too.
+    ``keeps_own``: the user's functions save. ``carried``: other saved values.
     """
     _check_materialised(parts)
     held = {id(parameter) for module in parts.modules().values() for parameter in module.parameters()}
@@ -64,7 +61,7 @@ def _check_form(name: str, optimizer: Any) -> None:
 
 
 def _in_its_place(optimizer: Any) -> str:
-    """Return what to give in place of an optimizer that has no groups, such as modded-nanogpt's ``NorMuonAndAdam``."""
+    """Return advice for an optimizer without groups, such as modded-nanogpt's ``NorMuonAndAdam``."""
     attributes = getattr(optimizer, "__dict__", {}).items()
     holding = [name for name, value in attributes if isinstance(value, Mapping) and _holds_state(value)]
     state = f"its state ({', '.join(holding[:3])})" if holding else "its state"
@@ -81,8 +78,9 @@ def _holds_state(value: Mapping[Any, Any]) -> bool:
 
 
 def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
-    """Return identities and addresses of tensors that are saved without a module, such as weights in full precision
-    beside those in half. An optimizer's wrapper may hold them in its own state, or the user names them in `also`."""
+    """Return identities and addresses of saved tensors outside modules, such as full-precision copies in an optimizer's
+    state or in `also`.
+    """
     states = [state_of(part) for part in parts.by_name.values() if not isinstance(part, nn.Module)]
     kept: set[int] = set()
     for tensor in tensors_in([*states, *carried]):
@@ -91,7 +89,7 @@ def _kept_beside(parts: StateParts, carried: Sequence[Any]) -> set[int]:
 
 
 def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> None:
-    """Check that each of the `count` parameters which the optimizer moves is saved; `lost` are those that are not."""
+    """Check that each parameter of the optimizer is saved; `lost` are those that are not."""
     if count and len(lost) == count:
         raise ConfigurationError(
             f"{name}: none of its {count} parameters is one of the model's: it is the optimizer of another "
@@ -100,14 +98,13 @@ def _check_parameters(name: str, count: int, lost: Sequence[torch.Tensor]) -> No
         )
     if lost:
         raise ConfigurationError(
-            f"{name}: {len(lost)} of its {count} parameters are in no module that was given, the first of "
-            f"shape {tuple(lost[0].shape)}, so that no checkpoint would hold them: give their module in model or also, "
+            f"{name}: {len(lost)} of its {count} parameters are in no given module, the first of "
+            f"shape {tuple(lost[0].shape)}, so no checkpoint would hold them: pass their module in model or also, "
             "or name the parameters in also"
         )
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return the address of its first number; 0 where it has none."""
     try:
         return tensor.data_ptr()
     except (NotImplementedError, RuntimeError):

@@ -1,7 +1,4 @@
-"""`attach`, which makes a `Run` of the user's model, optimizer and loader.
-
-Not here: the loop itself (``run``).
-"""
+"""`attach`, which creates a `Run` from the user's model, optimizer and loader."""
 
 from __future__ import annotations
 
@@ -67,23 +64,29 @@ def attach(
     verify: bool = True,
     keep_global_batch: bool | None = None,
 ) -> Run:
-    """Let Trainmedic's commands be carried out in a plain PyTorch loop, at its step boundaries.
+    """Let Trainmedic's commands act on a plain PyTorch loop at its step boundaries.
 
-    ``model``, ``optimizer``, ``scheduler``, ``scaler`` and ``ema``, each one object or a list or dict of several, are
-    what a checkpoint holds. ``also`` names what else goes back: objects with ``state_dict`` and ``load_state_dict``,
-    tensors, lists and dicts that the loop changes in place, random generators, or two functions ``(get, set)``.
-    Attributes of modules that are tensors are found without it. ``loader`` is
-    where `Run.batches` come from: a ``DataLoader``, anything else that gives batches, or a function that draws one.
-    ``seed`` makes the order of its data, by default PyTorch's own; ``reread`` is how many batches may be read again to
-    come back to a position in data that has no random access. ``accumulation`` is how many batches make a step in a
-    loop that heeds ``Step.is_update``; ``accelerator``, Hugging Face Accelerate's, knows it, the gradient scaler, and
-    what was registered with it for checkpoints.
-    ``checkpoints`` is a directory, of which the newest ``keep`` stay (None: all), or the user's own way, see
-    `OwnCheckpoints`. One is written every ``checkpoint_every`` steps, when ordered, and before the first step unless
-    ``checkpoint_at_start`` is false or the run was resumed; `Memory` makes more in the host's memory. ``rollbacks`` is
-    how often training may go back without getting further. ``verify`` compares what was loaded with what was saved,
-    which ``load_state_dict`` must not change. ``keep_global_batch``: whether ``accumulation`` makes up for another
-    number of ranks at a resume; None: where it can, True: or TrainmedicError, False: never. Raises ConfigurationError.
+    Args:
+        model, optimizer, scheduler, scaler, ema: Parts in a checkpoint, each one object or a list or dict.
+        loader: Source of `Run.batches`: a ``DataLoader``, any other source of batches, or a function that draws one.
+        checkpoints: A directory, or the user's own storage, see `OwnCheckpoints`.
+        checkpoint_every: Steps between checkpoints. Commands write further ones.
+        checkpoint_at_start: Write one before the first step, unless the run was resumed.
+        keep: Number of newest checkpoints that stay in the directory; None for all.
+        memory: Additional checkpoints in host memory.
+        also: Further state by name: objects with ``state_dict`` and ``load_state_dict``, tensors, lists and dicts that
+            the loop changes in place, random generators, or two functions ``(get, set)``. Tensor attributes of modules
+            are found without it.
+        accumulation: Batches per step in a loop that heeds ``Step.is_update``.
+        rollbacks: Number of rollbacks without progress; None for no limit.
+        seed: Seed for the order of the data; PyTorch's by default.
+        reread: Most batches to read again to reach a position in data without random access.
+        accelerator: Hugging Face Accelerate's; provides the accumulation, the gradient scaler and registered objects.
+        verify: Compare what was loaded with what was saved, which ``load_state_dict`` must not change.
+        keep_global_batch: Let ``accumulation`` compensate for another number of ranks at a resume. None: if possible;
+            True: else raise TrainmedicError; False: never.
+
+    Raises ConfigurationError.
     """
     check_positive(checkpoint_every=checkpoint_every, keep=keep, accumulation=accumulation)
     check_options(checkpoints, checkpoint_every, also, rollbacks, seed, reread, keep_global_batch)
@@ -106,7 +109,7 @@ def attach(
 
 
 def _registered(steps: AcceleratedSteps, parts: StateParts) -> dict[str, Any]:
-    """What the script registered with Accelerate for its checkpoints, and has not given to `attach` as well."""
+    """Return the objects registered with Accelerate that `attach` did not get."""
     given = [id(part) for part in parts.by_name.values()]
     objects = enumerate(steps.registered)
     return {f"accelerator.{number}": by_state(each) for number, each in objects if id(each) not in given}
@@ -127,9 +130,9 @@ def check_options(
     reread: Any,
     keep_global_batch: Any = None,
 ) -> None:
-    """Raises ConfigurationError for what would else be an error of its own kind, later or only at an alert."""
+    """Raise ConfigurationError for values that would fail later, possibly only at an alert."""
     if checkpoint_every is not None and checkpoints is None:
-        raise ConfigurationError(f"checkpoint_every is {checkpoint_every}, and checkpoints=... does not say where to")
+        raise ConfigurationError(f"checkpoint_every is {checkpoint_every}, but checkpoints=... is missing")
     count, place = "a whole number from 0 on", "the name of a directory, or OwnCheckpoints(...)"
     for name, value, is_right, what in (
         ("checkpoints", checkpoints, checkpoints is None or _is_place(checkpoints), f"{place}, or None"),
@@ -155,23 +158,23 @@ def _is_place(value: Any) -> bool:
 
 def _state_parts(also: Mapping[str, Any], **own: Any) -> StateParts:
     if also.keys() & own.keys():
-        raise ConfigurationError("also: the names model, optimizer, scheduler, scaler and ema are taken")
+        raise ConfigurationError("also: the names model, optimizer, scheduler, scaler and ema are reserved")
     for name in ("model", "optimizer"):
         if own[name] is None or own[name] in ([], (), {}):
-            evaluates = ": a loop that only evaluates needs connect(), and no attach()" if name == "optimizer" else ""
-            raise ConfigurationError(f"{name} is {own[name]!r}; without one nothing can be gone back to{evaluates}")
+            evaluates = "; a loop that only evaluates needs connect() without attach()" if name == "optimizer" else ""
+            raise ConfigurationError(f"{name} must not be {own[name]!r}: rollback needs it{evaluates}")
     return StateParts(**own, **also)
 
 
 def join_ranks(medic: Medic) -> None:
-    """In a job of several ranks, agree with the others, so that all carry out the same commands at the same steps."""
+    """In a job of several ranks, connect with the others, so that all act on the same commands at the same steps."""
     if medic.share is None and distributed.is_needed():
         distributed.share(medic)
     if medic.share is None and medic.world_size > 1:
         raise ConfigurationError(
-            f"this is rank {medic.rank} of {medic.world_size}, and they have not found each other yet: call "
-            "torch.distributed.init_process_group() before attach(); or, where each trains by itself, give each a "
-            "job name of its own and connect(rank=0, world_size=1)"
+            f"rank {medic.rank} of {medic.world_size} is not connected to the others: call "
+            "torch.distributed.init_process_group() before attach(); or, if each rank trains alone, give each its "
+            "own job name and connect(rank=0, world_size=1)"
         )
 
 
@@ -186,12 +189,12 @@ def _storage(
         return CheckpointDirectory(checkpoints, keep)
     if is_wrapped_by_fsdp1(parts):
         raise ConfigurationError(
-            "checkpoints: what FullyShardedDataParallel wraps is not saved to a directory: shard it with "
-            "torch.distributed.fsdp.fully_shard, or give checkpoints=OwnCheckpoints(...)"
+            "checkpoints: a directory does not support FullyShardedDataParallel: use "
+            "torch.distributed.fsdp.fully_shard, or pass checkpoints=OwnCheckpoints(...)"
         )
     contents: JointContents = ReplicatedContents(medic.rank)
     if is_sharded(parts):
-        # PyTorch takes seconds to load what this needs; a job with a sharded model has loaded most of it already.
+        # Slow to import; a job with a sharded model has loaded most of it.
         from trainmedic.torch.checkpoints.sharding import ShardedContents
 
         contents = ShardedContents(parts)
@@ -203,32 +206,30 @@ def _source(
 ) -> BatchSource | None:
     if loader is not None:
         if seed is None and medic.world_size > 1 and is_prepared_by_accelerate(loader):
-            # It deals out one order to all ranks, and each has a seed of its own.
+            # It deals one order to ranks whose seeds differ.
             seed = medic.group("seed").choose(torch.initial_seed)
         return batch_source_for(loader, seed, medic.rank, reread)
     if storage is not None:
-        log.warning("%s: attach() got no loader, so a rollback that is to leave out batches is rejected", medic.job)
+        log.warning("%s: attach() got no loader; rollbacks that skip batches will be rejected", medic.job)
     return None
 
 
 def _with_memory(
     medic: Medic, parts: StateParts, storage: CheckpointStorage | None, options: Memory | None
 ) -> tuple[CheckpointStorage | None, MemoryStart | None]:
-    """The place of checkpoints with that in memory beside it, if there is to be one, and what begins it."""
     if options is None:
         return storage, None
     if not isinstance(options, Memory):
         raise ConfigurationError(f"memory is {options!r}; it is trainmedic.torch.Memory(...), or None")
     if storage is None:
-        raise ConfigurationError("memory: what is in memory is beside what is on the disk: give checkpoints=...")
+        raise ConfigurationError("memory: in-memory checkpoints need those on disk too: pass checkpoints=...")
     if is_wrapped_by_fsdp1(parts):
         raise ConfigurationError(
-            "memory: what FullyShardedDataParallel wraps is not copied to memory: shard it with "
-            "torch.distributed.fsdp.fully_shard"
+            "memory: FullyShardedDataParallel is not supported: use torch.distributed.fsdp.fully_shard"
         )
     contents: MemoryContents = WholeContents()
     if is_sharded(parts):
-        from trainmedic.torch.checkpoints.sharding import ShardedContents  # as above
+        from trainmedic.torch.checkpoints.sharding import ShardedContents  # see above
 
         contents = ShardedContents(parts)
     cadence = MemoryCadence(options.every if options.every != "auto" else None, options.share, options.replica_every)
@@ -243,9 +244,7 @@ def _background(
     if not options.asynchronous:
         return None
     if not isinstance(storage, CheckpointDirectory):
-        raise ConfigurationError(
-            "memory: asynchronous is for a directory of checkpoints, not for functions of your own"
-        )
+        raise ConfigurationError("memory: asynchronous needs a checkpoint directory, not your own functions")
     if isinstance(storage, JointCheckpointDirectory):
         storage.write_beside_training()
     told = medic.saved, medic.save_failed
@@ -255,7 +254,7 @@ def _background(
 def make_records(
     medic: Medic, storage: CheckpointStorage | None, rollbacks: int | None
 ) -> tuple[RollbackBudget, AppliedChanges]:
-    """The records of rollbacks and changes, in small files beside the checkpoints that only rank 0 writes."""
+    """Return the records of rollbacks and changes, in files that only rank 0 writes."""
     directory = storage.directory if storage is not None else None
     writes = medic.rank == 0
     return RollbackBudget(directory, rollbacks, writes), AppliedChanges(directory, writes, medic.largest_lr_scale)

@@ -1,8 +1,6 @@
-"""The boundary between two steps, where commands are carried out and checkpoints written.
+"""Boundary between steps, where commands run and checkpoints are written.
 
-Nearly every step ends with nothing to do. That costs as much as the memory it reads, because the step's own work has
-emptied the processor's caches; so a boundary reads as few objects as it can. Not here: the commands themselves
-(``handlers``), the step as the loop sees it (``steps``). Who calls it: a step, and the loop over the batches.
+Most have nothing to do and cost the memory they read, because the step leaves CPU caches cold.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ log = logging.getLogger("trainmedic")
 
 @dataclass(frozen=True)
 class BoundaryWatches:
-    """What is looked at after each step until it has seen enough."""
+    """Observers of steps until they have seen enough."""
 
     verification: RollbackVerification
     rates: RateCommands
@@ -41,15 +39,15 @@ class BoundaryWatches:
         self.rates.step_done()
 
     def finish(self, because: str) -> None:
-        """The loop raised an error of its own: answer with what was seen by now."""
+        """Answer with what was seen before the loop's error."""
         self.verification.finish(because, is_error=True)
         self.rates.finish(because)
 
 
 class StepBoundary:
-    """The boundaries of one training. ``every`` is after how many steps a checkpoint is due; None for never.
+    """Boundaries of one training, with a checkpoint due ``every`` steps (None: never).
 
-    ``begin`` and ``end`` enclose what may be interrupted when it hangs: a step, or the loading of a batch.
+    ``begin`` and ``end`` enclose work that may be interrupted if it hangs.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class StepBoundary:
         self._pause = pause
         self._watches = watches
         self._is_save_due = self._has_told_period = False
-        # A gradient scaler skips updates by itself, which is no accumulation.
+        # A gradient scaler skips updates, which is no accumulation.
         scalers = [part for name, part in training.parts.by_name.items() if name.partition(".")[0] == "scaler"]
         scales_loss = any(getattr(scaler, "is_enabled", lambda: True)() for scaler in scalers)
         self._waits_for_updates = watches.steps.works and not scales_loss
@@ -78,8 +76,7 @@ class StepBoundary:
         models = [part for name, part in training.parts.by_name.items() if name.partition(".")[0] == "model"]
         self.meter = StepMeter(models, medic.world_size)
         self.layer_norms = LayerNorms(models, training.rate.optimizers, medic)
-        # With several ranks, if a step hangs on one of them the others wait for it in a collective, and interrupting
-        # one leaves the rest waiting.
+        # With several ranks the others wait in a collective, so interrupting one does not help.
         enabled = medic.world_size == 1 and training.is_interruptible
         self._interrupter = Interrupter(self._is_worth_interrupting, lambda: medic.stall().is_hang, enabled)
         self.begin: Callable[[], None] = self._interrupter.arm
@@ -88,7 +85,6 @@ class StepBoundary:
             medic.on_arrival = self._interrupter.check_for_hang
 
     def close(self) -> None:
-        """Restore the signal's earlier handler, and take the hooks off the models."""
         self.meter.close()
         self.layer_norms.close()
         self._watches.steps.close()
@@ -96,13 +92,10 @@ class StepBoundary:
             self._medic.on_arrival = None
         self._interrupter.close()
 
-    # --- a step's calls ---------------------------------------------------------------------------------
-
     def report(
         self, number: int, is_update: bool, loss: Any, grad_norm: Any, samples: float | None, more: Mapping[str, Any]
     ) -> None:
-        """Tell the medic how step ``number`` went. Of a step of several batches the last one reports, with the
-        mean of their losses."""
+        """Report step ``number``; with several batches the last one, with their mean loss."""
         training = self.training
         if training.accumulation > 1:
             if loss is not None:
@@ -142,7 +135,7 @@ class StepBoundary:
         self._medic.report(number, loss, grad_norm, samples=samples, **more)
 
     def complete(self, number: int, is_update: bool, is_reported: bool) -> None:
-        """Count a batch of step ``number``; after the last one of the step, cross the boundary if anything is due."""
+        """Count a batch. After the last one of a step, cross the boundary if anything is due."""
         training = self.training
         if not is_update:
             training.batches_done += 1
@@ -165,9 +158,7 @@ class StepBoundary:
             return
         if watches.steps.period > 1 and not self._has_told_period:
             self._has_told_period = True
-            message = (
-                "%s: the loop updates its weights in every %d. step; commands and checkpoints wait for these steps"
-            )
+            message = "%s: the loop updates its weights every %d steps; commands and checkpoints wait for the updates"
             log.info(message, self._medic.job, watches.steps.period)
         if watches.steps.without == SILENT and not watches.steps.count:
             self._tell_silence()
@@ -175,23 +166,17 @@ class StepBoundary:
             self.cross()
 
     def step_was_interrupted(self) -> None:
-        """Cross the boundary after a step that hung and was interrupted; its partial effects are unknown."""
+        """Cross the boundary after an interrupted step, whose partial effects are unknown."""
         training = self.training
         log.warning("%s: step %d hung and was interrupted", self._medic.job, training.global_step + 1)
         training.current_checkpoint = None
         self.cross(interrupted=True)
 
     def step_failed(self, error: type[BaseException]) -> None:
-        """The loop has raised an error of its own in a step, which may be the end of it."""
         self._watches.finish(f"the loop raised {error.__name__}")
 
-    # --- the boundary -----------------------------------------------------------------------------------
-
     def cross(self, interrupted: bool = False) -> None:
-        """Carry out the commands that have come, stay for as long as a pause lasts, and save where that is due.
-
-        Raises HalfLoaded, the only thing in here that may end the training: there is nothing left to train on.
-        """
+        """Carry out commands, wait for a pause to end, and save if due. Raises HalfLoaded only."""
         training = self.training
         rollbacks = training.rollbacks
         training.was_interrupted = interrupted
@@ -203,7 +188,7 @@ class StepBoundary:
                 self._pause.wait(training.global_step)
             if training.rollbacks != rollbacks:
                 self._is_save_due = False
-            # After a rollback the present state is that of a checkpoint, and whole.
+            # After a rollback the state is a complete checkpoint's.
             if training.rollbacks == rollbacks and training.broken is None:
                 if interrupted:
                     self._go_on_after_interruption()
@@ -214,8 +199,8 @@ class StepBoundary:
                             self._writer.save_when_due()
                     if training.global_step >= training.memory_due:
                         self._writer.save_to_memory()
-        except Exception:  # a fault of ours costs a repair, not the training
-            log.exception("%s: a step boundary failed; training goes on", self._medic.job)
+        except Exception:  # our fault costs a repair, not the training
+            log.exception("%s: a step boundary failed; training continues", self._medic.job)
         finally:
             training.was_interrupted = False
             if training.memory is not None:
@@ -224,27 +209,26 @@ class StepBoundary:
             raise training.broken
 
     def _is_between_updates(self) -> bool:
-        """Whether the loop accumulates towards its first update, as far as is seen: gradients would be missing."""
+        """Return whether the loop seems to accumulate for its first update, so that gradients would be missing."""
         steps = self._watches.steps
         is_first = self._waits_for_updates and not steps.count and steps.without < SILENT
         return is_first and has_gradients(self.training.rate.optimizers)
 
     def _tell_silence(self) -> None:
         log.warning(
-            "%s: the loop has ended %d steps without a step of the optimizer that attach() was given; if it only "
-            "evaluates, it needs no run; else give attach() the optimizer that it steps",
+            "%s: %d steps ended without a step of the optimizer given to attach(); pass the optimizer that the loop "
+            "steps, or use no run for a loop that only evaluates",
             *(self._medic.job, SILENT),
         )
 
     def _go_on_after_interruption(self) -> None:
         self.training.drop_unfinished_step()
         if not self.training.stopping:
-            log.error("%s: the interrupted step was not rolled back; training goes on without it", self._medic.job)
+            log.error("%s: the interrupted step was not rolled back; training continues without it", self._medic.job)
 
     def _is_worth_interrupting(self) -> bool:
-        """Whether a command waits that helps a loop that hangs, and would be carried out.
-
-        The interrupter's thread calls it, so it only looks.
+        """Return whether a feasible command waits that helps a hanging loop. Called by the interrupter's thread;
+        changes nothing.
         """
         for command in self._medic.unanswered():
             if command.action == "job.stop":

@@ -1,10 +1,11 @@
-"""State that training carries from step to step and that no ``state_dict`` holds: saved, restored and compared.
+"""State that training carries between steps outside any ``state_dict``: saved, restored and compared by each rank.
 
-The loop names it (``attach(also=...)``). What can be seen is found: attributes of the modules and optimizers that are
-tensors but neither parameters nor buffers, such as a hidden state or a cache; numbers, and lists and dicts of them,
-that have changed since training was attached, such as a counter or a running mean; buffers that are not persistent;
-random generators of the data set. It is each rank's own. Who calls it: `attach`, the run's state, and ``restore``.
-Not here: how a value is taken and put back (``carried_values``).
+Named by the user (``attach(also=...)``), or found:
+
+- tensor attributes of modules and optimizers, except parameters and buffers
+- numbers, and containers of them, changed since `attach`
+- non-persistent buffers
+- random generators of the data set
 """
 
 from __future__ import annotations
@@ -26,19 +27,17 @@ from trainmedic.torch.state_parts import StateParts
 log = logging.getLogger("trainmedic")
 
 _OWN = frozenset(vars(nn.Module())) | {"param_groups", "state", "defaults"}
-"""Attributes of every module and optimizer, which are theirs and not the user's."""
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "deepspeed", "accelerate")
-"""Packages whose modules wrap the user's; their attributes follow from the model."""
-_MOST_SEEN = 5000  # objects that are looked at for random generators
+_MOST_SEEN = 5000  # objects searched for random generators
 _DEEPEST = 5
 _MOST_NAMED = 8
 _LARGE = 1 << 28  # bytes
-_MOST_AT_START = 100  # members of a list or dict without tensors that is noted
+_MOST_AT_START = 100  # members of a recorded list or dict without tensors
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A value that the user named: how it is read, and how it is set where it cannot be changed in place."""
+    """A value named by the user, with its setter if it cannot change in place."""
 
     get: Callable[[], Any]
     put: Callable[[Any], None] | None
@@ -46,20 +45,17 @@ class _Named:
 
 @dataclass
 class CarriedState:
-    """The carried state of one training on this rank."""
-
     parts: StateParts | None = None
     named: Mapping[str, _Named] = field(default_factory=dict)
     generators: Mapping[str, Any] = field(default_factory=dict)
-    """Random generators that the data set uses in this process."""
     _at_start: Mapping[str, carried_values.Held] = field(default_factory=dict)
-    """Attributes that held no tensor when training was attached, such as None, zero or an empty list."""
+    """Attributes without tensors at `attach`, such as None or 0."""
     _first: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    """What attributes with tensors were then, such as a table of positions; None once that is gone."""
+    """Attributes with tensors at `attach`; returns None after their deletion."""
     _told: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
-        """Note what attributes without tensors are at first, and log what is carried."""
+        """Record attributes without tensors, and log the carried state."""
         if self.parts is None:
             return
         owners = _owners(self.parts)
@@ -78,7 +74,7 @@ class CarriedState:
             log.log(level, "checkpoints also hold carried state, %.1f MiB: %s", size / 2**20, names)
 
     def take(self) -> dict[str, carried_values.Held]:
-        """Return copies of all values by name. One that cannot be taken is logged once and left out."""
+        """Return copies of all values by name. Values that cannot be copied are logged once and omitted."""
         taken = {}
         for name, value in self._values():
             try:
@@ -90,9 +86,8 @@ class CarriedState:
         return taken
 
     def put_back(self, held: Mapping[str, carried_values.Held] | None) -> Mapping[str, Any]:
-        """Restore what `take` gave, and return how many values were compared with it, and agree.
-
-        Without it, as from an earlier release, nothing is touched. Raises what the user's functions raise.
+        """Restore `take`'s output. Return how many values were compared and agree. None, of an earlier release, changes
+        nothing.
         """
         if held is None:
             return {}
@@ -111,8 +106,7 @@ class CarriedState:
         return outcome if compared else {}
 
     def _is_first(self, name: str, owner: Any, attribute: str) -> bool:
-        """Return whether an attribute still is what it was at first. The model needs it, whatever a checkpoint that
-        another script or number of ranks has written holds."""
+        """Return whether an attribute is the initial one, which the model needs regardless of the checkpoint."""
         first = self._first.get(name)
         return first is not None and first() is getattr(owner, attribute)
 
@@ -128,7 +122,6 @@ class CarriedState:
             yield name, getattr(owner, attribute)
 
     def _changed_numbers(self) -> Iterator[tuple[str, tuple[Any, str]]]:
-        """The attributes of modules that hold other numbers than at first, by name."""
         if self.parts is None:
             return
         for part, owner in _owners(self.parts).items():
@@ -142,7 +135,6 @@ class CarriedState:
                     yield name, (owner, attribute)
 
     def _seen(self) -> Iterator[tuple[str, tuple[Any, str]]]:
-        """The attributes of modules and optimizers that hold carried state now, by name."""
         if self.parts is None:
             return
         owners = _owners(self.parts)
@@ -156,7 +148,6 @@ class CarriedState:
                     yield f"{part}.{name}", (owner, name)
 
     def _put(self, name: str, held: carried_values.Held) -> bool:
-        """Put one value back. Return whether its place is still there."""
         kind, _, own = name.partition(".")
         if kind == "also":
             named = self.named.get(own)
@@ -180,7 +171,6 @@ class CarriedState:
         return True
 
     def _forget(self, owner: Any, attribute: str, name: str) -> None:
-        """Make an attribute what it was at first, because it held no tensor when the checkpoint was written."""
         present, start = getattr(owner, attribute), self._at_start.get(name)
         if attribute in getattr(owner, "_non_persistent_buffers_set", ()):
             setattr(owner, attribute, None)
@@ -193,8 +183,6 @@ class CarriedState:
 
 
 class _Known:
-    """The tensors that a ``state_dict`` holds already."""
-
     def __init__(self, parts: StateParts) -> None:
         modules = list(parts.modules().values())
         held = [each for module in modules for each in (*module.parameters(), *module.buffers())]
@@ -203,7 +191,7 @@ class _Known:
         self._storages = {storage for each in held if (storage := _storage(each))}
 
     def is_carried(self, value: Any) -> bool:
-        """Whether an attribute's value is state of its own: tensors none of which is known, or a generator."""
+        """Return whether the value is separate state: unknown tensors or a generator."""
         if carried_values.is_random(value):
             return True
         tensors = list(carried_values.tensors_in(value))
@@ -211,12 +199,12 @@ class _Known:
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
         is_there = isinstance(tensor, nn.Parameter) or id(tensor) in self._ids or tensor.is_meta
-        # What a wrapper has freed is a view of weights that it keeps elsewhere.
+        # A freed view belongs to weights that a wrapper keeps elsewhere.
         return is_there or _storage(tensor) in self._storages or carried_values.is_freed(tensor)
 
 
 def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _Named]]:
-    """Split ``also`` into objects with a ``state_dict``, and values that are carried. Raises ConfigurationError."""
+    """Split ``also`` into objects with ``state_dict`` and carried values. Raises ConfigurationError."""
     parts, named = {}, {}
     for name, value in also.items():
         if value is None or _is_part(value):
@@ -234,9 +222,8 @@ def named_by_user(also: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _N
 
 
 def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
-    """Return all of ``also`` as values that are carried, for a training whose framework writes the checkpoints.
-
-    Of an object with a ``state_dict`` the value is what that returns. Raises ConfigurationError.
+    """Return all of ``also`` as carried values, for frameworks that write the checkpoints. Raises
+    ConfigurationError.
     """
     objects, named = named_by_user(also)
     for name, part in StateParts(**objects).by_name.items():
@@ -252,7 +239,6 @@ def by_value(also: Mapping[str, Any]) -> dict[str, _Named]:
 
 
 def by_state(part: Any) -> _Named:
-    """Return the state of an object with a ``state_dict`` as a value that is carried."""
     return _Named(part.state_dict, part.load_state_dict)
 
 
@@ -270,10 +256,10 @@ def _named(name: str, value: Any) -> _Named:
 
 
 def _reference(value: Any) -> Callable[[], Any]:
-    """Return what gives the value, without keeping it where that is possible: a tensor may be large."""
+    """Return a getter that holds no reference if possible, because tensors may be large."""
     try:
         return weakref.ref(value)
-    except TypeError:  # a list or dict
+    except TypeError:  # list or dict
         return lambda: value
 
 
@@ -286,9 +272,9 @@ def _is_part(value: Any) -> bool:
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
-    """Return the random generators that the data set, or a function that draws batches, uses in this process."""
+    """Return the random generators used by the data set or drawing function in this process."""
     if getattr(loader, "num_workers", 0):
-        return {}  # workers have copies, seeded by the batch's place
+        return {}  # workers have copies seeded by batch position
     roots = {"data": getattr(loader, "dataset", None), "collate": getattr(loader, "collate_fn", None)}
     if roots["data"] is None and callable(loader):
         roots["data"] = loader
@@ -334,9 +320,8 @@ def _cell(cell: Any) -> Any:
 
 
 def _owners(parts: StateParts) -> dict[str, Any]:
-    """Return the modules whose attributes are looked at, by name.
-
-    The attributes of optimizers are part of their state (``optimizer_attributes``).
+    """Return the modules to search, by name. Optimizers' attributes belong to their state
+    (``optimizer_attributes``).
     """
     owners: dict[str, Any] = {}
     for part, module in parts.modules().items():
@@ -347,7 +332,7 @@ def _owners(parts: StateParts) -> dict[str, Any]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    """Whether nothing in that class is the user's. What ``fully_shard`` makes of a user's class is."""
+    """Return whether the class has no user code. Subclasses by ``fully_shard`` have."""
     beside = (nn.Module, Generic, object)
     return kind is not nn.Module and all(
         base in beside or base.__module__.startswith(_WRAPPERS) for base in kind.__mro__
@@ -355,7 +340,7 @@ def _is_wrapper(kind: type) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return the address of its memory; 0 where it has none."""
+    """Return the storage address; 0 without one."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
@@ -363,7 +348,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _without_tensors(value: Any) -> carried_values.Held | None:
-    """Return what such a value is, if it is plain and small and holds no tensor; else None."""
+    """Return a copy of a plain, small value without tensors; else None."""
     is_plain = value is None or isinstance(value, (bool, int, float))
     is_container = isinstance(value, (list, tuple, dict, deque)) and len(value) <= _MOST_AT_START
     if not is_plain and (not is_container or any(True for _ in carried_values.tensors_in(value))):
@@ -375,7 +360,7 @@ def _without_tensors(value: Any) -> carried_values.Held | None:
 
 
 def _holds_numbers(value: Any) -> bool:
-    """Return whether it is a number, or consists of nothing else. What is true or false is a setting, as is a text."""
+    """Return whether it consists of numbers only. Booleans and texts are settings."""
     if isinstance(value, (list, tuple, deque)):
         return bool(value) and all(map(_holds_numbers, value))
     if isinstance(value, dict):

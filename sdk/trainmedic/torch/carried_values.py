@@ -1,8 +1,6 @@
-"""Values that a loop carries from step to step: taking them as plain containers, and putting them back in place.
+"""Copying of values to plain containers that PyTorch's safe loading reads, and restoring in place.
 
-Tensors, arrays, random generators, numbers, also NumPy's, texts, and lists, tuples, dicts and deques of these. What is
-taken is a pair of a kind and its content, which PyTorch's safe loading knows. Not here: where such values are found
-(``carried_state``).
+Supports tensors, arrays, random generators, numbers, texts, and containers of these.
 """
 
 from __future__ import annotations
@@ -15,26 +13,23 @@ from typing import Any, Callable, Iterator, Mapping, MutableMapping, NamedTuple
 import torch
 
 Held = tuple[str, Any]
-"""A kind and its content."""
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _TENSOR, _ARRAY, _LIST, _TUPLE, _DEQUE, _DICT, _SIMPLE = "tensor", "array", "list", "tuple", "deque", "dict", "plain"
-_SCALAR = "scalar"  # of NumPy, whose type stays
+_SCALAR = "scalar"  # NumPy scalar; its type is kept
 _TORCH_RANDOM, _PYTHON_RANDOM, _NUMPY_RANDOM = "torch random", "python random", "numpy random"
 
 
 def is_random(value: Any) -> bool:
-    """Return whether it is a generator of random numbers."""
     return isinstance(value, (torch.Generator, random.Random)) or _numpy_state(value) is not None
 
 
 def is_in_place(value: Any) -> bool:
-    """Return whether it can be put back while others hold it."""
+    """Return whether it can be restored without replacing the object."""
     return isinstance(value, (torch.Tensor, list, deque, MutableMapping)) or _is_array(value) or is_random(value)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a value, at any depth of its containers."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -46,10 +41,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Return whether the memory of a tensor was freed. Reading such a tensor ends the process.
-
-    FSDP frees the memory of the whole weights between steps, and leaves views of them in attributes of modules.
-    """
+    """Return whether a tensor's memory was freed, as FSDP does between steps; reading it would crash the process."""
     if tensor.layout != torch.strided or not tensor.numel():
         return False
     last = tensor.storage_offset() + sum(
@@ -57,12 +49,12 @@ def is_freed(tensor: torch.Tensor) -> bool:
     )
     try:
         return tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size()
-    except (NotImplementedError, RuntimeError):  # a tensor of a class of its own has no storage
+    except (NotImplementedError, RuntimeError):  # a tensor subclass without storage
         return False
 
 
 def take(value: Any) -> Held:
-    """Return a copy of the value that stays as it is now. Raises TypeError for what cannot be taken."""
+    """Return a copy. Raises TypeError for unsupported values."""
     if isinstance(value, torch.Tensor):
         if value.is_meta or hasattr(value, "placements") or value.layout != torch.strided or is_freed(value):
             raise TypeError("a tensor that is spread over ranks, sparse or without data")
@@ -86,7 +78,7 @@ def take(value: Any) -> Held:
 
 
 def put_back(present: Any, held: Held) -> Any:
-    """Return what was taken: `present` itself, changed in place, where that is possible."""
+    """Return the restored value: `present` changed in place, if possible."""
     kind, content = held
     if kind == _TENSOR:
         return _put_tensor(present, *content)
@@ -104,7 +96,6 @@ def put_back(present: Any, held: Held) -> Any:
 
 
 def is_same(one: Held, other: Held) -> bool:
-    """Return whether two taken values are the same, to the bit."""
     if one[0] != other[0]:
         return False
     mine, theirs = one[1], other[1]
@@ -142,7 +133,7 @@ def _put_array(present: Any, content: Any) -> Any:
         if present.flags.writeable:
             present[...] = content
             return present
-        if present.tobytes() == content.tobytes():  # such as tokens that were read from a file
+        if present.tobytes() == content.tobytes():  # such as tokens mapped from a file
             return present
     return content.copy()
 
@@ -198,14 +189,12 @@ def _put_random(present: Any, kind: str, content: Any) -> Any:
 
 
 class _Access(NamedTuple):
-    """How a state is read and written."""
-
     read: Callable[[], Any]
     write: Callable[[Any], None]
 
 
 def _numpy_state(value: Any) -> _Access | None:
-    """Return the access to the state of NumPy's generator; None for other values."""
+    """Return access to a NumPy generator's state; None for other values."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None

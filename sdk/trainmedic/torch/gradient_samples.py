@@ -1,8 +1,6 @@
-"""Norms of parts of the gradients that an update uses: a sign of what was trained, whatever the loop reports.
+"""Sampled gradient norms of each update, as evidence of training independent of the loop's reports.
 
-They are taken in the steps after a checkpoint, in which losses are noted too, and of few parameters, so that they cost
-little. Who calls it: the hooks on the optimizers (``optimizer_steps``). Not here: their comparison
-(``trainmedic.job.loss_log``).
+Taken from few parameters in the steps after a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,26 +15,25 @@ from trainmedic.torch.training_state import TrainingState
 log = logging.getLogger("trainmedic")
 
 _PARAMETERS = 16
-"""Parameters of an optimizer whose gradients are looked at, evenly spread."""
+"""Sampled parameters per optimizer, evenly spread."""
 _NUMBERS = 4096
-"""Numbers of each gradient."""
 
 
 class GradientSamples:
-    """Adds the norms of each update to ``TrainingState.gradients``, as long as losses are noted."""
+    """Adds norms to ``TrainingState.gradients`` while losses are recorded."""
 
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._works = True
 
     def take(self, optimizer: Any) -> None:
-        """Take those of an optimizer, right before its update. An error is logged: it must not end the training."""
+        """Sample an optimizer's gradients right before its update. Logs errors."""
         training = self._training
         if not self._works or training.global_step >= training.loss_log.until:
             return
         try:
             training.gradients.extend(_norms(optimizer))
-        except Exception as error:  # tensors of other packages need not know every function of PyTorch's
+        except Exception as error:  # tensors of other packages may lack PyTorch functions
             self._works, training.gradients = False, []
             log.warning("%s: gradients are not compared after rollbacks: %s", training.medic.job, error)
 
@@ -56,7 +53,7 @@ def _has_numbers(gradient: torch.Tensor) -> bool:
 
 
 def _part(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the first numbers of a gradient; of one that is spread over ranks, of what this rank holds."""
+    """Return the first numbers of a gradient or of this rank's shard."""
     own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     row = own if own.is_contiguous() or not own.dim() else own[0]
     numbers = row.reshape(-1)[:_NUMBERS]
@@ -64,7 +61,7 @@ def _part(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _with_half(numbers: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield them and their first half: a loop may scale each gradient to the same norm, whatever it learns."""
+    """Yield the numbers and their first half: a loop may scale each gradient to the same norm."""
     yield numbers
     if numbers.numel() > 1:
         yield numbers[: numbers.numel() // 2]

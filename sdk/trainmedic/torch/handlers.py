@@ -1,8 +1,6 @@
-"""The commands of a plain PyTorch training, each carried out at a step boundary.
+"""Handlers of commands for a plain PyTorch training, called at step boundaries.
 
-A handler returns what the answer says, or raises `Rejected` or `Unsupported`; anything else that it raises is
-answered ``failed``, and training goes on. Each checks before it changes anything. Not here: when they are called
-(``trainmedic.Medic.commands``), how a checkpoint is written and restored (``checkpoint_writer``, ``restore``).
+They check everything first. `Rejected` and `Unsupported` are refusals; other errors are answered ``failed``.
 """
 
 from __future__ import annotations
@@ -33,17 +31,17 @@ log = logging.getLogger("trainmedic")
 
 Output = Mapping[str, Any]
 
-NO_CHECKPOINTS = "the run has no place for checkpoints: attach(..., checkpoints=...)"
-NO_ACCUMULATION = "the loop does not say that it accumulates gradients: attach(..., accumulation=...)"
-NO_BATCH_SIZE = "the batch size is not that of a plain DataLoader over an indexed data set"
-NO_WORKERS = "the data do not come from a plain DataLoader over an indexed data set"
+NO_CHECKPOINTS = "the run has no checkpoint storage: use attach(..., checkpoints=...)"
+NO_ACCUMULATION = "the loop does not declare gradient accumulation: use attach(..., accumulation=...)"
+NO_BATCH_SIZE = "only the batch size of a plain DataLoader over an indexed data set can be changed"
+NO_WORKERS = "only the workers of a plain DataLoader over an indexed data set can be changed"
 NO_ACCELERATOR = "there is no accelerator whose memory is cached"
-NOT_WHOLE = "the step hung and was interrupted; its state is not whole"
+NOT_WHOLE = "the step hung and was interrupted; its state is incomplete"
 
 
 @dataclass(frozen=True)
 class CommandHandlers:
-    """Carries out the commands of one training. ``_accumulates`` says that the loop heeds ``Step.is_update``."""
+    """Carries out commands. ``_accumulates``: the loop heeds ``Step.is_update``."""
 
     _training: TrainingState
     _writer: CheckpointWriter
@@ -54,7 +52,6 @@ class CommandHandlers:
     _accumulates: bool
 
     def register(self) -> None:
-        """Register with the medic what this training can carry out; of the rest, say why not."""
         medic, source = self._training.medic, self._training.batch_source
         no_checkpoints = NO_CHECKPOINTS if self._training.storage is None else ""
         missing = {
@@ -117,7 +114,7 @@ class CommandHandlers:
         assert training.script_batch_size is not None
         sizes = changes.with_factor(BATCH_SIZE, command.id, parameters.factor, command.undo_of)
         accumulations = changes.factors(ACCUMULATION)
-        if command.id not in sizes:  # it takes back an earlier change, and with it what that did to the accumulation
+        if command.id not in sizes:  # undo of an earlier change and of its effect on the accumulation
             accumulations.pop(command.undo_of or "", None)
         elif parameters.keep_global_batch:
             if not self._accumulates:
@@ -130,7 +127,7 @@ class CommandHandlers:
         self._batches_change()
         try:
             on_all_ranks(command.group, lambda: source.set_batch_size(size))
-        except Exception:  # ranks with batches of different sizes would end their epochs at different steps
+        except Exception:  # different batch sizes would end epochs at different steps
             source.set_batch_size(before)
             raise
         training.set_accumulation(accumulation)
@@ -163,12 +160,12 @@ class CommandHandlers:
         previous = source.workers
         count, is_most = agreed_workers(command, previous), command.parameters.at_most is not None
         if command.undo_of is not None and training.changes.workers is None:
-            count = previous  # No change is active any more: the script was started again with fewer workers.
-        if bool(previous) != bool(count):  # workers draw random numbers of their own
+            count = previous  # no active change: the script restarted with fewer workers
+        if bool(previous) != bool(count):  # workers draw their own random numbers
             self._batches_change()
         try:
             source.set_workers(count)
-        except Exception:  # a loader that cannot start so many is to go on with those that it had
+        except Exception:  # return to the workers that are known to start
             source.set_workers(previous)
             raise
         changed = count if count != training.script_workers else None
@@ -194,7 +191,7 @@ class CommandHandlers:
         return self._pause.end()
 
     def stop(self, command: JobCommand) -> Output:
-        """End the training, whether or not the checkpoint can be written."""
+        """Stop the training, even if the checkpoint fails."""
         training = self._training
         assert isinstance(command.parameters, Stop)
         output: dict[str, Any] = {"stopping": True}
@@ -209,13 +206,13 @@ class CommandHandlers:
         elif command.parameters.checkpoint:
             try:
                 output["checkpoint"] = self._writer.save().name
-            except Exception as error:  # whatever the user's storage raises: the stop is carried out all the same
+            except Exception as error:  # any error of the user's storage: stop nevertheless
                 log.exception("%s: no checkpoint before the stop", training.medic.job)
                 output["no_checkpoint"] = f"{type(error).__name__}: {error}"
         return output
 
     def _batches_change(self) -> None:
-        """Other batches come from now on, so none of them is compared with those of before."""
+        """Stop comparing batches, because different ones follow."""
         self._verification.end("a command has changed the batches")
         self._training.batch_log.forget(OTHER_BATCHES)
         self._training.loss_log.course_changes(self._training.global_step)
@@ -225,7 +222,7 @@ class CommandHandlers:
 
 
 def _accelerator() -> Any:
-    """The module of the device in use whose allocator keeps freed memory."""
+    """Return the device module whose allocator caches memory; None without one."""
     if torch.cuda.is_available():
         return torch.cuda
     if hasattr(torch, "xpu") and torch.xpu.is_available():

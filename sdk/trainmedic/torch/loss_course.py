@@ -1,8 +1,4 @@
-"""Which losses come again after a rollback, and how closely they have to agree.
-
-Who calls it: ``restore`` of a plain loop and ``trainer.rollback_proof``, once the checkpoint is loaded. Not here: the
-comparison (``trainmedic.job.loss_log``).
-"""
+"""Comparability and tolerance of the losses after a rollback."""
 
 from __future__ import annotations
 
@@ -23,35 +19,30 @@ _OTHER_ACCUMULATION = "another number of batches makes a step than when the chec
 
 @dataclass(frozen=True)
 class Return:
-    """What is known of a rollback that was carried out."""
+    """A completed rollback."""
 
     step: int
-    """The step of the checkpoint."""
     data: str
-    """What the answer says of the batches."""
+    """The answer's text about the batches."""
     skipped: int
-    """Batches that are left out."""
     accumulation: int
-    """Batches that make a step now."""
     accumulation_then: int
-    """The same when the checkpoint was written."""
     is_scaled_otherwise: bool
-    """Whether commands scale the learning rate otherwise than at the checkpoint."""
+    """True if the learning rate's scale differs from the checkpoint's."""
     trouble_at: int | None
-    """The first step that was not trusted; None where there was no fault."""
+    """First untrusted step; None without a fault."""
     has_state: bool = True
-    """Whether the checkpoint holds the run's own state."""
+    """True if the checkpoint holds the run's own state."""
     has_random: bool = True
-    """Whether it holds this rank's random numbers."""
+    """True if it holds this rank's random state."""
     is_replay: bool = False
-    """Whether the loop may draw the same batches though nobody knows it."""
+    """True if the loop may draw the same batches unobserved."""
 
 
 def begin_comparison(log: LossLog, back: Return, models: Iterable[nn.Module]) -> LossComparison:
-    """Compare the losses of ``models`` with those that ``log`` holds, from here on."""
     changed_at = log.first_change(back.step)
     if back.is_scaled_otherwise:
-        changed_at = min(back.step + 2, changed_at or back.step + 2)  # the first loss is made before its own update
+        changed_at = min(back.step + 2, changed_at or back.step + 2)  # the first loss precedes its own update
     course = LossCourse(
         tolerance=tolerance_of(models),
         not_comparable=_why_not(back),
@@ -63,7 +54,7 @@ def begin_comparison(log: LossLog, back: Return, models: Iterable[nn.Module]) ->
 
 
 def tolerance_of(models: Iterable[nn.Module]) -> float:
-    """Return the share of a loss by which it may differ: see `EXACT_KERNELS` and `COARSE_KERNELS`."""
+    """Return the relative tolerance: `EXACT_KERNELS` or `COARSE_KERNELS`."""
     parameters = [each for module in models for each in module.parameters()]
     is_exact = all(each.device.type == "cpu" and each.dtype not in _HALF for each in parameters)
     return EXACT_KERNELS if is_exact else COARSE_KERNELS

@@ -1,11 +1,7 @@
-"""What an optimizer or a communication hook keeps in attributes, where no ``state_dict`` shows it.
+"""Attributes of optimizers and DDP communication hooks that no ``state_dict`` holds, such as step counts.
 
-Hand-written optimizers count steps, keep an error to be fed back, or hold another optimizer; the hooks of DDP that
-compress gradients do as well. Numbers, texts, tensors, generators, and lists and dicts of these are taken along with
-every checkpoint. A rollback puts back all that training has changed. A new process puts back what had changed when the
-checkpoint was written; the rest is as the script has made it. Tensors always count as changed.
-
-Who calls it: ``state_parts``. Not here: attributes of modules.
+Supports numbers, texts, tensors, generators, and containers of these. A rollback restores all that training has
+changed; a new process restores what had changed at the checkpoint. Tensors always count as changed.
 """
 
 from __future__ import annotations
@@ -25,30 +21,28 @@ log = logging.getLogger("trainmedic")
 _MARK = "__kind"
 _PARAMETER = "parameter"
 HOOK = ".comm_hook."
-"""It is in the name of a holder that is the state of a communication hook."""
+"""Part of the names of communication hooks' states."""
 _PLAIN = (bool, int, float, str, type(None))
 _OF_PYTORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0))) | {"_opt_called"}
 Attributes = dict[str, dict[str, Any]]
 
 
 class OptimizerAttributes:
-    """The attributes of the optimizers and hooks of one training, as they are when it is made."""
+    """Attributes of one training's optimizers and hooks, relative to those at construction."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = parts
         self._process = secrets.token_hex(4)
         self.not_restored: frozenset[str] = frozenset()
-        """The holders that the last `restore` has left out."""
+        """Holders that the last `restore` omitted."""
         holders = {name: _Holder(*holder_found) for name, holder_found in self._holders().items()}
         self._at_start = {name: _without_tensors(holder.values()) for name, holder in holders.items()}
 
     @property
     def are_none(self) -> bool:
-        """Whether no optimizer or hook has anything beside its state."""
         return not self._holders() or not self.capture()
 
     def capture(self) -> Attributes:
-        """Return by holder the values that have changed and the optimizers inside; empty without any."""
         held: Attributes = {}
         for name, holder_found in self._holders().items():
             holder = _Holder(*holder_found)
@@ -61,15 +55,15 @@ class OptimizerAttributes:
         return held
 
     def restore(self, held: Attributes) -> None:
-        """Put back what `capture` gave; what has changed and is not in there, as it was at the start.
+        """Restore `capture`'s output, and initial values for other changes.
 
-        What a hook of another process kept is by the layout of that process's buckets, so this hook begins again.
+        A hook's state fits its process's bucket layout only and otherwise restarts.
         """
         self.not_restored = frozenset(
             name for name, inner in held.items() if inner.get("process", self._process) != self._process
         )
         for name in self.not_restored:
-            log.warning("%s begins again, because DDP lays its buckets out again in a new process", name)
+            log.warning("%s starts afresh: a new process may have a different DDP bucket layout", name)
         for name, holder_found in self._holders().items():
             if name in self.not_restored:
                 continue
@@ -88,7 +82,7 @@ class OptimizerAttributes:
         return {key: value for key, value in values.items() if key not in at_start or at_start[key] != value}
 
     def mismatch(self, held: Attributes) -> str:
-        """Return why `held` cannot be put back; empty if it can."""
+        """Return why `held` cannot be restored; empty if it can."""
         holders = self._holders()
         for name in held:
             if name not in holders:
@@ -99,7 +93,7 @@ class OptimizerAttributes:
         return ""
 
     def _holders(self) -> dict[str, tuple[Any, list[torch.Tensor]]]:
-        """Return the objects whose attributes count, each with the parameters that may be keys in there."""
+        """Return {name: (object, parameters that may be keys in it)}."""
         holders: dict[str, tuple[Any, list[torch.Tensor]]] = {}
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
@@ -111,8 +105,6 @@ class OptimizerAttributes:
 
 
 class _Holder:
-    """One object with attributes."""
-
     def __init__(self, holder: Any, parameters: list[torch.Tensor]) -> None:
         self._holder = holder
         self._parameters = {id(parameter): number for number, parameter in enumerate(parameters)}
@@ -135,7 +127,7 @@ class _Holder:
             setattr(self._holder, name, self._put(getattr(self._holder, name, None), value))
 
     def uncovered(self) -> dict[str, torch.optim.Optimizer]:
-        """Return the optimizers inside whose tensors the state of the wrapper does not hold."""
+        """Return inner optimizers whose tensors the wrapper's state lacks."""
         if not self.inner:
             return {}
         shown = {tensor.data_ptr() for tensor in _tensors_in(self._holder.state_dict())}
@@ -151,7 +143,7 @@ class _Holder:
         return [name for name in names if name not in self._passed_over and not name.startswith("__")]
 
     def _plain(self, value: Any) -> Any:
-        """Return the value as what PyTorch's safe loading reads. Raises _NotPlain."""
+        """Convert to types of PyTorch's safe loading. Raises _NotPlain."""
         if type(value) in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
@@ -180,7 +172,7 @@ class _Holder:
         return key
 
     def _put(self, present: Any, value: Any) -> Any:
-        """Return the value to be set; tensors and generators that are there stay the same objects."""
+        """Return the value to set. Existing tensors and generators stay the same objects."""
         if isinstance(value, torch.Tensor):
             if isinstance(present, torch.Tensor) and (present.shape, present.dtype) == (value.shape, value.dtype):
                 with torch.no_grad():
@@ -206,7 +198,7 @@ class _Holder:
 
 
 class _NotPlain(Exception):
-    """The value is of a kind that is not taken along."""
+    """The value has an unsupported type."""
 
 
 def _set_generator(present: Any, value: Mapping[str, Any]) -> None:

@@ -1,9 +1,7 @@
-"""The state of one optimizer, whatever its class: taken, and put back.
+"""State of one optimizer of any class.
 
-Most optimizers give it with ``state_dict``. A ``ZeroRedundancyOptimizer`` refuses, unless all ranks have sent their
-state to one of them: here each rank gives the entries of the parameters that it owns, by their numbers among all
-parameters. A wrapper may share its ``param_groups`` with the optimizer inside, which loading would separate. Who calls
-it: ``state_parts``. Not here: attributes beside the state (``optimizer_attributes``).
+Each rank saves its own entries of a ``ZeroRedundancyOptimizer``. A wrapper that shares ``param_groups`` with its inner
+optimizer stays so.
 """
 
 from __future__ import annotations
@@ -16,12 +14,12 @@ _ZERO = "ZeroRedundancyOptimizer"
 
 
 def is_zero_redundancy(part: Any) -> bool:
-    """Return whether this is PyTorch's ZeRO-1. It is known by name, because importing its class takes seconds."""
+    """Check for PyTorch's ZeRO-1 by name, because importing its class takes seconds."""
     return any(kind.__name__ == _ZERO for kind in type(part).__mro__)
 
 
 def state_of(part: Any) -> Any:
-    """Return the state, which shares memory with the optimizer."""
+    """Return the state, sharing memory with the optimizer."""
     if not is_zero_redundancy(part):
         return part.state_dict()
     numbers = {parameter: number for number, parameter in enumerate(parameters_of(part))}
@@ -34,7 +32,7 @@ def state_of(part: Any) -> Any:
 
 
 def load_state(part: Any, state: Any) -> None:
-    """Put back what `state_of` gave. Raises what ``load_state_dict`` raises."""
+    """Restore the output of `state_of`. Raises errors of ``load_state_dict``."""
     if is_zero_redundancy(part):
         _load_zero_redundancy(part, state)
         return
@@ -46,13 +44,14 @@ def load_state(part: Any, state: Any) -> None:
 
 
 def settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the entries of each parameter group but for its parameters."""
+    """Return the parameter groups without parameters."""
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
-    """Set the parameter groups to ``saved``. A tensor that was there before, such as a learning rate that the loop
-    moves, stays the same object; ``before`` is what `settings_of` gave before a state was loaded."""
+    """Set the parameter groups to ``saved``, keeping tensor objects of `settings_of` before the load, such as a
+    learning rate.
+    """
     for group, own, values in zip(optimizer.param_groups, before, saved, strict=True):
         for key, value in values.items():
             present = own.get(key)
@@ -67,7 +66,7 @@ def put_settings(optimizer: Any, before: Sequence[Mapping[str, Any]], saved: Seq
 
 
 def owned_numbers(part: Any) -> set[int]:
-    """Return the numbers of the parameters whose state a ``ZeroRedundancyOptimizer`` keeps on this rank."""
+    """Return the numbers of the parameters that a ``ZeroRedundancyOptimizer`` owns on this rank."""
     owned = {parameter for group in part.optim.param_groups for parameter in group["params"]}
     return {number for number, parameter in enumerate(parameters_of(part)) if parameter in owned}
 
@@ -77,7 +76,6 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 
 def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
-    """Yield the optimizers that a wrapper holds as attributes, or in a list or dict, by their names."""
     for name, value in getattr(part, "__dict__", {}).items():
         members: Mapping[Any, Any] = {}
         if isinstance(value, Mapping) and name not in ("state", "defaults"):
@@ -92,7 +90,7 @@ def inner_optimizers(part: Any) -> Iterator[tuple[str, torch.optim.Optimizer]]:
 
 
 def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers inside whose state is not that of the wrapper itself, as Accelerate's wrapper shows it."""
+    """Return the inner optimizers with a state other than the wrapper's, unlike Accelerate's."""
     if is_zero_redundancy(part):
         return {}
     own = getattr(part, "state", None)
@@ -100,12 +98,11 @@ def separate_optimizers(part: Any) -> dict[str, torch.optim.Optimizer]:
 
 
 def is_standard(part: Any) -> bool:
-    """Return whether the state is kept by parameter, in the way of ``torch.optim.Optimizer``."""
     return isinstance(part, torch.optim.Optimizer) and not separate_optimizers(part)
 
 
 def live_state(optimizer: torch.optim.Optimizer) -> Mapping[Any, Any]:
-    """Return the state of a standard optimizer by parameter, as its next step will read it."""
+    """Return a standard optimizer's state by parameter, as its next step reads it."""
     inner = optimizer.optim if is_zero_redundancy(optimizer) else optimizer  # type: ignore[attr-defined]
     state: Mapping[Any, Any] = inner.state
     return state
@@ -116,7 +113,7 @@ def _groups(part: Any) -> Any:
 
 
 def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
-    """Load the entries of this rank's parameters. What is loaded elsewhere, PyTorch's own way would move here too."""
+    """Load this rank's entries. PyTorch's own method would also move those of other ranks here."""
     parameters, owned = parameters_of(part), owned_numbers(part)
     part.optim.state.clear()
     for number, values in state["state"].items():
@@ -130,7 +127,7 @@ def _load_zero_redundancy(part: Any, state: Mapping[str, Any]) -> None:
 
 
 def _placed(value: Any, parameter: torch.Tensor) -> Any:
-    """Return a copy on the parameter's device; a number, such as Adam's count of steps, stays on the processor."""
+    """Return a copy on the parameter's device. Scalars, such as Adam's step count, stay on the CPU."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)

@@ -1,8 +1,6 @@
-"""Hooks on the optimizers: how often they step, with which rates, and which boundaries are updates.
+"""Hooks on the optimizers: number of steps, used rates, and boundaries after updates.
 
-A loop may accumulate gradients without saying so (``if i % 4 == 0: optimizer.step()``). Between two updates there are
-gradients that no checkpoint holds, so only a boundary after an update is a place to save or to go back at. Who calls
-it: the step boundary. Not here: declared accumulation (``Step.is_update``).
+A loop may accumulate without declaring it. Checkpoints lack gradients, so only boundaries after an update are suitable.
 """
 
 from __future__ import annotations
@@ -12,52 +10,49 @@ from typing import Any, Callable, Sequence
 import torch
 
 SILENT = 100
-"""Steps without any update after which a loop is said to train nothing."""
+"""Steps without an update until a warning."""
 _HOOKS = "_optimizer_step_pre_hooks"
-"""What `register_step_pre_hook` needs. A wrapper that does not call the constructor of its base class lacks it."""
+"""Attribute for `register_step_pre_hook`; missing if a wrapper skips its base class's constructor."""
 _MOST = 256
-"""Largest number of steps that is taken for one accumulation."""
 
 
 class OptimizerSteps:
-    """The steps of one training's optimizers."""
-
     __slots__ = ("_handles", "_last", "count", "observer", "period", "sampler", "without", "works")
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.count = 0
-        """Steps of the first optimizer so far, and of the others."""
+        """Steps of all optimizers."""
         self.without = 0
-        """Boundaries in a row without an update."""
+        """Consecutive boundaries without an update."""
         self.period = 1
-        """Boundaries from the last update but one to the last."""
+        """Boundaries between the last two updates."""
         self.observer: Callable[[], None] | None = None
-        """Called right after an update, while the optimizers have the rates that it has used. Before it, a closure may
-        still set them."""
+        """Called right after an update, when the optimizers have the rates it used. Before it, a closure may still set
+        them.
+        """
         self.sampler: Callable[[Any], None] | None = None
-        """Called right before an update, with the optimizer that is about to step."""
+        """Called with the optimizer right before its update."""
         self._last = 0
         innermost = [_innermost(each) for each in optimizers]
         self.works = bool(innermost) and all(hasattr(each, _HOOKS) for each in innermost)
-        """Whether the optimizers can be observed."""
+        """True if the optimizers can be observed."""
         self._handles: list[Any] = []
         for each in innermost if self.works else ():
             self._handles += [each.register_step_pre_hook(self._steps), each.register_step_post_hook(self._stepped)]
 
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def step_ends(self) -> bool:
-        """Note a boundary. Return whether it is one after an update, or no update is to be waited for."""
+        """Record a boundary. Return whether it follows an update, or none is awaited."""
         if self.count != self._last:
             self._last = self.count
             self.period, self.without = min(self.without + 1, _MOST), 0
             return True
         self.without += 1
-        # A loop that skips an update, as for a loss that is no number, waits for none.
+        # Do not wait if the loop skips an update, as for a NaN loss.
         return self.without >= self.period
 
     def _steps(self, optimizer: Any, arguments: Any, options: Any) -> None:
@@ -71,13 +66,12 @@ class OptimizerSteps:
 
 
 def has_gradients(optimizers: Sequence[Any]) -> bool:
-    """Return whether any parameter has a gradient, which an update has not used yet or has left."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
 
 def _innermost(optimizer: Any) -> Any:
-    """Return the optimizer in a wrapper, such as Accelerate's, or PyTorch's of local SGD."""
+    """Return the optimizer inside wrappers, such as Accelerate's or PyTorch's for local SGD."""
     while (inner := _inner(optimizer)) is not None:
         optimizer = inner
     return optimizer

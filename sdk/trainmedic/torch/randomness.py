@@ -1,9 +1,4 @@
-"""The random number generators of a process: keeping their states, and seeding them.
-
-Python's, NumPy's where it is loaded, PyTorch's on the CPU and on each CUDA device that is in use. The states are
-kept as plain numbers and tensors, so that a checkpoint can hold them. Who calls it: the integrations. Not here: the
-generators that a sampler or loader has of its own (``sample_order``, ``batch_sources``).
-"""
+"""States and seeds of random generators, as plain values: Python, NumPy if loaded, PyTorch on the CPU and used GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +13,6 @@ _BITS = (1 << 64) - 1
 
 
 def capture() -> dict[str, Any]:
-    """The states of all generators, to be given to `restore`."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = _numpy()
     if numpy is not None:
@@ -30,7 +24,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Set the generators to what `capture` returned. Those that are not in use any more, or not yet, are left out."""
+    """Restore the output of `capture`. Ignores generators that are not in use."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(state["torch"])
@@ -45,7 +39,7 @@ def restore(state: Mapping[str, Any]) -> None:
 
 
 def seed(value: int) -> None:
-    """Seed the generators of the CPU: in a worker process, or inside `preserved`."""
+    """Seed the CPU generators, in a worker process or inside `preserved`."""
     random.seed(value)
     torch.default_generator.manual_seed(value)
     numpy = _numpy()
@@ -54,7 +48,6 @@ def seed(value: int) -> None:
 
 
 def has_moved(state: Mapping[str, Any]) -> bool:
-    """Whether any of the CPU's generators has given numbers since `capture` returned `state`."""
     present = capture()
     return (
         not torch.equal(state["torch"], present["torch"])
@@ -65,7 +58,7 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Restore the CPU's generators at the end of the context."""
+    """Restore the CPU generators at the end."""
     python, cpu, numpy = random.getstate(), torch.get_rng_state(), _numpy()
     state = numpy.random.get_state() if numpy is not None else None
     try:
@@ -78,7 +71,7 @@ def preserved() -> Iterator[None]:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """One seed out of several numbers: 63 bits, by the finaliser of SplitMix64 (Steele et al., 2014)."""
+    """Return a 63-bit seed from several numbers, by SplitMix64's finalizer (Steele et al., 2014)."""
     value = 0
     for number in numbers:
         value = (value + (number & _BITS) + 0x9E3779B97F4A7C15) & _BITS
@@ -89,5 +82,5 @@ def mixed_seed(*numbers: int) -> int:
 
 
 def _numpy() -> Any:
-    """The module, where something has loaded it; a training that has not draws no numbers from it."""
+    """Return NumPy if loaded; otherwise the training does not use it."""
     return sys.modules.get("numpy")

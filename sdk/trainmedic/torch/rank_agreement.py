@@ -1,9 +1,4 @@
-"""Calling a function on every rank, so that every rank knows whether it succeeded everywhere.
-
-Every rank makes the same calls in the same order, for each of them waits for all ranks: a rank that leaves one out
-would leave the others waiting. Who calls it: ``joint_checkpoints``, ``restore`` and ``handlers``. With a single rank it
-costs nothing.
-"""
+"""Calls whose success all ranks agree on. All ranks make the same calls in the same order."""
 
 from __future__ import annotations
 
@@ -16,19 +11,19 @@ Result = TypeVar("Result")
 
 
 class FailedOnSomeRanks(TrainmedicError):
-    """Something failed on at least one rank."""
+    """A call failed on at least one rank."""
 
 
 def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
-    """Call `act`, and return what it returns here once it went well on all ranks.
+    """Call `act` and return its result once it succeeded everywhere.
 
-    Raises FailedOnSomeRanks on all where it did not on one, and NotAgreed where that cannot be found out.
+    Raises FailedOnSomeRanks on all ranks if one failed, NotAgreed if that is unknown.
     """
     result: Any = None
     fault: Exception | None = None
     try:
         result = act()
-    except Exception as error:  # whatever `act` raises, because the other ranks wait for this rank's report
+    except Exception as error:  # any error: the other ranks wait for this report
         if group.world_size == 1:
             raise
         fault = error
@@ -39,13 +34,10 @@ def on_all_ranks(group: Group, act: Callable[[], Result]) -> Result:
 
 
 def failures(reports: Mapping[int, Any], group: Group) -> str:
-    """Which ranks failed, and why the first one did; empty if none failed.
-
-    ``reports`` holds by rank what failed there, or None. Raises NotAgreed where a rank has not reported.
-    """
+    """Return which ranks failed and the first reason; empty if none. Raises NotAgreed if a rank is missing."""
     missing = [rank for rank in range(group.world_size) if rank not in reports]
     if missing:
-        raise NotAgreed(f"{ranks_named(missing)} did not say how it went")
+        raise NotAgreed(f"{ranks_named(missing)} did not report")
     failed = [rank for rank in sorted(reports) if reports[rank]]
     if not failed:
         return ""
@@ -54,6 +46,6 @@ def failures(reports: Mapping[int, Any], group: Group) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of an error's text, with its type unless it is one of our own, whose texts are meant for people."""
+    """Return the first line of an error, with its type unless it is our own."""
     text = (str(error).strip().splitlines() or [""])[0][:300]
     return text if isinstance(error, TrainmedicError) and text else f"{type(error).__name__}: {text}"

@@ -1,15 +1,7 @@
-"""The command ``job.scale_lr``, answered once the rate that the next updates use was seen.
+"""The command ``job.scale_lr``, answered after observing the rate of two updates and the next boundary.
 
-A loop may set its rate at each step (``group["lr"] = lr``), or step a scheduler that nobody was given. Then a rate that
-was written lasts for one step at most. So the answer waits for two updates and the boundary after them. If the loop
-has set another rate, the answer is ``failed``, the scale is as before, and nothing is multiplied. Such a loop asks for
-the factor by ``learning_rate``.
-
-Changes that come before an earlier one was seen are watched together with it: the rate that is in use then shows all
-of them. So are changes at the boundary of a rollback, which loads other rates and scales them again.
-
-Who uses it: the handlers of a plain loop, and ``trainer.live_commands``. Not here: writing the rates
-(``learning_rate``).
+A loop may set its rate itself at each step, or step a scheduler unknown to `attach`. If it has set another rate, the
+answer is ``failed`` and the former scale is restored. Changes before that are observed together.
 """
 
 from __future__ import annotations
@@ -36,17 +28,16 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 _UPDATES = 2
-"""Updates that an answer waits for: a scheduler that nobody was given moves the rate after the first."""
+"""Updates to observe: an unknown scheduler changes the rate after the first."""
 _BOUNDARIES = 16
-"""Boundaries without an update after which no more is waited for."""
 _LONGEST, _RESERVE = 30.0, 5.0  # seconds, as in ``verification``
 _NO_UPDATE = "the loop made no update since"
-_TOGETHER = "the rate in use is that of several changes, which were seen together"
+_TOGETHER = "several changes were observed together"
 HOW = "use the rate that step.learning_rate(value) or run.learning_rate(value) returns, or give attach() the scheduler"
 
 
 class ScaledTraining(Protocol):
-    """What is to be known of a training: a plain loop's ``TrainingState``, a Trainer's ``LiveCommands``."""
+    """Interface of a plain loop's ``TrainingState`` and a Trainer's ``LiveCommands``."""
 
     @property
     def medic(self) -> Medic: ...
@@ -66,7 +57,7 @@ class ScaledTraining(Protocol):
 
 @dataclass(frozen=True)
 class _Pending:
-    """A change whose effect was not seen yet."""
+    """An unobserved change."""
 
     command: JobCommand
     output: Mapping[str, Any]
@@ -75,21 +66,19 @@ class _Pending:
 
 @dataclass
 class _Watch:
-    """What was seen of the rates since the last change or load."""
-
     scale_before: float
-    """The scale before the first of the changes that wait."""
+    """Scale before the first pending change."""
     used: list[list[float]] = field(default_factory=list)
-    """The groups' rates at each update since."""
+    """The groups' rates at each update."""
     boundaries: int = 0
     overwritten: tuple[float, float] | None = None
-    """The first rate that was found instead of the expected one, and that."""
+    """First unexpected rate, and the expected one."""
 
 
 class RateCommands:
-    """Changes of the learning rate in one training. For the training thread.
+    """Changes of the learning rate. Only for the training thread.
 
-    ``how`` says what a loop does that sets its rate by itself.
+    ``how`` is advice for loops that set their rate themselves.
     """
 
     def __init__(
@@ -108,15 +97,14 @@ class RateCommands:
         self._pending: list[_Pending] = []
         self._watch = _Watch(1.0)
         self._timer = AnswerTimer()
-        self._sets_itself = ""  # the reason why a rate does not last, once that was seen
+        self._sets_itself = ""  # why rates do not persist, once known
 
     @property
     def waits(self) -> bool:
-        """Whether the effect of a change was not seen yet."""
         return bool(self._pending)
 
     def scale(self, command: JobCommand) -> None:
-        """Carry out the command. Raises Refusal; nothing is changed then."""
+        """Carry out the command. Raises Refusal without changing anything."""
         rate, changes = self._training.rate, self._training.changes
         assert isinstance(command.parameters, ScaleLr)
         if self._sets_itself and not rate.is_asked_for and command.undo_of is None:
@@ -125,7 +113,7 @@ class RateCommands:
         before, scale = rate.values, rate.scale
         try:
             on_all_ranks(command.group, lambda: rate.set_scale(math.prod(factors.values())))
-        except Exception:  # ranks with different learning rates would drift apart
+        except Exception:  # different rates would make ranks diverge
             rate.set_scale(scale)
             raise
         step = self._training.global_step
@@ -146,8 +134,7 @@ class RateCommands:
             self._timer.start(min(each.until for each in self._pending) - self._now(), self._time_is_up)
 
     def begin_again(self, steps: OptimizerSteps | None = None) -> None:
-        """Other rates were loaded: look anew for the effect of what waits. ``steps`` are those of a loop that begins
-        again."""
+        """Observe pending changes again after a load. ``steps`` belongs to a restarted loop."""
         with self._timer.lock:
             if steps is not None:
                 self._steps = steps
@@ -160,7 +147,7 @@ class RateCommands:
         self._steps.observer = self._update
 
     def step_done(self) -> None:
-        """Look at the rates after a step, and answer when enough was seen."""
+        """Check the rates after a step, and answer if enough was observed."""
         if self._pending:
             with self._timer.lock:
                 self._look_after_step()
@@ -181,19 +168,19 @@ class RateCommands:
                 self._answer(_NO_UPDATE)
 
     def finish(self, because: str) -> None:
-        """Answer with what was seen by now, and look no further; ``because`` says why."""
+        """Answer with the observations so far; ``because`` is the reason."""
         with self._timer.lock:
             if any(not each.command.is_answered for each in self._pending):
                 self._answer(because)
             self._end()
 
     def _time_is_up(self) -> None:
-        """The loop hangs. Called in the timer's thread."""
+        """Answer for a hanging loop. Runs in the timer's thread."""
         if any(not each.command.is_answered for each in self._pending):
             self._answer(TOO_SLOW)
 
     def _update(self) -> None:
-        """Note the rates of an update, right after it."""
+        """Record the rates right after an update."""
         watch = self._watch
         if self._pending and len(watch.used) < _UPDATES:
             watch.used.append(self._training.rate.values)
@@ -204,7 +191,7 @@ class RateCommands:
             watch.overwritten = self._training.rate.overwritten()
 
     def _answer(self, ended_because: str) -> None:
-        """Answer all. Without enough updates the effect is watched further, for a correction in the log."""
+        """Answer all. Without enough updates, continue to observe for a correction in the log."""
         self._timer.cancel()
         watch, rate, pending = self._watch, self._training.rate, self._pending
         verified: dict[str, Any] = {"updates": len(watch.used)}
@@ -224,7 +211,7 @@ class RateCommands:
         output: dict[str, Any] = {**pending.output, "verified": {"learning_rate": dict(verified)}}
         if command.undo_of is None and reason:
             status, rate = envelope.FAILED, self._training.rate
-            # Nothing stays changed.
+            # Nothing remains changed.
             output = {**pending.output, "after": rate.value, "scale": rate.scale, "reason": reason}
         elif is_own:
             output["left_alone"] = "the loop has set the rate by itself since, so it was not changed"
@@ -234,9 +221,9 @@ class RateCommands:
             log.error("%s: %s was answered applied, but %s", self._training.medic.job, command.id, reason)
 
     def _give_up(self, watch: _Watch) -> str:
-        """The loop sets the rate by itself: take the scale back, without touching that rate. Returns the reason.
+        """Undo the scale, because the loop sets the rate; keep that rate. Return the reason.
 
-        A change that was taken back stays taken back.
+        Undone changes stay undone.
         """
         assert watch.overwritten is not None
         actual, expected = watch.overwritten
@@ -245,7 +232,7 @@ class RateCommands:
         factors = training.changes.factors(LEARNING_RATE)
         kept = {command_id: factor for command_id, factor in factors.items() if command_id not in failed}
         if failed:
-            reason = f"the loop set the learning rate to {actual:.6g}, and {expected:.6g} was to be used; {self._how}"
+            reason = f"the loop set the learning rate to {actual:.6g} instead of {expected:.6g}; {self._how}"
             self._sets_itself = reason
             training.rate.give_up(math.prod(kept.values()))
             training.changes.set_factors(LEARNING_RATE, kept, training.global_step)

@@ -1,11 +1,7 @@
-"""The learning rate that the schedule prescribes now, whatever the optimizer has.
+"""The scheduled learning rate, independent of the optimizer's.
 
-Many of PyTorch's schedulers compute the next rate from the one that they find in the optimizer, so they take over a
-rate that was changed there, and their last rate proves nothing. Most of them can also compute the rate of a step from
-its number, which is used here. MultiplicativeLR and ChainedScheduler cannot; of them only a change since their last
-step is seen.
-
-Not here: changing a rate (``learning_rate``), how far two of them are apart (``trainmedic.job.reported_values``).
+Schedulers that derive a rate from the optimizer's adopt external changes, so it is computed from the step's number.
+MultiplicativeLR and ChainedScheduler cannot do that.
 """
 
 from __future__ import annotations
@@ -18,36 +14,35 @@ from torch.optim.swa_utils import SWALR
 
 from trainmedic.job.reported_values import deviation
 
-_AGREE = 1e-3  # rates that differ by less, as a part of the larger one, are the same
+_AGREE = 1e-3  # relative difference of equal rates
 _IN_A_ROW = 3  # readings
 
 
 class RateSchedule:
-    """The schedule of an optimizer's first group, found among `schedulers`, those that the loop steps itself.
+    """Schedule of an optimizer's first group, among the `schedulers` that the loop steps.
 
-    A loop may set the rate by hand for a while, as for a warmup, and mean it. So no rate is expected before the
-    optimizer's was on its schedule for some readings in a row.
+    No rate is expected until the optimizer followed it for some readings: a loop may set its own warmup.
     """
 
     def __init__(self, optimizer: Any, schedulers: Sequence[Any]) -> None:
         self._optimizer = optimizer
         own = [scheduler for scheduler in schedulers if _moves(scheduler, optimizer)]
-        # If two schedulers change the same rate, neither prescribes it.
+        # With two schedulers for one rate, neither prescribes it.
         self._scheduler = own[0] if len(own) == 1 and computes_as_pytorch(own[0]) else None
         self._agreed = 0
 
     @property
     def is_followed(self) -> bool:
-        """Whether the optimizer's rate has been on it for long enough, so that one that is off it is off."""
+        """Return whether the optimizer has followed it long enough for a deviation to be a fault."""
         return self._agreed >= _IN_A_ROW
 
     def was_followed(self) -> None:
-        """Say that it was followed by the process that this one goes on for: a rate that is off it already is off."""
+        """Record that the preceding process followed it."""
         self._agreed = _IN_A_ROW
 
     @property
     def rate(self) -> Any:
-        """The rate, a number or tensor; None where no schedule says it, or the optimizer's was not on it yet."""
+        """The scheduled rate, a number or tensor; None if unknown or not followed yet."""
         if self._scheduler is None:
             return None
         rate = _scheduled_rate(self._scheduler)
@@ -59,7 +54,6 @@ class RateSchedule:
 
 
 def computes_as_pytorch(scheduler: Any) -> bool:
-    """Whether it computes as PyTorch's own schedulers do; subclasses that only add to them count."""
     kind = type(scheduler)
     if not isinstance(scheduler, lr_scheduler.LRScheduler):
         return False
@@ -68,13 +62,13 @@ def computes_as_pytorch(scheduler: Any) -> bool:
 
 
 def _moves(scheduler: Any, optimizer: Any) -> bool:
-    """Whether they belong together; either may be wrapped."""
+    """Return whether they belong together; either may be wrapped."""
     groups: Any = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
     return len(groups) > 0 and groups[0] is optimizer.param_groups[0]
 
 
 def _scheduled_rate(scheduler: Any) -> Any:
-    """The rate of the scheduler's present step, computed from the step's number if the scheduler can do that."""
+    """Return the rate of the present step, from its number if possible."""
     while isinstance(scheduler, lr_scheduler.SequentialLR):
         scheduler = scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
     by_number = getattr(scheduler, "_get_closed_form_lr", None)

@@ -1,9 +1,6 @@
-"""Going back to a checkpoint, by a rollback or after a restart: which one, loading it, and going on from there.
+"""Return to a checkpoint by a rollback or after a restart, to the same one on all ranks.
 
-In a job of several ranks all go back to the same one, or none does. A state that is half loaded, or loaded on
-some ranks only, ends the training (`HalfLoaded`). Not here: the loading itself (``checkpoint_storage``), how often
-one may go back (``recovery.rollback_budget``). Who calls it: `Run.resume`, the handler of ``job.rollback``, and the
-interrupter's thread, which only asks whether a rollback would be carried out.
+The interrupter's thread calls `CheckpointRestore.choose`; everything else runs in the training thread.
 """
 
 from __future__ import annotations
@@ -37,38 +34,36 @@ from trainmedic.torch.training_state import TrainingState
 
 log = logging.getLogger("trainmedic")
 
-NOT_KEPT = "the checkpoint does not hold the place in the data; it goes on with the batches that come"
+NOT_KEPT = "the checkpoint does not hold the data position; training continues with the next batches"
 NOT_KNOWN = "not known: the loop draws its own batches"
 OTHER_BATCHES = "the same samples again, in other batches: their size, or what loads them, has changed since"
 CANNOT_SKIP = (
-    "the loop draws its own batches, so that none of them can be left out: give attach(loader=...) what they come "
-    "from, for which the function that draws one will do"
+    "the loop draws its own batches, so none of them can be skipped: pass their source, or the function that draws "
+    "one, to attach(loader=...)"
 )
 FETCHED_AHEAD = (
-    f"{NOT_REPLAYED}: the loop takes each batch during the step before, so that it goes on with one of the abandoned "
-    "course, and the first one after the checkpoint does not come; take each right before its step"
+    f"{NOT_REPLAYED}: the loop fetches each batch during the step before, so it continues with a batch from before "
+    "the rollback and misses the first one after the checkpoint; fetch each right before its step"
 )
 PERHAPS_AHEAD = (
-    "not known: the loop has taken more than one batch by the end of its first step; if the last one is for the next "
-    "step, it goes on with that one, and the first one after the checkpoint does not come"
+    "not known: the loop has fetched more than one batch by the end of its first step; if the last one is for the next "
+    "step, training continues with it and misses the first one after the checkpoint"
 )
 
 
 class CheckpointRestore:
-    """Restores the checkpoints of one training."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
         self._loading = CheckpointLoading(training)
-        # The checkpoints of an earlier training, by path and time. No rollback goes back to them, unless this training
-        # resumes from one.
+        # Checkpoints of an earlier training, by path and time. Rollbacks skip them, unless this training resumes from
+        # one.
         self._foreign = _already_there(training.storage)
-        disk = getattr(training.storage, "disk", training.storage)  # beside that in memory
+        disk = getattr(training.storage, "disk", training.storage)  # without memory
         if isinstance(disk, JointCheckpointDirectory):
             disk.check_rank_count = training.check_rank_count
 
     def choose(self, rollback: Rollback, onset: Onset | None = None) -> Choice:
-        """The checkpoints that a rollback may go to, if the trouble began at ``onset``. Raises Rejected."""
+        """Return the checkpoints for a rollback if the fault began at ``onset``. Raises Rejected."""
         training = self._training
         if training.batch_source is None and rollback.skip_batches:
             raise Rejected(CANNOT_SKIP)
@@ -82,14 +77,12 @@ class CheckpointRestore:
         return choice
 
     def roll_back(self, rollback: Rollback, group: Group) -> Mapping[str, Any]:
-        """Go back to the best checkpoint that can be loaded, and return what the answer says.
-
-        Raises Refusal, UnusableCheckpoint and NotAgreed where nothing was changed on any rank, else HalfLoaded,
-        which ends the training.
+        """Return to the best loadable checkpoint; return the answer's output. All errors but HalfLoaded mean that
+        nothing was changed on any rank.
         """
         training = self._training
         if self._foreign and training.rollbacks == 0:
-            training.budget.reset()  # what was spent belongs to the earlier training
+            training.budget.reset()  # counted for the earlier training
         progress = training.medic.progress
         onset = onset_of(rollback, progress)
         choice = agree(group, lambda: self.choose(rollback, onset))
@@ -115,9 +108,8 @@ class CheckpointRestore:
         return output
 
     def _compare_losses(self, kept: KeptState | None, data: str, skipped: int, onset: Onset | None) -> None:
-        """Compare the losses from here on. ``data`` is what the answer says of the batches."""
         training, state = self._training, kept or {}
-        # What the losses show, and what the comparison of the ranks' weights has shown.
+        # From the losses and from the comparison of the ranks' weights.
         faults = [None if onset is None else onset.step, training.rank_comparison.trouble_at]
         back = Return(
             step=training.global_step,
@@ -129,12 +121,12 @@ class CheckpointRestore:
             trouble_at=min((step for step in faults if step is not None), default=None),
             has_state=kept is not None,
             has_random=state.get("random") is not None,
-            is_replay=data == NOT_KNOWN,  # the loop draws its own batches, and perhaps the same ones
+            is_replay=data == NOT_KNOWN,  # the loop draws its own batches, possibly the same ones
         )
         begin_comparison(training.loss_log, back, training.parts.modules().values())
 
     def resume(self) -> int | None:
-        """Go on from the newest checkpoint; see `Run.resume`."""
+        """Continue from the newest checkpoint; see `Run.resume`."""
         training = self._training
         if training.storage is None:
             return None
@@ -147,10 +139,10 @@ class CheckpointRestore:
         try:
             loaded, output = self._load(candidates, group, resumed=True)
         except UnusableCheckpoint as error:
-            raise UnusableCheckpoint(f"{error}; to begin anew in spite of them, move them away") from error
+            raise UnusableCheckpoint(f"{error}; to start afresh, move them away") from error
         self._foreign = frozenset()
         if different := output.get("carried", {}).get("different"):
-            log.error("%s: carried state is not as it was saved: %s", self._job, different)
+            log.error("%s: carried state differs from what was saved: %s", self._job, different)
         if loaded.unusable:
             log.warning("%s: resumed from an older checkpoint: %s", self._job, "; ".join(loaded.unusable))
         if output["data"].startswith(NOT_REPLAYED):
@@ -158,7 +150,6 @@ class CheckpointRestore:
         return training.global_step
 
     def begin(self) -> None:
-        """Before the first step: say so where the training does not go on from what is there."""
         if self._foreign:
             message = (
                 "%s: %s holds %d checkpoints of an earlier training, which this one did not resume; it will "
@@ -167,18 +158,16 @@ class CheckpointRestore:
             log.warning(message, self._job, self._storage.directory, len(self._foreign))
 
     def _in_order_of_restart(self) -> list[SavedCheckpoint]:
-        """The complete checkpoints in the order in which they are tried; the log says where ill ones are left behind,
-        or are all that there is."""
         ordered = checkpoints.healthy_first(self._storage.checkpoints())
         healthy = [checkpoint for checkpoint in ordered if not problem(checkpoint.health)]
         if any(checkpoint.step for checkpoint in healthy):
-            # Beside others the checkpoint of step 0 will not do: from there they would all be overwritten.
+            # Prefer any other to step 0, from which they would all be overwritten.
             ordered = [checkpoint for checkpoint in ordered if checkpoint.step]
         newest = max(ordered, key=lambda checkpoint: (checkpoint.at, checkpoint.step), default=None)
         why = "" if newest is None else problem(newest.health)
         if newest is not None and why:
-            what = "an older one is tried first" if healthy else "so are all that there are"
-            log.warning("%s: the newest checkpoint, %s, is ill, and %s: %s", self._job, newest.name, what, why)
+            what = "an older one is tried first" if healthy else "so are all others"
+            log.warning("%s: the newest checkpoint, %s, is unhealthy, and %s: %s", self._job, newest.name, what, why)
         return ordered
 
     @property
@@ -190,12 +179,10 @@ class CheckpointRestore:
     def _job(self) -> str:
         return self._training.medic.job
 
-    # --- loading ----------------------------------------------------------------------------------------
-
     def _load(
         self, candidates: Sequence[SavedCheckpoint], group: Group, skip_batches: int = 0, resumed: bool = False
     ) -> tuple[LoadedCheckpoint, dict[str, Any]]:
-        """Load the first of `candidates` that can be, and go on from it: that checkpoint, and what the answer says."""
+        """Load the first loadable candidate and continue from it. Return it and the answer's output."""
         loaded = self._loading.load_first(candidates, group)
         fault: Exception | None = None
         output: dict[str, Any] = {}
@@ -203,16 +190,14 @@ class CheckpointRestore:
             if resumed:
                 self._recall_changes(loaded, group)
             output = self._take_over(loaded, skip_batches, resumed)
-        except Exception as error:  # whatever is raised, because the other ranks wait for this rank's report
+        except Exception as error:  # any error: the other ranks wait for this report
             fault = error
-        # Every rank gets here, whether or not it failed, because the poll inside is a call of all ranks.
+        # Every rank must reach this poll, failed or not.
         self._loading.confirm_on_all_ranks(group, fault)
         return loaded, output
 
-    # --- going on from there ----------------------------------------------------------------------------
-
     def _recall_changes(self, loaded: LoadedCheckpoint, group: Group) -> None:
-        """After a restart, read what commands had changed and the count of rollbacks; on all ranks as rank 0 does."""
+        """After a restart, read changes and rollback count, on all ranks from rank 0."""
         changes, budget = self._training.changes, self._training.budget
         changes.recall(None if loaded.kept is None else loaded.kept.get("changes"), loaded.checkpoint.step)
         if group.world_size > 1:
@@ -221,10 +206,6 @@ class CheckpointRestore:
             budget.spent = RollbackCount(**state["spent"])
 
     def _take_over(self, loaded: LoadedCheckpoint, skip_batches: int, resumed: bool) -> dict[str, Any]:
-        """The parts were loaded; now set the rest of the training, and return what the answer says.
-
-        What commands have changed stays changed.
-        """
         training, checkpoint, kept = self._training, loaded.checkpoint, loaded.kept
         training.rate.loaded(None if kept is None else kept["lr_scale"], training.changes.scale(LEARNING_RATE))
         if resumed:
@@ -247,7 +228,7 @@ class CheckpointRestore:
         output["learning_rate"] = training.rate.value
         if kept is not None:
             output["carried"] = training.carried.put_back(kept.get("carried"))
-            # Last of all: moving the batch source may draw random numbers.
+            # Last, because moving the batch source may draw random numbers.
             if kept["random"] is not None:
                 randomness.restore(kept["random"])
             output["loss_at_checkpoint"] = kept["loss"]
@@ -256,8 +237,6 @@ class CheckpointRestore:
     def _move_batch_source(
         self, source: BatchSource, kept: KeptState | None, skip_batches: int, resumed: bool
     ) -> tuple[str, int]:
-        """Go to the checkpoint's position in the data, and say which batches come now, and how many are left out that
-        were not before."""
         state = kept["feed"] if kept is not None else None  # the stored name of the batch source's state
         if resumed:
             for epoch, start, stop in self._training.changes.skipped:
@@ -272,10 +251,7 @@ class CheckpointRestore:
         return OTHER_BATCHES if data == REPLAYED and self._are_made_otherwise(kept) else data, left_out
 
     def _move_batch_log(self, kept: KeptState | None, data: str, left_out: int, resumed: bool) -> None:
-        """From here on compare the batches with those that were drawn in their place, if they shall be the same.
-
-        ``left_out`` of those do not come now; what was left out before was not drawn either.
-        """
+        """Begin to compare the batches, if they should be the same; ``left_out`` of them are skipped now."""
         training, batch_log = self._training, self._training.batch_log
         batches = (kept or {}).get("batches")
         if resumed:
@@ -288,12 +264,10 @@ class CheckpointRestore:
         batch_log.go_back(batches and batches["drawn"], epoch, left_out, "" if claims else data)
 
     def _are_made_otherwise(self, kept: KeptState | None) -> bool:
-        """Whether the same samples come in other batches than when the checkpoint was written."""
         make = ((kept or {}).get("batches") or {}).get("make")
         return make is not None and list(make) != self._training.batch_make
 
     def _keep_global_batch(self, kept: KeptState | None) -> None:
-        """Accumulate as many batches as make the same global batch with the number of ranks of today."""
         training = self._training
         accumulation = training.accumulation_after(kept)
         if accumulation != training.script_accumulation:
@@ -303,7 +277,6 @@ class CheckpointRestore:
             training.set_accumulation(accumulation)
 
     def _change_as_before(self) -> None:
-        """After a restart, set batch size, accumulation and workers as commands had set them."""
         training, source, changes = self._training, self._training.batch_source, self._training.changes
         try:
             training.set_accumulation(
@@ -318,15 +291,14 @@ class CheckpointRestore:
                 count = changes.workers_for(source.workers)
                 if count != source.workers:
                     source.set_workers(count)
-                elif changes.workers_at_most:  # The script itself has no more workers, so nothing is left to undo.
+                elif changes.workers_at_most:  # the script has no more workers, so nothing remains to undo
                     changes.set_workers(None, training.global_step)
         except Refusal as error:
-            log.warning("%s: what commands had changed does not fit any more: %s", self._job, error)
+            log.warning("%s: changes by commands no longer fit: %s", self._job, error)
 
     def _record_rollback(self, checkpoint: SavedCheckpoint, left_step: int) -> Mapping[str, Any]:
-        """Count a rollback that was carried out, and return what the answer says of the budget.
-
-        What fails in here does not undo it.
+        """Count a completed rollback. Return the answer's part about the budget. Errors here do not undo the
+        rollback.
         """
         training = self._training
         budget = training.budget.spend(checkpoint.step, left_step)
@@ -338,15 +310,12 @@ class CheckpointRestore:
             reason = {"why": "a rollback went back to it", "step": checkpoint.step, "left_step": left_step}
             self._storage.rolled_back_to(checkpoint, reason)
         except OSError as error:
-            log.warning("%s: the checkpoint that was gone back to could not be marked: %s", self._job, error)
+            log.warning("%s: cannot mark the rollback's checkpoint: %s", self._job, error)
         return budget
 
 
 def _already_there(storage: CheckpointStorage | None) -> frozenset[tuple[str, Any]]:
-    """The checkpoints that are in a directory of ours when training begins.
-
-    Users who keep their own know which of theirs belong to this training.
-    """
+    """Return the checkpoints in our own directory at the start."""
     disk = on_disk(storage)
     if not isinstance(disk, CheckpointDirectory):
         return frozenset()

@@ -1,4 +1,4 @@
-"""A plain PyTorch training loop that Trainmedic can repair: its batches, its steps, and the boundaries between them.
+"""`Run`, a plain PyTorch training loop that Trainmedic can repair.
 
 The loop stays the user's own::
 
@@ -7,10 +7,7 @@ The loop stays the user's own::
             ...
             step.report(loss=loss, grad_norm=norm)
 
-At the end of each ``with`` lies the step boundary: there, and nowhere else, commands are carried out. A rollback
-moves what ``batches`` gives next, so the loop never notices. Not here: what happens at a boundary (``boundary``),
-the commands (``handlers``), going back to a checkpoint (``restore``), where batches come from
-(``batch_sources``), the making of a run (``attaching``).
+Commands are carried out only at step boundaries, the ends of ``with``. A rollback moves what ``batches`` yields next.
 """
 
 from __future__ import annotations
@@ -44,16 +41,11 @@ from trainmedic.torch.verification import RollbackVerification
 log = logging.getLogger("trainmedic")
 
 _DRAWN_WITHOUT_STEP = 50  # batches
-_EMPTY_EPOCHS = 3  # in a row, after which there is nothing left to train on
+_EMPTY_EPOCHS = 3  # consecutive, until the data counts as empty
 
 
 class Run:
-    """A training run. Made by `trainmedic.torch.attach`; also a context manager that closes it.
-
-    It registers with the medic the commands that can be carried out. ``every`` is after how many steps a checkpoint
-    is due, ``at_start`` whether one is due before the first step then, and ``accumulates`` whether the loop heeds
-    ``Step.is_update``.
-    """
+    """A training run, made by `trainmedic.torch.attach`. A context manager that closes it."""
 
     def __init__(
         self,
@@ -83,11 +75,9 @@ class Run:
         CommandHandlers(training, *acting, accumulates).register()
         self._drawn_without_step = 0
 
-    # --- the training loop's calls ----------------------------------------------------------------------
-
     @property
     def global_step(self) -> int:
-        """How many optimizer steps were done; a rollback sets it back."""
+        """Number of completed optimizer steps; a rollback decreases it."""
         return self.training.global_step
 
     @global_step.setter
@@ -96,12 +86,12 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """Number of the present epoch, from 0. A rollback may set it back."""
+        """Present epoch, from 0; a rollback may decrease it."""
         return self.training.batch_source.epoch if self.training.batch_source is not None else 0
 
     @property
     def accumulation(self) -> int:
-        """How many batches make an optimizer step."""
+        """Batches per optimizer step."""
         return self.training.accumulation
 
     @accumulation.setter
@@ -110,17 +100,18 @@ class Run:
 
     @property
     def lr_scale(self) -> float:
-        """The factor by which commands have scaled the learning rate; for loops that set the rate by hand."""
+        """Factor of the learning rate by commands, for loops that set the rate themselves."""
         return self.training.rate.asked_scale()
 
     def learning_rate(self, value: Any) -> Any:
-        """Return ``value``, the rate that the loop computed for the next update, times the factor that commands have
-        set. A loop that writes ``group["lr"]`` itself calls this, or `Step.learning_rate`, each time."""
+        """Return the loop's rate times the factor by commands. A loop that writes ``group["lr"]`` calls it each
+        time.
+        """
         return self.training.rate.scaled(value)
 
     @property
     def stopping(self) -> bool:
-        """Whether the run is to stop, because a command or the script has said so; that ends ``batches``."""
+        """True if a command or the script has stopped the run; ends ``batches``."""
         return self.training.stopping
 
     @stopping.setter
@@ -129,17 +120,15 @@ class Run:
 
     @property
     def medic(self) -> Medic:
-        """The job's connection, which `attach` was given."""
         return self.training.medic
 
     def state_dict(self) -> dict[str, Any]:
-        """The run's own state: its step, place in the data, random generators, what was changed."""
+        """Return the run's own state: step, data position, random generators, changes."""
         return self.training.state_dict()
 
     def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Any]:
-        """The batches, epoch after epoch, until ``epochs`` are over, ``steps`` are done or the run is to stop.
-
-        Both count from the beginning of the training, so that a run that was resumed ends where it would have.
+        """Yield batches until ``epochs`` or ``steps``, counted from the start of the training, or the run is
+        stopped.
         """
         source = self.training.batch_source
         if source is None:
@@ -185,7 +174,7 @@ class Run:
             yield batch
 
     def step(self) -> Step:
-        """``with run.step() as step:`` around the work on one batch; commands are carried out at its end."""
+        """Return the context manager for the work on one batch. Commands are carried out at its end."""
         if not self._is_begun:
             self._begin()
         training = self.training
@@ -193,18 +182,16 @@ class Run:
         return Step(self._boundary, training.global_step + 1, training.batches_done + 1 >= training.accumulation)
 
     def checkpoint(self) -> SavedCheckpoint | None:
-        """Write one now, between two steps; None where the run has no place for it. Raises what the storage raises.
+        """Write a checkpoint between two steps; None without storage. Every rank calls it.
 
-        In a job of several ranks each of them calls it.
+        Raises errors of the storage.
         """
         return self._writer.save() if self.training.storage is not None else None
 
     def resume(self) -> int | None:
-        """Go on from the newest complete checkpoint; the step it is of, or None where there is none.
+        """Continue from the newest complete checkpoint. Return its step; None if there is none. Every rank calls it.
 
-        What commands had changed is changed again. In a job of several ranks each of them calls it. Raises
-        TrainmedicError if there are checkpoints and none of them can be loaded, because starting from nothing
-        would sooner or later overwrite them.
+        Changes by commands are reapplied. Raises TrainmedicError if no existing checkpoint can be loaded.
         """
         self._begin_memory(resumes=True)
         step = self._restore.resume()
@@ -213,11 +200,7 @@ class Run:
         return step
 
     def close(self) -> None:
-        """End loading, and restore the signal's earlier handler. The medic stays connected.
-
-        What is being written to the disk is written to its end. Memory is given back, unless an exception is what
-        ends the training: then a restart finds it.
-        """
+        """End loading and background writes. Frees in-memory checkpoints, unless an exception ends the training."""
         self._verification.finish("the run was closed")
         self._rates.finish("the run was closed")
         self._boundary.close()
@@ -237,17 +220,14 @@ class Run:
     ) -> None:
         self.close()
 
-    # --- what happens beside the steps ------------------------------------------------------------------
-
     def _begin(self) -> None:
-        """Before the first step."""
         self._is_begun = True
         self._restore.begin()
         self._begin_memory(resumes=False)
         self._save_at_start()
 
     def _count_drawn(self) -> None:
-        """Warn, once, where batches are drawn and no step is begun."""
+        """Warn once if batches are drawn without steps."""
         self._drawn_without_step += 1
         if self._drawn_without_step > _DRAWN_WITHOUT_STEP:
             self._drawn_without_step = -1
@@ -258,16 +238,13 @@ class Run:
             )
 
     def _save_at_start(self) -> None:
-        """Write the initial checkpoint, unless the run was resumed.
-
-        It deletes no old checkpoint, because the user may only have forgotten to resume.
-        """
+        """Write the initial checkpoint, unless resumed. Deletes none: the user may have forgotten to resume."""
         if self._saves_at_start and self.training.current_checkpoint is None:
             self._writer.save_or_log(prune=False)
         self._saves_at_start = False
 
     def _begin_memory(self, resumes: bool) -> None:
-        """Get the memory for in-memory checkpoints, once; without it training goes on without them."""
+        """Reserve memory for in-memory checkpoints, once. Without it, training continues without them."""
         training, start = self.training, self._memory_start
         memory, storage = training.memory, on_disk(training.storage)
         if start is None or memory is None or storage is None or memory.pool is not None:
@@ -285,13 +262,13 @@ class Run:
             log.warning("%s: no in-memory checkpoints: %s", training.medic.job, error)
 
     def _loading_was_interrupted(self, source: BatchSource) -> None:
-        """Start the loader that hung again at its position, unless a rollback has moved it."""
+        """Restart a hanging loader at its position, unless a rollback moved it."""
         training = self.training
         log.warning("%s: the data loader hung and was interrupted", training.medic.job)
         rollbacks, state = training.rollbacks, source.state()
         source.stop_loading()
         self._boundary.cross(interrupted=True)
         if training.rollbacks == rollbacks and not training.stopping:
-            # Reading a source up to its position may draw random numbers, which the loop has drawn already.
+            # Restoring may draw random numbers that the loop has already drawn.
             with randomness.preserved():
                 source.restore(state)

@@ -1,11 +1,8 @@
-"""The parts of a plain PyTorch training that a checkpoint holds: the model, the optimizer and others with a state.
-
-Not here: the learning rate's scale and the position in the data (``training_state``), and files
-(``checkpoint_storage``).
-"""
+"""The parts of a plain PyTorch training in a checkpoint: model, optimizer and others with state."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any, Iterator, Mapping
 
@@ -13,7 +10,6 @@ import torch
 from torch import nn
 
 from trainmedic.errors import ConfigurationError
-from trainmedic.torch.loss_scaling import begins_anew, drop_noted_steps
 from trainmedic.torch.optimizer_attributes import OptimizerAttributes
 from trainmedic.torch.optimizer_states import load_state, state_of
 from trainmedic.torch.tensor_names import named_as, plain_name
@@ -21,13 +17,13 @@ from trainmedic.torch.tensor_names import named_as, plain_name
 log = logging.getLogger("trainmedic")
 
 ATTRIBUTES = ".attributes"
-"""The name in the states of what optimizers and communication hooks keep outside of their ``state_dict``."""
+"""Name of the state outside the ``state_dict`` of optimizers and communication hooks."""
 
 
 class StateParts:
-    """Objects with ``state_dict`` and ``load_state_dict``, by name. ``model`` and ``optimizer`` are the first two.
+    """Objects with ``state_dict`` and ``load_state_dict``, by name.
 
-    Each argument may be one object, or a list or dict of several, whose names are then ``model.0`` or ``model.key``.
+    An argument may be a list or dict; its members are named ``model.0`` or ``model.key``.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -35,7 +31,7 @@ class StateParts:
         for name, value in objects.items():
             for member, part in _members(name, value):
                 if isinstance(part, type):
-                    raise ConfigurationError(f"{member}: {part.__name__} is a class; give what it has made")
+                    raise ConfigurationError(f"{member}: {part.__name__} is a class; pass an instance")
                 if not (callable(getattr(part, "state_dict", None)) and hasattr(part, "load_state_dict")):
                     raise ConfigurationError(
                         f"{member}: a {type(part).__name__} has no state_dict and load_state_dict to be saved with"
@@ -44,21 +40,19 @@ class StateParts:
         self._attributes = OptimizerAttributes(self.by_name)
 
     def capture(self) -> dict[str, Any]:
-        """The states. They share memory with the parts: write them before training goes on."""
+        """Return the states, which share memory with the parts: write them before training continues."""
         states = {name: state_of(part) for name, part in self.by_name.items()}
         attributes = self.attributes()
         return {**states, ATTRIBUTES: attributes} if attributes else states
 
     def attributes(self) -> dict[str, Any]:
-        """What optimizers and communication hooks keep outside of their ``state_dict``; empty without any."""
         return self._attributes.capture()
 
     def restore_attributes(self, held: Mapping[str, Any]) -> None:
-        """Put back what `attributes` gave."""
         self._attributes.restore(dict(held))
 
     def mismatch(self, states: Mapping[str, Any]) -> str:
-        """The reason why `states` cannot be restored, as far as can be checked without trying; empty if they can."""
+        """Return why `states` cannot be restored; empty if nothing shows that."""
         for name, part in self.by_name.items():
             if name not in states:
                 return f"it has no {name}"
@@ -71,19 +65,18 @@ class StateParts:
         return self._attributes.mismatch(states.get(ATTRIBUTES, {}))
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Load the states into the parts."""
         self.restore_attributes(states.get(ATTRIBUTES, {}))
         for name, part in self.by_name.items():
             state = states[name]
             if isinstance(part, nn.Module):
                 part.load_state_dict(named_as(part.state_dict(), state))
             elif begins_anew(part, state):
-                log.warning("%s was switched off when the checkpoint was written; it begins anew", name)
+                log.warning("%s was disabled when the checkpoint was written; it starts afresh", name)
             else:
                 load_state(part, state)
 
     def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The modules' buffers by the names of module and buffer, but for those that are not part of its state."""
+        """Return the modules' persistent buffers, by names of module and buffer."""
         buffers = {}
         for name, module in self.modules().items():
             kept = module.state_dict().keys()
@@ -91,14 +84,13 @@ class StateParts:
         return buffers
 
     def buffers_of(self, states: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
-        """The same, out of what `capture` gave."""
+        """Return the same from the output of `capture`."""
         return {
             name: {plain_name(key): states[name][key] for key, _ in module.named_buffers() if key in states[name]}
             for name, module in self.modules().items()
         }
 
     def restore_buffers(self, held: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Copy the buffers into place, as far as the modules still have them."""
         with torch.no_grad():
             for name, module in self.modules().items():
                 buffers = {plain_name(key): buffer for key, buffer in held.get(name, {}).items()}
@@ -107,38 +99,36 @@ class StateParts:
                         buffer.copy_(buffers[plain_name(key)])
 
     def extra_states(self) -> dict[str, dict[str, Any]]:
-        """What modules keep in their ``state_dict`` beside tensors (``get_extra_state``), by the names of both. Layers
-        that compute in 8 bits keep the largest values seen there, each rank its own. It shares memory with the
-        modules: write it before training goes on."""
+        """Return the modules' ``get_extra_state`` by part and module, such as FP8 layers' maxima. Shares their
+        memory.
+        """
         return {
             name: {own: _detached(each.get_extra_state()) for own, each in _with_extra_state(module)}
             for name, module in self.modules().items()
         }
 
     def restore_extra_states(self, held: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put back what `extra_states` gave, as far as the modules still have it. They keep what they are given."""
+        """Restore the output of `extra_states`. The modules keep the given objects."""
         for name, module in self.modules().items():
             for own, each in _with_extra_state(module):
                 if own in held.get(name, {}):
                     each.set_extra_state(held[name][own])
 
     def forget_gradients(self) -> None:
-        """Drop the gradients of an abandoned or half-done step, which may be NaN."""
+        """Drop the gradients of an incomplete step, which may be NaN."""
         for part in self.by_name.values():
             if hasattr(part, "zero_grad"):
                 part.zero_grad()
             drop_noted_steps(part)
 
     def modules(self) -> dict[str, nn.Module]:
-        """The parts that are modules, by name."""
         return {name: part for name, part in self.by_name.items() if isinstance(part, nn.Module)}
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The parts that are optimizers, by name."""
         return {name: part for name, part in self.by_name.items() if isinstance(part, torch.optim.Optimizer)}
 
     def of_optimizers(self) -> dict[str, Any]:
-        """The parts that are optimizers or were given as such, of whatever class, by name."""
+        """Return optimizers and parts given as such, of any class."""
         return {
             name: part
             for name, part in self.by_name.items()
@@ -148,32 +138,27 @@ class StateParts:
 
     @property
     def not_restored(self) -> frozenset[str]:
-        """The holders of attributes that the last `restore` has left out, as it has said in the log."""
+        """Holders of attributes that the last `restore` omitted."""
         return self._attributes.not_restored
 
     @property
     def has_attributes(self) -> bool:
-        """Whether an optimizer or a communication hook has something to be kept outside of its state."""
         return not self._attributes.are_none
 
 
 def is_sharded(parts: StateParts) -> bool:
-    """Whether a parameter of any part is spread over ranks."""
     parameters = (parameter for module in parts.modules().values() for parameter in module.parameters())
     return any(hasattr(parameter, "full_tensor") for parameter in parameters)
 
 
 def is_wrapped_by_fsdp1(parts: StateParts) -> bool:
-    """Whether a module is wrapped in the older ``FullyShardedDataParallel``.
-
-    It is known by its name: to import the class takes seconds, which a training without it need not spend.
-    """
+    """Check for the older ``FullyShardedDataParallel`` by name, because importing it takes seconds."""
     wrapped = (module for part in parts.modules().values() for module in part.modules())
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in wrapped)
 
 
 def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The object or objects of one argument, each by its own name."""
+    """Yield an argument's objects with their names."""
     if value is None:
         return
     if isinstance(value, Mapping):
@@ -193,7 +178,7 @@ def _with_extra_state(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _detached(state: Any) -> Any:
-    """The same without the graph of the step, of which a state may be a part."""
+    """Return the state without the step's graph."""
     if isinstance(state, torch.Tensor):
         return state.detach()
     if type(state) is dict:
@@ -219,3 +204,26 @@ def _other_shape(present: Mapping[str, Any], held: Mapping[str, Any]) -> str:
         if isinstance(value, torch.Tensor) and getattr(held[key], "shape", None) != value.shape:
             return f"{key} has another shape"
     return ""
+
+
+def drop_noted_steps(part: Any) -> None:
+    """Make the gradient scaler forget what it unscaled: it refuses a second time in a step, and an abandoned one has no
+    end.
+    """
+    for scaler in _scalers(part):
+        with contextlib.suppress(AssertionError):  # nothing scaled yet
+            scaler.update(scaler.get_scale())  # setting a scale clears its record
+
+
+def begins_anew(part: Any, state: Any) -> bool:
+    """Return whether `state` is a disabled gradient scaler's, but the present one is enabled. Loading it would
+    raise.
+    """
+    return state == {} and any(scaler.is_enabled() for scaler in _scalers(part))
+
+
+def _scalers(part: Any) -> Iterator[torch.amp.GradScaler]:
+    """Yield the gradient scaler that `part` is or holds, as timm's and Accelerate's wrappers do."""
+    for candidate in (part, *getattr(part, "__dict__", {}).values()):
+        if isinstance(candidate, torch.amp.GradScaler):
+            yield candidate

@@ -1,28 +1,21 @@
-"""One step of the training loop, as the loop sees it.
-
-Not here: what happens at its end (``boundary``).
-"""
+"""`Step`: one step of the training loop."""
 
 from __future__ import annotations
 
+import inspect
 from types import TracebackType
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainmedic.errors import ConfigurationError, Interrupted
 from trainmedic.torch.boundary import StepBoundary
-from trainmedic.torch.moving_averages import update_average
 from trainmedic.torch.state_parts import StateParts
 
 
 class Step:
-    """The work on one batch: ``with run.step() as step:``.
-
-    ``number`` is that of the optimizer step, from 1. Where gradients are accumulated several batches belong to
-    one, and ``is_update`` is true for the last of them: only then is the optimizer to step.
-    """
+    """The work on one batch: ``with run.step() as step:``. ``number`` is the optimizer step's, from 1."""
 
     __slots__ = ("_accelerated", "_boundary", "_completes_step", "is_reported", "number")
 
@@ -35,11 +28,13 @@ class Step:
 
     @property
     def is_update(self) -> bool:
-        """Whether the optimizer is to step. Where Accelerate decides on that, ask within ``accelerator.accumulate``."""
+        """True if the optimizer is to step after this batch. If Accelerate decides, read it in
+        ``accelerator.accumulate``.
+        """
         return self._accelerated.is_update if self._accelerated.leads else self._completes_step
 
     def backward(self, loss: torch.Tensor) -> None:
-        """``loss.backward()``, for the mean over the step's batches, and scaled by the gradient scaler if any."""
+        """Call ``loss.backward()`` for the mean over the step's batches, with the gradient scaler, if any."""
         training = self._boundary.training
         if training.accumulation > 1 and not self._accelerated.leads:
             loss = loss / training.accumulation
@@ -52,10 +47,10 @@ class Step:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """On the last batch of a step, clip the gradients to ``max_norm``, step optimizer, gradient scaler, scheduler
-        and EMA, and clear the gradients. Returns the norm before clipping; None before the last batch.
+        """On the last batch of a step, clip gradients to ``max_norm``, step optimizer, gradient scaler, scheduler and
+        EMA, and clear the gradients.
 
-        A scheduler that needs a metric is left to the caller.
+        Returns the norm before clipping; None for other batches. Does not step schedulers that need a metric.
         """
         if not self.is_update:
             return None
@@ -69,9 +64,9 @@ class Step:
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
         parameters = training.rate.parameters()
-        self._boundary.layer_norms.measure()  # before they are clipped
+        self._boundary.layer_norms.measure()  # before clipping
         norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if max_norm is None else max_norm)
-        if hasattr(norm, "full_tensor"):  # of sharded parameters
+        if hasattr(norm, "full_tensor"):  # sharded parameters
             norm = norm.full_tensor()
         for optimizer in optimizers:
             if scaler is not None:
@@ -92,13 +87,12 @@ class Step:
         return norm
 
     def learning_rate(self, value: Any) -> Any:
-        """As `trainmedic.torch.Run.learning_rate`."""
+        """See `trainmedic.torch.Run.learning_rate`."""
         return self._boundary.training.rate.scaled(value)
 
     def report(self, loss: Any = None, grad_norm: Any = None, samples: float | None = None, **more: Any) -> None:
-        """Say how it went: as `trainmedic.Medic.report`, which gets the step and the learning rates as well.
-
-        Without ``samples`` they are worked out from the loader's batch size, where that is known.
+        """Report the step with learning rates; see `trainmedic.Medic.report`. ``samples`` defaults to the loader's, if
+        known.
         """
         self._boundary.report(self.number, self.is_update, loss, grad_norm, samples, more)
         self.is_reported = True
@@ -129,16 +123,16 @@ class Step:
 
 
 def _scaler(parts: StateParts) -> Any:
-    """The gradient scaler, None without one. Raises ConfigurationError where it is not known which is meant."""
+    """Return the gradient scaler; None without one. Raises ConfigurationError if ambiguous."""
     if any(name.startswith("scaler.") for name in parts.by_name):
         raise ConfigurationError(
-            "step.backward() and step.update() know one gradient scaler at most; with several, call them yourself"
+            "step.backward() and step.update() support one gradient scaler; with several, call them yourself"
         )
     return parts.by_name.get("scaler")
 
 
 def _step_schedulers_and_emas(parts: StateParts) -> None:
-    """Of several emas, each follows the model of its name."""
+    """Each of several EMAs follows the model of the same name."""
     for name, part in parts.by_name.items():
         kind = name.partition(".")[0]
         if kind == "scheduler" and not isinstance(part, ReduceLROnPlateau):
@@ -147,7 +141,32 @@ def _step_schedulers_and_emas(parts: StateParts) -> None:
             model = parts.by_name.get(f"model{name[len(kind) :]}")
             if model is None:
                 raise ConfigurationError(
-                    "step.update() does not know which model an ema follows: give several by the same names, "
+                    "step.update() does not know which model an ema follows: name several alike, "
                     "attach(model={...}, ema={...})"
                 )
             update_average(part, model)
+
+
+_METHODS = ("update", "step")
+
+
+def update_average(ema: Any, model: Any) -> None:
+    """Update a moving average. Raises ConfigurationError.
+
+    Calls PyTorch's ``update_parameters(model)`` or another library's ``update(model)``, ``update(parameters)``,
+    ``step(parameters)`` or ``update()``.
+    """
+    if hasattr(ema, "update_parameters"):
+        ema.update_parameters(model)
+        return
+    name = next((name for name in _METHODS if hasattr(ema, name)), None)
+    if name is None:
+        raise ConfigurationError(f"step.update() cannot update a {type(ema).__name__}: do it yourself")
+    update: Callable[..., Any] = getattr(ema, name)
+    first = next(iter(inspect.signature(update).parameters.values()), None)
+    if first is not None and first.name.startswith("param"):
+        update(model.parameters())
+    elif first is None or first.default is not first.empty:
+        update()  # it holds its model
+    else:
+        update(model)

@@ -1,9 +1,4 @@
-"""The state of a training, which all parts of a run share.
-
-The restore, the checkpoint writer, the command handlers and the step boundary each read and change it, always on
-the training thread. Not here: what any of them does, and the loop that the user writes (``run``). `attach` makes
-it.
-"""
+"""State of a training, shared by all parts of a run on the training thread. Made by `attach`."""
 
 from __future__ import annotations
 
@@ -33,87 +28,73 @@ from trainmedic.torch.state_parts import StateParts
 log = logging.getLogger("trainmedic")
 
 CARRIED_HINT = (
-    "State that the loop carries did not go back, or it reports another number than the loss of the step: name the "
-    "state with attach(also=...)"
+    "State that the loop carries was not restored, or the reported number is not the step's loss: name the state "
+    "with attach(also=...)"
 )
 
 
-# With slots, since each step reads and writes it with caches that the step's own work has emptied.
+# With slots: each step accesses it with cold CPU caches.
 @dataclass(slots=True, eq=False)
 class TrainingState:
-    """The parts of a training, where its data and checkpoints are kept, and its position."""
+    """Parts, data, checkpoints and position of a training."""
 
     medic: Medic
     parts: StateParts
-    """What a checkpoint holds: the model, the optimizer and so on."""
     rate: LearningRate
     batch_source: BatchSource | None
-    """Where the batches come from; None where the loop reads its data by itself."""
+    """None if the loop reads its data itself."""
     storage: CheckpointStorage | None
-    """Where checkpoints are kept; None where there are none, and so no rollback."""
+    """None without checkpoints, and so without rollbacks."""
     budget: RollbackBudget
     changes: AppliedChanges
     accumulation: int
-    """Batches that make an optimizer step; at first as the script has it, then as commands have changed it."""
+    """Batches per optimizer step, with changes by commands."""
     accelerated: AcceleratedSteps = field(default_factory=AcceleratedSteps)
-    """Accelerate's part in the steps."""
     verifies: bool = True
-    """Whether a state that was loaded is compared with the digests of what was saved."""
+    """True to compare loaded states with the saved digests."""
     memory: MemoryCheckpoints | None = None
-    """The checkpoints in memory; None without them."""
+    """None without in-memory checkpoints."""
     accumulates: bool = False
-    """Whether the loop heeds ``Step.is_update``, so that it can accumulate as many batches as it is told."""
+    """True if the loop heeds ``Step.is_update`` and so supports any accumulation."""
     keep_global_batch: bool | None = None
-    """Whether a resume with another number of ranks keeps what makes an optimizer step: as far as it can (None);
-    always, and it is refused where it cannot (True); or never (False)."""
+    """At a resume with another number of ranks: None if possible, True or refuse, False never."""
 
     rank_comparison: RankComparison = field(init=False)
-    """Whether the ranks still have the same weights."""
     script_accumulation: int = field(init=False)
-    """Batches that make an optimizer step in the script, or in its place with another number of ranks; commands'
-    factors apply to it."""
+    """Batches per optimizer step without commands, adjusted to the number of ranks."""
     given_accumulation: int = field(init=False)
-    """What the script has asked for."""
+    """The accumulation that the script asked for."""
     script_batch_size: int | None = field(init=False)
-    """Samples that the script's loader puts into a batch; None where it is not known or cannot be changed."""
+    """Batch size of the script's loader; None if unknown or fixed."""
     script_workers: int | None = field(init=False)
-    """Worker processes of the script's loader; None where they cannot be changed."""
+    """Workers of the script's loader; None if fixed."""
 
     global_step: int = 0
-    """Optimizer steps that were done; a rollback sets it back."""
+    """Completed optimizer steps; decreased by a rollback."""
     batches_done: int = 0
-    """Batches of the present step that were done; fewer than ``accumulation``."""
     batch_log: BatchLog = field(default_factory=BatchLog)
-    """The batches that were drawn."""
     loss_log: LossLog = field(default_factory=LossLog)
-    """The losses of the steps after each checkpoint."""
+    """Losses of the steps after each checkpoint."""
     carried: CarriedState = field(default_factory=CarriedState)
-    """State beside the parts that training carries from step to step."""
     carried_hint: str = CARRIED_HINT
-    """What an answer advises where other losses come after a rollback."""
     losses: list[Any] = field(default_factory=list)
-    """Their losses, where several batches make a step."""
     gradients: list[Any] = field(default_factory=list)
-    """Norms of gradients in the present step, see ``gradient_samples``."""
+    """Gradient norms of the present step, see ``gradient_samples``."""
     memory_due: int = NEVER
-    """The step from which on a checkpoint in memory is due."""
     current_checkpoint: SavedCheckpoint | None = None
-    """The checkpoint that holds the present state, where one was written or loaded and no step was done since."""
+    """The checkpoint of the present state, until the next step."""
     rollbacks: int = 0
-    """Rollbacks that this process has carried out."""
     fetch_order: FetchOrder = field(default_factory=FetchOrder)
-    """Whether the loop takes its batches ahead."""
     stopping: bool = False
-    """Whether the run was told to stop."""
     is_interruptible: bool = True
-    """Whether a step that hangs may be broken off. Not where what is left of it cannot be cleared away."""
+    """False if a hanging step's remains cannot be cleared."""
     was_interrupted: bool = False
-    """Whether the step that the present boundary follows was interrupted, so that the state is not whole."""
+    """True if the last step was interrupted, so that the state is incomplete."""
     broken: HalfLoaded | None = None
-    """Why training cannot go on: a checkpoint was loaded only in part. From then on nothing is saved."""
+    """A partial load that ends the training; nothing is saved after it."""
 
     def __post_init__(self) -> None:
-        # An optimizer with an averager, PyTorch's ``PostLocalSGDOptimizer``, lets the ranks differ between averages.
+        # With an averager (``PostLocalSGDOptimizer``) the ranks differ between averages.
         averages = any(hasattr(part, "averager") for part in self.parts.of_optimizers().values())
         self.rank_comparison = RankComparison(self.medic, ("model", "optimizer") if averages else ())
         self.script_accumulation = self.given_accumulation = self.accumulation
@@ -122,13 +103,15 @@ class TrainingState:
 
     @property
     def global_batch(self) -> GlobalBatch:
-        """What makes one optimizer step, without what commands have changed."""
+        """The global batch without changes by commands."""
         ranks = self.medic.world_size
         return GlobalBatch(self.script_batch_size, self.script_accumulation, ranks, self.given_accumulation)
 
     def accumulation_after(self, kept: Mapping[str, Any] | None) -> int:
-        """How many batches of the script's make a step after a resume from what a checkpoint holds. Raises
-        GlobalBatchLost where the global batch has to be kept, and cannot."""
+        """Return the script's accumulation after a resume from a checkpoint's state.
+
+        Raises GlobalBatchLost if the global batch must be kept but cannot.
+        """
         then = GlobalBatch.of(kept.get("global_batch")) if kept is not None else None
         if then is None or self.keep_global_batch is False:
             return self.script_accumulation
@@ -141,7 +124,7 @@ class TrainingState:
             return self.script_accumulation
 
     def check_rank_count(self, kept: Mapping[str, Any]) -> None:
-        """Raises UnusableCheckpoint where the global batch of a checkpoint of another number of ranks is lost."""
+        """Raise UnusableCheckpoint if the global batch must be kept but cannot."""
         if not self.keep_global_batch:
             return
         try:
@@ -150,7 +133,7 @@ class TrainingState:
             raise UnusableCheckpoint(str(error)) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the parts. ``feed`` is the stored name of the batch source's state."""
+        """Return what a checkpoint holds in addition to the parts; ``feed`` is the batch source's state."""
         return {
             "v": 1,
             "step": self.global_step,
@@ -167,25 +150,22 @@ class TrainingState:
         }
 
     def set_accumulation(self, batches: int) -> None:
-        """Let so many batches make an optimizer step."""
         self.accumulation = batches
         self.accelerated.set_accumulation(batches)
 
     @property
     def batch_make(self) -> list[Any]:
-        """What the same samples come in other batches for, or look otherwise, if a command changes it."""
         source = self.batch_source
-        # Workers draw random numbers of their own, however many they are.
+        # Workers draw their own random numbers, whatever their number.
         return [] if source is None else [source.batch_size, bool(source.workers)]
 
     def reset_to(self, checkpoint: SavedCheckpoint) -> None:
-        """Set the position after the parts were loaded from `checkpoint`."""
+        """Set the position after loading `checkpoint`."""
         self.drop_unfinished_step()
         self.global_step = self.medic.step = checkpoint.step
         self.current_checkpoint = checkpoint
 
     def drop_unfinished_step(self) -> None:
-        """Forget the batches and gradients of a step that will not be completed."""
         self.batches_done = 0
         self.losses, self.gradients = [], []
         self.accelerated.begin_step()

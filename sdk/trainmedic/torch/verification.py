@@ -1,10 +1,7 @@
-"""The answer to a rollback: it waits until the batches and losses that come again were compared with those from before.
+"""Answer to a rollback, after comparing the repeated batches and losses with the former ones.
 
-They come in the flow of training, some steps long; the answer is given when all are there, or when there can be no
-more in time. It is ``applied`` only where what was compared agrees. Where other batches or losses come it is
-``failed``, and says what did happen. After an early answer the comparison continues: a difference that shows later is
-reported by `JobReports.rollback_did_not_hold`. Who calls it: the loop over the batches, the step boundary, and
-whatever ends or changes that loop. Not here: the comparisons themselves (``recovery.batch_log``, ``job.loss_log``).
+``applied`` only if everything compared within the time limit agrees. `JobReports.rollback_did_not_hold` reports a later
+difference.
 """
 
 from __future__ import annotations
@@ -25,20 +22,20 @@ from trainmedic.wire import envelope
 
 log = logging.getLogger("trainmedic")
 
-_LONGEST = 30.0  # seconds that an answer is kept waiting, once a few losses were compared
+_LONGEST = 30.0  # most seconds until the answer, after a few compared losses
 _LONGEST_FOR_LOSSES = 90.0  # the same without them
-_RESERVE = 5.0  # seconds before the command expires, in which the answer is on its way
+_RESERVE = 5.0  # seconds before the command expires, to deliver the answer
 PAUSED = "the training is paused"
 TOO_SLOW = "the next batches would have come too late for the answer"
 _EITHER_COURSE = (
-    "Either state that training carries did not go back, or one of the two courses has a fault from there on. If it is "
-    "the abandoned one that was at fault, the rollback may hold, and training goes on from it; order such a rollback "
-    "with before, the time at which the fault began, and then only the first loss has to agree"
+    "Either state that training carries was not restored, or one of the two courses has a fault from there on. If the "
+    "abandoned one had the fault, the rollback may hold, and training continues from it; order such a rollback with "
+    "before, the time at which the fault began: then only the first loss has to agree"
 )
 
 
 class VerifiedTraining(Protocol):
-    """What is to be known of a training: a plain loop's ``TrainingState``, a Trainer's ``RollbackProof``."""
+    """Interface of a plain loop's ``TrainingState`` and a Trainer's ``RollbackProof``."""
 
     @property
     def medic(self) -> Medic: ...
@@ -48,39 +45,39 @@ class VerifiedTraining(Protocol):
 
     @property
     def storage(self) -> Any:
-        """Where its checkpoints are; None where it has none."""
+        """None without checkpoints."""
 
     @property
     def accumulation(self) -> int:
-        """Batches that make an optimizer step."""
+        """Batches per optimizer step."""
         ...
 
     @property
     def carried_hint(self) -> str:
-        """A sentence that says what to do where other losses come."""
+        """Advice if different losses follow."""
         ...
 
 
 @dataclass
 class _Pending:
-    """A rollback that was carried out, and whose batches are being compared."""
+    """A rollback whose comparison is not complete."""
 
     command: JobCommand
     output: Mapping[str, Any]
     comparison: BatchComparison
     losses: LossComparison
     until: float
-    """By ``time.monotonic``, when it is answered if enough losses were compared."""
+    """``time.monotonic`` at which it is answered if enough losses were compared."""
     latest: float
-    """The same, when it is answered at the latest."""
+    """The same without enough losses."""
     batches: Mapping[str, Any] | None = None
-    """What is told of the batches, once no more of them are compared; None before."""
+    """Result of the batches' comparison; None until it has ended."""
     verdict: str = ""
-    """The status that was answered; empty before."""
+    """The sent status; empty before."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that is still to come could change the verdict."""
+        """Return whether nothing later can change the verdict."""
         if self.losses.not_finite_at is not None:
             return True
         has_batches = self.batches is not None or self.comparison.is_complete
@@ -88,9 +85,9 @@ class _Pending:
 
 
 class RollbackVerification:
-    """The rollbacks of one training that are not answered yet: one at most. For the training thread.
+    """The pending rollback of one training, if any. Only for the training thread.
 
-    ``now`` is a clock that does not jump.
+    ``now`` is a monotonic clock.
     """
 
     def __init__(self, training: VerifiedTraining, now: Callable[[], float] = time.monotonic) -> None:
@@ -102,13 +99,12 @@ class RollbackVerification:
 
     @property
     def waits(self) -> bool:
-        """Whether something is still compared."""
         return self._pending is not None
 
     def begin(
         self, command: JobCommand, output: Mapping[str, Any], is_paused: bool, losses: LossComparison = NOTHING
     ) -> None:
-        """A rollback was carried out: answer it now where there is nothing to compare, else later."""
+        """Answer a completed rollback now if nothing can be compared, otherwise later."""
         self._training.medic.progress.rollback_not_held = False
         comparison = self._training.batch_log.comparison
         remaining = (command.expires_at - envelope.utc_now()).total_seconds() - _RESERVE
@@ -124,12 +120,12 @@ class RollbackVerification:
             self._timer.start(latest - now, lambda: self.finish(TOO_SLOW))
 
     def before_draw(self) -> Mapping[str, Any] | None:
-        """What `batch_drawn` needs to see that a batch is made with random numbers; None where that does not matter."""
+        """Return the input of `batch_drawn` that detects use of random numbers; None if irrelevant."""
         pending = self._pending
         return randomness.capture() if pending is not None and pending.comparison.is_skip else None
 
     def batch_drawn(self, batch: Any, epoch: int, before: Mapping[str, Any] | None) -> None:
-        """Note the batch that comes next, before the loop has it. ``before`` is what `before_draw` returned."""
+        """Record the next batch before the loop gets it. ``before`` is the output of `before_draw`."""
         if not self._is_logged:
             return
         is_random = before is not None and randomness.has_moved(before)
@@ -137,14 +133,15 @@ class RollbackVerification:
         self._look()
 
     def step_done(self, step: int) -> None:
-        """Note that a step was trained, whose loss was noted if it was reported."""
         if self._pending is not None:
             self._pending.losses.step_passed(step)
             self._look()
 
     def finish(self, because: str, is_error: bool = False) -> None:
-        """Answer with what was compared by now; ``because`` says why no more is waited for. After an error of the
-        loop's own the answer is ``failed`` unless a few losses were compared: it may be that of the restored state."""
+        """Answer with what was compared so far; ``because`` is the reason.
+
+        After the loop's own error, possibly the restored state's, this is ``failed`` unless a few losses were compared.
+        """
         with self._timer.lock:
             self._finish(because, is_error)
 
@@ -153,8 +150,7 @@ class RollbackVerification:
             self._answer(because, is_error)
 
     def end(self, because: str) -> None:
-        """Compare nothing more, because from here on other batches come than before, as is right. Losses that are not
-        finite are still looked for."""
+        """Stop comparing, because different batches follow on purpose. Continue to check that losses are finite."""
         pending = self._pending
         if pending is not None:
             if pending.batches is None:
@@ -163,7 +159,6 @@ class RollbackVerification:
             self._look()
 
     def _look(self) -> None:
-        """Answer if all was compared, something differs, or time is up."""
         if self._pending is not None:
             with self._timer.lock:
                 self._look_at(self._pending)
@@ -177,7 +172,7 @@ class RollbackVerification:
                 self._answer(TOO_SLOW)
 
     def _answer(self, ended_because: str, is_error: bool = False) -> None:
-        """Answer; what is still to come after that is compared for a correction alone."""
+        """Answer. Later comparisons only serve a correction."""
         pending = self._pending
         assert pending is not None
         self._timer.cancel()
@@ -202,13 +197,13 @@ class RollbackVerification:
             self._training.medic.rollback_did_not_hold(command.id, int(output["step"]), reason)
 
     def _reason(self, pending: _Pending, output: Mapping[str, Any], batches: Mapping[str, Any]) -> str:
-        """Why the rollback does not hold; empty where nothing shows that."""
+        """Return why the rollback does not hold; empty if nothing shows that."""
         others = batches["compared"] - batches["agreed"]
         if others:
             return _what_happened(output, others, batches["compared"])
         step = output.get("checkpoint_step", output["step"])
         if different := pending.output["verified"].get("carried", {}).get("different"):
-            return f"the training went back to step {step}, but carried state is not as it was saved: {different}"
+            return f"the training went back to step {step}, but carried state differs from what was saved: {different}"
         problem = pending.losses.problem
         if not problem:
             return ""
@@ -227,9 +222,9 @@ class RollbackVerification:
 
 def _what_happened(output: Mapping[str, Any], others: int, compared: int) -> str:
     skipped = output.get("skipped_batches") or 0
-    expected = f"those after the {skipped} that were to be left out" if skipped else "those from before"
+    expected = f"those after the {skipped} that were to be skipped" if skipped else "those from before"
     step = output.get("checkpoint_step", output["step"])
     return (
-        f"the training went back to step {step}, and its parameters are those of the checkpoint; but other "
-        f"batches come: {others} of the first {compared} are not {expected}"
+        f"the training went back to step {step}, and its parameters are those of the checkpoint; but different "
+        f"batches follow: {others} of the first {compared} are not {expected}"
     )

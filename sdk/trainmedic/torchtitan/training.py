@@ -22,7 +22,7 @@ import torch.distributed as dist
 from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.progress import CHECKPOINT, EVALUATION
-from trainmedic.recovery import left_out
+from trainmedic.recovery import skipped_data
 from trainmedic.recovery.checkpoints import keep, kept
 from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.loop_restart import LoopEnds, LoopRestart
@@ -51,7 +51,7 @@ class TitanTraining(SelfSavingFramework):
         self._trainer = trainer
         self._checkpointer = trainer.checkpointer
         self._drawn = 0  # batches of this rank since training began, those that were left out included
-        self._left_out_before: left_out.Ranges = []  # by their number, from 0, in the course that a rollback has ended
+        self._left_out_before: skipped_data.Ranges = []  # by number, from 0, before the rollback
         self._dropped_newly = 0  # since the loop began
         self._logged: dict[str, float] = {}  # loss and norm of the present step, where torchtitan has logged them
         self._samples = self._tokens = 0  # that this rank has drawn since the last report
@@ -188,9 +188,9 @@ class TitanTraining(SelfSavingFramework):
         """The batches without those that are left out."""
         for batch in batches:
             number, self._drawn = self._drawn, self._drawn + 1
-            if left_out.contains(self.left_out, number):
+            if skipped_data.contains(self.left_out, number):
                 self.newly_skipped += 1
-                self._dropped_newly += not left_out.contains(self._left_out_before, number)
+                self._dropped_newly += not skipped_data.contains(self._left_out_before, number)
             else:
                 yield batch
 

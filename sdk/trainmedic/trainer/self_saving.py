@@ -14,7 +14,7 @@ from typing import Any, Callable, ClassVar, Mapping
 from trainmedic.client import Medic
 from trainmedic.job.command import JobCommand
 from trainmedic.job.parameters import Stop
-from trainmedic.recovery import left_out
+from trainmedic.recovery import skipped_data
 from trainmedic.recovery.checkpoints import SavedCheckpoint
 from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.recovery.loop_restart import LoopEnds
@@ -47,7 +47,7 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.medic = medic
         self.writes = medic.rank == 0
         self.carried = carried
-        self.left_out: left_out.Ranges = []
+        self.left_out: skipped_data.Ranges = []
         self.stops = False
         self._being_saved: tuple[int, CheckpointHealth] | None = None
         self.loop = TrainerLoop(medic, self, RestartLimits(retries=0, delay=0.0, rollbacks=rollbacks))
@@ -72,14 +72,14 @@ class SelfSavingFramework(Framework, abc.ABC):
         """The training begins without a checkpoint: nothing in the directory is its own."""
         self.loop.start_fresh()
         if self.writes:
-            left_out.forget(self.directory)
+            skipped_data.forget(self.directory)
 
     def begins(self, optimizers: Any, schedulers: Any, step: int) -> None:
         """The training begins in this process, after so many steps. Every rank calls it once."""
         start = self.path_of(step) if step else None
         self.attachment.training_begins(optimizers, schedulers, self.directory, start, self.writes)
         ranks = self.medic.group("left-out")
-        read: list[Any] = ranks.choose(lambda: [list(each) for each in left_out.read(self.directory)])
+        read: list[Any] = ranks.choose(lambda: [list(each) for each in skipped_data.read(self.directory)])
         self.left_out = [(start, stop) for start, stop in read]
 
     def put_back_carried(self, checkpoint: Path, with_random: bool = True) -> None:
@@ -91,7 +91,7 @@ class SelfSavingFramework(Framework, abc.ABC):
         if count:
             self.left_out = [*self.left_out, (start, start + count)]
             if self.writes:
-                left_out.write(self.directory, self.left_out)
+                skipped_data.write(self.directory, self.left_out)
 
     # --- between two steps ------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 
 As there: ``set_seed``, rows of unequal length that a ``collate_fn`` pads, everything prepared, a linear schedule with
 warmup, an evaluation with ``gather_for_metrics`` at the end of each epoch; and with accumulation, as in
-``by_feature/gradient_accumulation.py``. What is not as there are the lines that docs/how-to/protect-pytorch.md names,
-the model, the sizes, rows made on the spot, and the fault: after the step FAULT all weights get noise, once.
+``by_feature/gradient_accumulation.py``. What is not as there are the lines that docs/how-to/protect-a-training.md
+names, the model, the sizes, rows made on the spot, and the fault: after the step FAULT all weights get noise, once.
 """
 
 import sys

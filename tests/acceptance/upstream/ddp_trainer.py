@@ -3,7 +3,7 @@ under torchrun.
 
 As there: a ``Trainer`` with ``_prepare_dataloader``, ``_run_batch`` and ``_run_epoch``, a ``DistributedSampler``, DDP,
 loader workers, gradients that are cleared before and clipped after ``backward``. What is not as there are the lines
-that docs/how-to/protect-distributed.md names, the model, the sizes, a text made on the spot, and the fault: after the
+that docs/how-to/protect-a-training.md names, the model, the sizes, a text made on the spot, and the fault: after the
 step FAULT all weights get noise, once, the same on all ranks. Its snapshots are left to Trainmedic.
 """
 

@@ -2,8 +2,9 @@
 
 As there: no loader but a ``get_batch`` over a memory-mapped file of tokens, batches that are accumulated in an inner
 loop, a rate set by hand (warmup, then cosine), ``GradScaler(enabled=False)``, clipping, an ``estimate_loss`` every so
-often, a loop that ends by its iteration number. What is not as there are the lines that docs/how-to/protect-pytorch.md
-names, the model, the sizes, a text made on the spot, and the fault: after the step FAULT all weights get noise, once.
+often, a loop that ends by its iteration number. What is not as there are the lines that
+docs/how-to/protect-a-training.md names, the model, the sizes, a text made on the spot, and the fault: after the step
+FAULT all weights get noise, once.
 """
 
 import math

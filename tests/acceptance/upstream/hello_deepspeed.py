@@ -4,7 +4,7 @@
 As there: rows that are masked at random when they are drawn, in the training's own process, and padded by a
 ``collate_fn``; a model that returns its loss; an engine from a dictionary, with Adam, ZeRO 1 and weights of 16 bits;
 a batch that is moved in place; a mean of all losses now and then. What is not as there are the lines that
-docs/how-to/protect-deepspeed.md names, the model, the sizes, rows made on the spot, Adam without a compiler, and the
+docs/how-to/protect-a-training.md names, the model, the sizes, rows made on the spot, Adam without a compiler, and the
 fault: after the step FAULT the weights that ZeRO keeps get noise, once. Its checkpoints are left to Trainmedic.
 """
 

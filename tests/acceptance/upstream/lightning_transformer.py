@@ -2,7 +2,7 @@
 
 Its model and its data set are Lightning's own, from ``lightning.pytorch.demos``. As there: ``seed_everything``, a
 ``random_split``, a shuffled loader, one for validation, clipped gradients and SGD. What is not as there are the lines
-that docs/how-to/protect-lightning.md names, smaller sizes, a text that was made on the spot, and the fault.
+that docs/how-to/protect-a-training.md names, smaller sizes, a text that was made on the spot, and the fault.
 ``lightning_transformer.py FAULT PORT TEXT DIRECTORY``
 """
 

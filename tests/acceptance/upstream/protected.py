@@ -1,7 +1,7 @@
 """Runs a script of others, unmodified, as a protected job in which something goes wrong once: a program.
 
 ``protected.py FAULT PORT SCRIPT ARGUMENT…``: the script, or the module, runs as if it had been started itself, within
-the lines that docs/how-to/protect-huggingface.md names for programs that run the Trainer themselves. After the step
+the lines that docs/how-to/protect-a-training.md names for programs that run the Trainer themselves. After the step
 FAULT all weights get noise, once, which is what makes the loss jump; and each step takes a little longer, so that there
 is time to notice.
 """

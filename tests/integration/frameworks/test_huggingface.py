@@ -49,7 +49,7 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
 
 
 class SaveFirst(TrainerCallback):  # type: ignore[misc]
-    """The callback of docs/how-to/protect-huggingface.md."""
+    """The callback of docs/how-to/protect-a-training.md."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 1:

@@ -51,7 +51,7 @@ def test_a_rollback_without_skip_repeats_the_run_exactly(tmp_path: Path, medic: 
 
 
 class SaveFirst(pl.Callback):
-    """The callback of docs/how-to/protect-lightning.md."""
+    """The callback of docs/how-to/protect-a-training.md."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_step == 0 and trainer.ckpt_path is None:

@@ -87,7 +87,7 @@ def test_a_skip_over_the_end_of_an_epoch_is_compared_up_to_there(
     assert reply.status == "applied"
     why = "the batches to leave out reach beyond the end of the epoch; the next one begins with the rest of them"
     assert verified(reply)[1] == {"compared": 1, "agreed": 1, "why": why}
-    assert "other batches come" not in caplog.text
+    assert "different batches follow" not in caplog.text
 
 
 class Changing(hf.Windows):
@@ -182,7 +182,7 @@ def test_where_no_other_is_whole_the_training_ends_and_says_why(
         train(tmp_path, medic, at_25=damage, at_27=sent("job.rollback", step=24))
     reply = sent.reply()
     assert reply.status == "failed"
-    assert reply.output["reason"].endswith("there is no older one to go back to in its place, and the training ends")
+    assert reply.output["reason"].endswith("there is no older one to use instead; the training ends")
     assert [path for path in (tmp_path / "out").iterdir() if "20" in path.name and "abandoned" not in path.name] == []
 
 

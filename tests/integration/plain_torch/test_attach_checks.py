@@ -37,7 +37,7 @@ def cases() -> dict[str, tuple[Any, Any, str]]:
     return {
         "no optimizer": (model, None, "a loop that only evaluates needs connect"),
         "of another model": (model, sgd(other), "none of its 2 parameters is one of the model's"),
-        "of one more": (model, sgd(model, other), "2 of its 4 parameters are in no module that was given"),
+        "of one more": (model, sgd(model, other), "2 of its 4 parameters are in no given module"),
         "of one more in a list": (model, [sgd(model), sgd(other)], "optimizer.1: none of its 2 parameters"),
         "without values": (empty, sgd(empty), "2 of its tensors, such as weight, are on the meta device"),
         "wrapped": (
@@ -95,7 +95,9 @@ def test_weights_outside_of_modules_are_named(kind: str, medic: trainmedic.Medic
     }[kind]
     options: dict[str, Any] = {"optimizer": torch.optim.SGD(weights, lr=0.1), "also": also, "checkpoints": tmp_path}
     if kind == "one left out":
-        with pytest.raises(ConfigurationError, match=r"1 of its 2 parameters are in no module.*name the parameters"):
+        with pytest.raises(
+            ConfigurationError, match=r"1 of its 2 parameters are in no given module.*name the parameters"
+        ):
             trainmedic.torch.attach(medic, model=model, **options)
         return
     run = trainmedic.torch.attach(medic, model=model, **options)

@@ -343,7 +343,7 @@ def test_a_value_that_does_not_come_back_is_told(looped: Callable[..., Looped]) 
 
     reply = looped(nn.Linear(3, 3), also={"count": (count, lambda value: None)}).train(squared)
     assert reply.status == "failed"
-    assert "carried state is not as it was saved: also.count" in reply.output["reason"]
+    assert "carried state differs from what was saved: also.count" in reply.output["reason"]
 
 
 @pytest.mark.parametrize("value", [3.0, "text", [object()], torch.zeros(2, device="meta")])

@@ -145,7 +145,7 @@ def test_without_a_loader_a_skip_is_rejected_and_nothing_is_claimed(begin: Calla
     loop = begin(gives="nothing")
     loop.train(12, {8: loop.order("job.rollback", skip_batches=200)})
     assert loop.reply().status == "rejected"
-    assert "give attach(loader=...)" in loop.reply().output["reason"]
+    assert "to attach(loader=...)" in loop.reply().output["reason"]
     assert same(loop.state(), calm.state())
     loop.train(32, {13: loop.order("job.rollback")})
     assert loop.reply().status == "applied"

@@ -95,7 +95,7 @@ def test_nothing_goes_back_to_what_another_job_writes_into_the_same_directory(
         first.train(35, {31: first.order("job.rollback", step=25)})
     assert first.outputs()[0]["step"] == 10
     assert (tmp_path / "step-00000020" / ".trainmedic-complete").read_bytes() == written
-    assert caplog.text.count("no rollback goes to what it writes") == 2
+    assert caplog.text.count("rollbacks ignore them") == 2
     assert "step-00000030 is there already" in caplog.text
 
 

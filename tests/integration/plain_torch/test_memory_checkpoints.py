@@ -181,7 +181,7 @@ def test_where_no_memory_can_be_had_training_goes_on(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert in_memory(training) == []
-    assert caplog.text.count("the memory cannot be had") == 1
+    assert caplog.text.count("cannot allocate the memory") == 1
     training.train(33, {32: training.order("job.rollback", steps_back=1)})
     assert training.outputs()[0]["step"] == 0
 
@@ -190,7 +190,7 @@ def test_a_limit_that_is_too_small_is_said(begin: Begin, tmp_path: Path, caplog:
     training = begin(**options(tmp_path, memory=Memory(every=5, share=1e6, limit=100_000)))
     training.train(20, {step: pause(training) for step in range(4, 21)})
     assert in_memory(training) == []
-    assert "2 of 0.1 MB each would be needed, and the limit is 0.1 MB" in caplog.text
+    assert "2 slots of 0.1 MB are needed, but the limit is 0.1 MB" in caplog.text
 
 
 class Unpicklable:

@@ -266,7 +266,7 @@ def test_a_loop_that_only_evaluates_is_told(own: Callable[..., Own], caplog: pyt
     for batch in loop.run.batches(steps=250):
         with loop.run.step() as step, torch.no_grad():
             step.report(loss=loop.model(batch).sum())
-    assert caplog.text.count("100 steps without a step of the optimizer") == 1
+    assert caplog.text.count("100 steps ended without a step of the optimizer") == 1
 
 
 @pytest.mark.parametrize("sets", [False, True])

@@ -67,7 +67,7 @@ def test_a_rank_whose_weights_have_changed_by_themselves_is_found_and_named(capl
         assert ranks.compare(20, SAME, OTHER, SAME) == [False] * 3
     assert [progress.ranks_differing for progress in ranks.progress] == [1] * 3
     assert [memory.forgotten_after for memory in ranks.memory] == [[10]] * 3
-    assert "at step 20 the weights of rank 1 are not those of the others, as they were at step 10" in caplog.text
+    assert "at step 20 the weights of rank 1 differ from the other ranks'; at step 10 they were equal" in caplog.text
 
 
 def test_a_rollback_ends_the_difference_until_the_next_comparison() -> None:
@@ -148,7 +148,7 @@ def test_a_job_goes_on_from_where_its_ranks_had_the_same_weights(tmp_path: Path,
     assert {name: mark["health"]["ranks_agree"] for name, mark in marks.items()} == {
         f"step-{step:08d}": True for step in range(0, changing_rank.STEPS + 1, 5)
     }, processes.log()
-    said = "at step 15 the weights of rank 1 are not those of the others, as they were at step 10"
+    said = "at step 15 the weights of rank 1 differ from the other ranks'; at step 10 they were equal"
     assert said in (tmp_path / "job-0.log").read_text()
     for rank in range(3):
         resumed = [json.loads(line) for line in (tmp_path / f"resumed-{rank}.jsonl").read_text().splitlines()]

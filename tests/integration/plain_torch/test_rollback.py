@@ -209,7 +209,7 @@ def test_own_functions_serve_as_checkpoints(begin: Begin, tmp_path: Path) -> Non
     assert same(training.state(), calm.state())
     kept[20] = None
     training.train(32, {28: training.order("job.rollback", step=20)})
-    assert training.outputs()[-1]["data"].startswith("the checkpoint does not hold the place")
+    assert training.outputs()[-1]["data"].startswith("the checkpoint does not hold the data position")
     assert training.run.global_step == 32
 
 

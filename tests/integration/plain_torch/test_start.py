@@ -163,7 +163,7 @@ def test_there_is_none_for_who_does_not_want_it(begin: Begin, options: dict[str,
     training.train(5, {5: training.order("job.rollback")})
     (reply,) = training.replies()
     assert reply.status == "rejected"
-    assert reply.output["reason"] == "there is no complete checkpoint; there is none at all"
+    assert reply.output["reason"] == "there is no complete checkpoint; there are none at all"
 
 
 def test_a_training_that_begins_anew_deletes_nothing_for_it(begin: Begin) -> None:
@@ -192,7 +192,10 @@ def test_a_restart_leaves_ill_checkpoints_behind(begin: Begin, caplog: pytest.Lo
     second = begin()
     assert second.run.resume() == ill_from // 10 * 10
     assert all(parameter.isfinite().all() for parameter in second.model.parameters())
-    assert "the newest checkpoint, step-00000030, is ill, and an older one is tried first: its weights" in caplog.text
+    assert (
+        "the newest checkpoint, step-00000030, is unhealthy, and an older one is tried first: its weights"
+        in caplog.text
+    )
 
 
 def test_where_all_are_ill_the_log_says_so(begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
@@ -202,7 +205,7 @@ def test_where_all_are_ill_the_log_says_so(begin: Begin, caplog: pytest.LogCaptu
     first.train(25)
     first.run.close()
     assert begin().run.resume() == 20
-    assert "the newest checkpoint, step-00000020, is ill, and so are all that there are" in caplog.text
+    assert "the newest checkpoint, step-00000020, is unhealthy, and so are all others" in caplog.text
 
 
 def test_functions_of_ones_own_write_it_too(begin: Begin) -> None:

@@ -75,7 +75,7 @@ def test_a_batch_that_is_made_with_random_numbers_may_look_otherwise_after_a_ski
     assert reply.status == "applied"
     told = batches_of(reply)
     assert (told["compared"], told["agreed"]) == (compared, compared)
-    assert ("random numbers are others" in told.get("why", "")) == (compared == 0)
+    assert ("random numbers differ" in told.get("why", "")) == (compared == 0)
 
 
 class Liar:
@@ -115,8 +115,8 @@ def test_other_batches_are_never_called_applied(begin: Begin, loader: Callable[[
     (reply,) = training.replies()
     assert reply.status == "failed"
     assert reply.output["reason"] == (
-        "the training went back to step 10, and its parameters are those of the checkpoint; but other batches come: "
-        "6 of the first 6 are not those from before"
+        "the training went back to step 10, and its parameters are those of the checkpoint; but different batches "
+        "follow: 6 of the first 6 are not those from before"
     )
     assert batches_of(reply) == {"compared": 6, "agreed": 0}
     assert reply.output["verified"]["parameters"]["agreed"] == reply.output["verified"]["parameters"]["compared"] > 0
@@ -140,7 +140,7 @@ def test_a_skip_that_does_not_happen_is_not_called_applied(begin: Begin) -> None
     training.train(40, {30: [order, lambda: back.append(2)]})
     (reply,) = training.replies()
     assert reply.status == "failed"
-    assert "of the first 16 are not those after the 8 that were to be left out" in reply.output["reason"]
+    assert "of the first 16 are not those after the 8 that were to be skipped" in reply.output["reason"]
 
 
 def test_a_source_that_says_that_it_does_not_repeat_claims_nothing(begin: Begin) -> None:
@@ -225,7 +225,7 @@ def test_a_command_in_between_ends_the_wait(
     first, second = training.replies()
     assert (first.status, second.status) == ("applied", "applied")
     assert batches_of(first) == {"compared": 3, "agreed": 3, "why": why}
-    assert "other batches come" not in caplog.text
+    assert "different batches follow" not in caplog.text
 
 
 def test_a_command_that_changes_no_batches_does_not(begin: Begin) -> None:
@@ -404,7 +404,7 @@ def test_a_trouble_that_comes_back_is_gone_back_further_for(
     assert [commander.final(each).output["step"] for each in sent] == [90, 80]
     ill, tried = commander.final(sent[1]).output["passed_over"]
     assert (ill["step"], tried["step"]) == (100, 90)
-    assert tried["why"] == "the trouble came back after a rollback to step 90"
+    assert tried["why"] == "the fault returned after a rollback to step 90"
     course.run.close()
 
 

@@ -104,7 +104,7 @@ def test_in_the_next_epoch_a_batch_may_look_like_one_left_out() -> None:
     log = drawn(*range(10))
     comparison = log.go_back(0, 0, skip=10)
     draw(log, *range(10), *range(6), epoch=1)
-    why = "none of the batches that come now was drawn before"
+    why = "none of the present batches was drawn before"
     assert comparison.told() == {"compared": 0, "agreed": 0, "why": why}
 
 
@@ -123,7 +123,7 @@ def test_random_numbers_are_no_reason_where_there_was_nothing_to_compare_with() 
     comparison = log.go_back(0, 0, skip=12)
     for number in range(16):
         log.add(100 + number, 1, is_random=number == 3)
-    why = "none of the batches that come now was drawn before"
+    why = "none of the present batches was drawn before"
     assert comparison.told() == {"compared": 0, "agreed": 0, "why": why}
 
 
@@ -141,7 +141,7 @@ def test_of_batches_that_are_all_alike_nothing_is_claimed_that_they_cannot_show(
 @pytest.mark.parametrize(
     ("log", "position", "why"),
     [
-        (drawn(1, 2, 3), 3, "none of the batches that come now was drawn before"),
+        (drawn(1, 2, 3), 3, "none of the present batches was drawn before"),
         (drawn(1, 2, 3), None, "the checkpoint does not say how many batches had been drawn"),
     ],
 )

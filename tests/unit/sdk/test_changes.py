@@ -222,7 +222,7 @@ def test_a_change_that_kills_its_job_is_dropped(tmp_path: Path, caplog: pytest.L
     assert started(tmp_path).factors(BATCH_SIZE) == {"b": 2.0}
     last = started(tmp_path)
     assert (last.factors(BATCH_SIZE), last.workers, last.factors(LEARNING_RATE)) == ({}, None, {"a": 0.5})
-    assert "2 times and came to no checkpoint after what changed at step 20" in caplog.text
+    assert "2 times without reaching a checkpoint after the changes at step 20" in caplog.text
     assert [started(tmp_path).factors(name) for name in (BATCH_SIZE, LEARNING_RATE)] == [{}, {"a": 0.5}]
 
 

@@ -55,8 +55,8 @@ def test_the_next_best_ones_are_there_to_fall_back_on() -> None:
     [
         (FOUND, Rollback(before=at(0)), "from before 2026-01-01T00:00:00.000000Z; the oldest of 3 is of step 0"),
         (FOUND[:2], Rollback(step=50), "of step 50 or before; the oldest of 2 is of step 100"),
-        (FOUND[2:3], Rollback(), "there is no complete checkpoint; 1 are half-written"),
-        ([], Rollback(), "there is none at all"),
+        (FOUND[2:3], Rollback(), "there is no complete checkpoint; 1 are incomplete"),
+        ([], Rollback(), "there are none at all"),
     ],
 )
 def test_where_none_fits_the_reason_says_what_there_is(
@@ -75,7 +75,7 @@ def test_after_a_rollback_the_newest_is_not_the_one_of_the_highest_step() -> Non
 def test_a_rollback_never_goes_forward() -> None:
     """A later step is of another course, such as an earlier training in the same directory."""
     assert checkpoints.choose([saved(40, 10), saved(500, 20)], Rollback(), step=45).step == 40
-    with pytest.raises(Rejected, match="of later steps than the present one"):
+    with pytest.raises(Rejected, match="all existing ones are of later steps"):
         checkpoints.choose([saved(500, 10)], Rollback(), step=5)
 
 

@@ -48,7 +48,7 @@ def test_one_that_was_saved_after_the_jump_is_passed_over() -> None:
         {
             "checkpoint": "step-300",
             "step": 300,
-            "why": "the loss was 4.13 when it was written, against a median of 1.9 (more than 2.375 is ill)",
+            "why": "the loss was 4.13 when it was written, against a median of 1.9 (more than 2.375 is unhealthy)",
         }
     ]
 
@@ -98,7 +98,7 @@ def test_a_trouble_that_comes_back_is_gone_back_further_for() -> None:
     first = RollbackCount().after(200, 310)
     again = choose(ROW, BEFORE, 305, spent=first)
     assert steps(again) == [100, 0, 300, 200]
-    assert [each.why for each in again.passed_over] == ["the trouble came back after a rollback to step 200"] * 2
+    assert [each.why for each in again.passed_over] == ["the fault returned after a rollback to step 200"] * 2
     second = first.after(100, 305)
     assert choose(ROW, BEFORE, 305, spent=second).best.step == 0
     assert choose(ROW, BEFORE, 305, spent=second.after(0, 305)).best.step == 300

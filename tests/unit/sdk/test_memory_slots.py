@@ -176,7 +176,7 @@ def test_the_limit_holds_and_too_little_is_said(place: Path) -> None:
     pool.provide(1000)
     assert pool.count == 3
     pool.provide(3 * SIZE)
-    assert "2 of" in pool.problem
+    assert "2 slots of" in pool.problem
     assert pool.count == 0
     assert not list(place.glob("slot-*"))
 

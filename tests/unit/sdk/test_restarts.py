@@ -172,7 +172,7 @@ def test_a_command_that_expires_while_the_loop_does_not_come_up_is_failed(
 
     restarts.run(Loop(ask, crash, crash, crash, lambda: restarts.stepped(6, finish)))
     assert [status for status, _ in answers] == ["failed"]
-    assert "expired while the training loop did not come up" in answers[0][1]["reason"]
+    assert "expired before the training loop restarted" in answers[0][1]["reason"]
     assert clock.time == START + timedelta(seconds=30)
 
 
@@ -247,7 +247,7 @@ def test_a_rollback_that_finds_none_but_damaged_ones_ends_the_training(
         restarts.run(loop)
     ((status, output),) = answers
     assert status == "failed"
-    assert output["reason"].startswith("2 is bad; there is no older one to go back to")
+    assert output["reason"].startswith("2 is bad; there is no older one to use")
 
 
 def test_a_checkpoint_that_cannot_be_loaded_is_tried_as_often_as_any_and_then_replaced(

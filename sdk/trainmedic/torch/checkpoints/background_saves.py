@@ -1,12 +1,7 @@
-"""Writing checkpoints to the disk in the background, out of a copy in memory; training waits for the copy alone.
+"""Checkpoints written to disk in the background; training waits only for the in-memory copy.
 
-The ranks agree to begin; from then on each writes its part in a thread of its own, and says so in the unfinished
-checkpoint's directory. Rank 0 waits there for all parts, and marks the checkpoint complete; its time is that of the
-copy. One at a time is written: whoever changes something among the checkpoints waits for it first (`settle`).
-
-``torch.distributed.checkpoint.async_save`` is not used: it would copy the state a second time. What it does beyond
-that, to write in a thread over a process group of its own, is done here with its ``save``. Not here: the copy
-(``memory_checkpoints``), the files (``checkpoint_storage``, ``joint_checkpoints``).
+Each rank writes its part and a report file. Rank 0 waits for all parts and marks the checkpoint complete. Code that
+changes checkpoints calls `settle` first. ``torch.distributed.checkpoint.async_save`` would copy the state again.
 """
 
 from __future__ import annotations
@@ -32,40 +27,33 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 PATIENCE = 120.0
-"""Seconds that training waits for a checkpoint that is being written before something is changed among them."""
-_LONGEST = 1800.0  # seconds that rank 0 waits for the parts of the others
+"""Seconds that training waits for a pending checkpoint before it changes any."""
+_LONGEST = 1800.0  # seconds that rank 0 waits for the other parts
 _LOOK_EVERY = 0.2
 _WRITTEN, _FAILED = "written-", "failed-"
 _WRITING, _NO_MEMORY = "writing", "no memory"
 
 
 class PartWriter(Protocol):
-    """Where checkpoints are written in parts."""
+    """Storage for checkpoints written in parts."""
 
     def begin_parts(self, step: int) -> str:
-        """On rank 0: make the directory of an unfinished checkpoint beside the others, and return its name."""
+        """On rank 0: create an unfinished checkpoint's directory and return its name."""
         ...
 
-    def part_directory(self, name: str) -> Path:
-        """The path of the directory of that name."""
-        ...
+    def part_directory(self, name: str) -> Path: ...
 
-    def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None:
-        """Write this rank's part to the disk, out of what `MemoryContents.held` gave."""
-        ...
+    def write_part(self, unfinished: Path, parts: StateParts, held: Any, run: Mapping[str, Any]) -> None: ...
 
     def finish_parts(self, unfinished: Path, step: int, at: datetime, health: Any) -> SavedCheckpoint:
-        """On rank 0: name and mark the checkpoint, once all parts are on the disk. ``health`` goes into the mark."""
+        """On rank 0: rename the checkpoint and mark it complete."""
         ...
 
-    def prune(self) -> None:
-        """Delete those that need not be kept."""
-        ...
+    def prune(self) -> None: ...
 
 
 class BackgroundSaves:
-    """Writes the periodic checkpoints of this rank. ``saved`` is called in the thread, with each that is complete, and
-    ``failed`` with the step of one that is not, and the reason."""
+    """Writes this rank's periodic checkpoints. Its thread calls ``saved(step)`` or ``failed(step, reason)``."""
 
     def __init__(
         self,
@@ -87,17 +75,16 @@ class BackgroundSaves:
         self._saved = saved
         self._failed = failed
         self._thread = BackgroundThread("trainmedic-checkpoint")
-        # Held while a checkpoint is being completed, and while that is being forbidden.
+        # Held while a checkpoint is completed or given up.
         self._completing = threading.Lock()
         self._is_given_up = False
         self.is_first = True
-        """Whether none has been completed yet."""
+        """True until one is complete."""
 
     def start(self, step: int, parts: StateParts, copy: Callable[[], Slot | None]) -> bool:
-        """Copy the state, and begin to write it. False where there is no memory for that on some rank.
+        """Copy the state and start writing, unless another write is running. Every rank calls it.
 
-        Every rank calls it. Where the one before is still being written, there is none this time. Raises NotAgreed,
-        and what `copy` raises.
+        Returns False if a rank has no memory for the copy. Raises NotAgreed and errors of `copy`.
         """
         group = self._new_group(f"save-{step}")
         slot: Slot | None = None
@@ -105,7 +92,7 @@ class BackgroundSaves:
         if self._thread.is_idle:
             try:
                 slot = copy()
-            except Exception as error:  # whatever a state_dict raises, because the other ranks wait for this report
+            except Exception as error:  # any error of a state_dict; the other ranks wait for this report
                 fault = error
         obstacle = _WRITING if not self._thread.is_idle else "" if slot is not None else _NO_MEMORY
         try:
@@ -127,17 +114,15 @@ class BackgroundSaves:
         return _NO_MEMORY not in obstacles.values() or _WRITING in obstacles.values()
 
     def settle(self) -> None:
-        """Wait until nothing is being written. What has not come to an end by then will not be completed."""
+        """Wait until nothing is being written. Gives up what takes longer."""
         if not self._thread.settle(PATIENCE):
-            log.error("%s: a checkpoint is not written after %.0f s; it is given up", self._job, PATIENCE)
+            log.error("%s: giving up a checkpoint that is not written after %.0f s", self._job, PATIENCE)
             with self._completing:
                 self._is_given_up = True
 
     def close(self) -> None:
         self.settle()
         self._thread.close(1.0)
-
-    # --- in the thread ----------------------------------------------------------------------------------
 
     def _write(self, unfinished: Path, step: int, parts: StateParts, slot: Slot) -> None:
         began = time.monotonic()
@@ -149,7 +134,7 @@ class BackgroundSaves:
             if self._rank == 0:
                 self._complete(unfinished, step, mark)
                 log.info("%s: wrote the checkpoint of step %d in %.1f s", self._job, step, time.monotonic() - began)
-        except Exception as error:  # whatever the disk or a state raises: it costs a checkpoint, not the training
+        except Exception as error:  # any error of the disk or a state costs only this checkpoint
             log.error("%s: no checkpoint of step %d: %s", self._job, step, first_line(error))
             self._failed(step, first_line(error))
             self._clear_away(unfinished, error)
@@ -169,7 +154,7 @@ class BackgroundSaves:
             file.unlink()
         with self._completing:
             if self._is_given_up:
-                raise TrainmedicError("it was given up")
+                raise TrainmedicError("the checkpoint was given up")
             checkpoint = self._disk.finish_parts(unfinished, step, envelope.read_time(mark.at), mark.health)
         self.is_first = False
         self._saved(checkpoint.step)
@@ -177,7 +162,7 @@ class BackgroundSaves:
             self._disk.prune()
 
     def _clear_away(self, unfinished: Path, error: Exception) -> None:
-        """Rank 0 removes what was written; the others tell it that there is nothing to wait for."""
+        """Delete the checkpoint on rank 0; on other ranks report the failure to it."""
         with suppress(OSError):
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)

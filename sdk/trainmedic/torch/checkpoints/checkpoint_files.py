@@ -1,8 +1,4 @@
-"""The files of a checkpoint: written to the disk, and read whole into memory.
-
-Who calls it: the places in which checkpoints are kept (``checkpoint_storage``, ``joint_checkpoints``). Not here: the
-directory around them, and when a checkpoint is complete.
-"""
+"""Reading and writing of checkpoint files."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ log = logging.getLogger("trainmedic")
 
 TRAINING = "training.pt"
 
-# What torch.load raises for files that are missing, cut off, changed, or of another time.
+# Errors of torch.load for missing, truncated, changed or outdated files.
 _UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, ImportError, TypeError),
     *(pickle.UnpicklingError, zipfile.BadZipFile),
@@ -38,7 +34,7 @@ class UnusableCheckpoint(TrainmedicError):
 
 
 def write_file(path: Path, content: Any) -> int:
-    """Write a file that is on the disk when this returns, and return its size."""
+    """Write a file durably and return its size."""
     with path.open("wb") as file:
         torch.save(content, file)
         file.flush()
@@ -47,17 +43,14 @@ def write_file(path: Path, content: Any) -> int:
 
 
 def add_file(path: Path, content: Any) -> None:
-    """Add a file to a checkpoint of a framework: all of it is on the disk, or nothing, whenever the machine stops.
-
-    Raises OSError.
-    """
+    """Add a file to a framework's checkpoint atomically. Raises OSError."""
     data = io.BytesIO()
     torch.save(content, data)
     write_durably(path, data.getvalue())
 
 
 def write_training(directory: Path, split: Split) -> dict[str, int]:
-    """Write the states, and the frozen parameters unless they can be linked. Returns the sizes by name of file."""
+    """Write the states and the frozen parameters, linked if possible. Return the sizes by file name."""
     sizes = {TRAINING: write_file(directory / TRAINING, split.trained)}
     if split.frozen is not None:
         if not split.link(directory):
@@ -67,7 +60,7 @@ def write_training(directory: Path, split: Split) -> dict[str, int]:
 
 
 def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any]:
-    """Read what `write_training` wrote into the checkpoint at `path`. Raises UnusableCheckpoint."""
+    """Read the output of `write_training`. Raises UnusableCheckpoint."""
     states: dict[str, Any] = read_file(path / TRAINING, checked)
     file = file_of(states)
     if file:
@@ -77,17 +70,16 @@ def read_training(path: Path, parts: StateParts, checked: bool) -> dict[str, Any
             frozen = present_base(parts, states)
             if frozen is None:
                 raise
-            log.warning("%s; the present parameters are the same, and serve in its place", error)
+            log.warning("%s; using the identical present parameters instead", error)
         join(states, frozen)
     return states
 
 
 def read_file(path: Path, checked: bool) -> Any:
-    """Read all that `write_file` wrote into memory. Raises UnusableCheckpoint.
+    """Read a file of `write_file`. Raises UnusableCheckpoint.
 
-    The archive has checksums, which PyTorch's loading does not look at, so they are looked at before.
-    PyTorch's safe loading knows tensors, numbers and containers. A state that holds other objects is unpickled
-    if only this user can write the file: a user who can change it could change the program that wrote it, too.
+    Verifies the archive's checksums, which PyTorch ignores. Unsafe objects are unpickled only if no other user can
+    write the file.
     """
     try:
         with zipfile.ZipFile(path) as archive:

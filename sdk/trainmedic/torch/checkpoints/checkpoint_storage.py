@@ -1,13 +1,7 @@
-"""Where checkpoints are kept: the interface, and a directory of our own.
+"""Storage of checkpoints: the interface, and a directory.
 
-A checkpoint of `CheckpointDirectory` is ``step-00000150/`` with two files: ``training.pt``, the states of the model,
-the optimizer and so on, and ``run.pt``, the run's own (step, place in the data, random generators). It is written
-under another name, brought to the disk, renamed, and marked complete last; so one that is marked is whole, unless
-the disk has lost it. What was written after a checkpoint that a rollback went back to is renamed to
-``abandoned-…`` and deleted when training has saved something newer.
-
-Not here: which checkpoint is meant (``recovery.checkpoints``), what a state consists of (``state_parts``), the
-user's own way of keeping checkpoints (``own_checkpoints``).
+``step-00000150/`` has ``training.pt`` (states of the parts) and ``run.pt`` (the run's own). It is written under another
+name, renamed and marked complete. A rollback renames later ones to ``abandoned-…``, deleted after the next save.
 """
 
 from __future__ import annotations
@@ -37,9 +31,9 @@ from trainmedic.wire import envelope
 log = logging.getLogger("trainmedic")
 
 ALERT_TO_ROLLBACK = 120.0
-"""Seconds from an alert's beginning to its rollback, with the alert rules and the playbooks that are shipped."""
+"""Seconds between the start of an alert and its rollback with the shipped rules and playbooks."""
 RUN = "run.pt"
-_SHARED = "another process writes its checkpoints into this directory as well; give each job one of its own"
+_SHARED = "another process writes checkpoints into this directory too; give each job its own directory"
 _NAME = re.compile(r"step-(\d{8,18})\Z")
 _LEFTOVER = re.compile(r"(?:unfinished|abandoned)-[0-9a-f-]+-step-\d+\Z")
 
@@ -47,53 +41,47 @@ _LEFTOVER = re.compile(r"(?:unfinished|abandoned)-[0-9a-f-]+-step-\d+\Z")
 class PartlyLoaded(UnusableCheckpoint):
     """A checkpoint cannot be loaded, and the attempt may have changed something.
 
-    Only another checkpoint that loads whole makes that good.
+    Only loading another one completely repairs that.
     """
 
 
 class HalfLoaded(TrainmedicError):
-    """A checkpoint was loaded in part, or on some ranks only, which ends the training.
-
-    Weights of one step beside moments of another, or other weights than on other ranks, raise no error: training
-    would go on and be worth nothing.
+    """A checkpoint was loaded in part or on some ranks only. The training ends: it would continue without an error but
+    uselessly.
     """
 
 
 class CheckpointStorage(Protocol):
-    """Checkpoints, however they are kept. Methods raise OSError or what the user's functions raise."""
+    """Any storage of checkpoints. Methods raise OSError or errors of the user's functions."""
 
     directory: Path | None
-    """Where small files about the run may be kept; None for nowhere."""
+    """Directory for small files about the run; None for none."""
 
     def checkpoints(self) -> Sequence[SavedCheckpoint]:
-        """The existing checkpoints, in any order, with half-written ones where they can be seen."""
+        """Return the existing checkpoints in any order, with incomplete ones if known."""
         ...
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
-        """Write a checkpoint; it is complete when this returns."""
+        """Write a checkpoint; complete on return."""
         ...
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
-        """Load it into `parts`, and return the run's own state, or None where it was not kept.
+        """Load into `parts`. Return the run's own state; None without it.
 
-        Raises UnusableCheckpoint where it could not be read: then nothing was changed. `PartlyLoaded`, or anything
-        else, may have left the parts half loaded; after `PartlyLoaded` an older one can be tried.
+        After UnusableCheckpoint nothing is changed; after PartlyLoaded an older one can be tried. Others are fatal.
         """
         ...
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
-        """Keep `checkpoint`, from which training goes on, and put aside what was saved after it."""
+        """Protect `checkpoint` and put aside later ones."""
         ...
 
-    def prune(self) -> None:
-        """Delete those that need not be kept."""
-        ...
+    def prune(self) -> None: ...
 
 
 class CheckpointDirectory:
-    """Keeps checkpoints in a directory of their own. ``keep`` of them stay; None deletes none.
-
-    ``watches`` looks for another process that writes there. Of several ranks one does, for all.
+    """Directory of checkpoints. ``keep`` of them stay; None for all. One rank ``watches`` for writes of another
+    process.
     """
 
     def __init__(self, directory: str | Path, keep: int | None = 3, watches: bool = True) -> None:
@@ -102,21 +90,21 @@ class CheckpointDirectory:
         self._keep = keep
         self._watches = watches
         self.beside: Callable[[], Sequence[SavedCheckpoint]] = tuple
-        """Returns those that are kept elsewhere, in memory."""
+        """Returns the checkpoints in memory."""
         self._has_warned = False
         self._frozen = FrozenBase()
         self._writer = envelope.new_id()
         self._began = envelope.write_time(envelope.utc_now())
-        self._is_shared = False  # whether another process has been seen to write here as well
+        self._is_shared = False  # another process writes here too
         self._at_start: Mapping[Path, Mapping[str, Any] | None] = {}
-        """Those of earlier processes, whatever their clocks said."""
+        """Checkpoints of earlier processes, regardless of their clocks."""
         self._left_at_start: frozenset[str] = frozenset()
-        with contextlib.suppress(OSError):  # which whoever looks there next is told
+        with contextlib.suppress(OSError):  # reported by the next access
             self._at_start = self._marks()
             self._left_at_start = frozenset(path.name for path in self._root.iterdir())
 
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """Those that this process has written or found; what another has written meanwhile is of another training."""
+        """Return all but those that another process has written since the start."""
         marks = self._marks().items()
         return [self._inspect(path, facts) for path, facts in marks if not self._is_of_another(path, facts)]
 
@@ -128,7 +116,7 @@ class CheckpointDirectory:
         return {path: checkpoints.completion(path) for path in paths}
 
     def _is_of_another(self, path: Path, facts: Mapping[str, Any] | None) -> bool:
-        """Whether a checkpoint with that mark was written by another process, since this one began."""
+        """Return whether another process wrote the checkpoint after this one started."""
         if not self._watches or facts is None or facts.get("writer") in (None, self._writer):
             return False
         if str(facts.get("at")) < self._began:
@@ -136,7 +124,7 @@ class CheckpointDirectory:
         is_of_another = facts != self._at_start.get(path)
         if is_of_another and not self._is_shared:
             self._is_shared = True
-            log.error("%s: %s; no rollback goes to what it writes", self._root, _SHARED)
+            log.error("%s: %s; rollbacks ignore them", self._root, _SHARED)
         return is_of_another
 
     def save(self, step: int, parts: StateParts, run: Mapping[str, Any]) -> SavedCheckpoint:
@@ -148,7 +136,7 @@ class CheckpointDirectory:
             sizes = write_training(unfinished, self._frozen.split(parts, parts.capture(), run))
             sizes[RUN] = write_file(unfinished / RUN, run)
             at = self._publish(unfinished, path, step, sizes, health=run.get("health"))
-        except BaseException:  # an interrupt, too, leaves nothing half-written behind
+        except BaseException:  # an interrupt must not leave a partial checkpoint either
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
         return SavedCheckpoint(step, at, path)
@@ -161,7 +149,7 @@ class CheckpointDirectory:
         check_match(path, parts, training)
         try:
             parts.restore(training)
-        except Exception as error:  # whatever a load_state_dict raises; the parts before it are loaded by now
+        except Exception as error:  # any error of load_state_dict; earlier parts are already loaded
             raise PartlyLoaded(f"{path.name} was loaded in part: {type(error).__name__}: {error}") from error
         return run
 
@@ -173,7 +161,7 @@ class CheckpointDirectory:
                 checkpoints.unpin(other.path)
             if not other.complete or other.at > checkpoint.at:
                 other.path.rename(self._free_name(other.path))
-        if isinstance(checkpoint.path, Path):  # one in memory is kept there
+        if isinstance(checkpoint.path, Path):  # those in memory are kept there
             checkpoints.pin(checkpoint.path, reason)
 
     def prune(self) -> None:
@@ -184,21 +172,20 @@ class CheckpointDirectory:
         back_to = min((checkpoint.step for checkpoint in pinned), default=None)
         kept = [checkpoint.path for checkpoint in pinned]
         gone = [checkpoint.path for checkpoint in checkpoints.surplus(present, self._keep, kept, back_to)]
-        if not self._is_shared:  # else the other deletes what it has put aside
+        if not self._is_shared:  # else the other process deletes its own
             gone += [path for path in self._root.iterdir() if self._is_leftover(path.name)]
         self._warn_if_too_few([each for each in present if each.path not in gone], len(gone))
         for path in gone:
-            # The mark goes first: what is deleted in part must not count as complete.
+            # Delete the mark first: a partly deleted checkpoint must not count as complete.
             (path / checkpoints.COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(path)
 
     def _is_leftover(self, name: str) -> bool:
-        """Whether nobody needs it: an unfinished one that came since this process began is being written by another."""
+        """Return whether no process needs it. Another process may be writing a new unfinished one."""
         is_own = name.startswith("abandoned-") or self._writer in name
         return bool(_LEFTOVER.match(name)) and (is_own or name in self._left_at_start)
 
     def _warn_if_too_few(self, staying: Sequence[SavedCheckpoint], surplus: int) -> None:
-        """Once, where those that stay reach back less than it may take from an alert's beginning to its rollback."""
         complete = checkpoints.newest_first(staying)
         if self._has_warned or not surplus or len(complete) < checkpoints.NEVER_DELETED:
             return
@@ -208,17 +195,15 @@ class CheckpointDirectory:
             self._has_warned = True
             needed = math.ceil(ALERT_TO_ROLLBACK * (len(complete) - 1) / max(seconds, 1.0)) + 1
             log.warning(
-                "%s: the %d checkpoints that are kept reach back %.0f s; from an alert's beginning to its rollback "
-                "it may take %.0f s, and where all are of later the rollback is rejected: keep about %d, or write "
-                "them less often",
+                "%s: the %d kept checkpoints reach back %.0f s, but an alert's rollback may come %.0f s after its "
+                "start and is rejected if all checkpoints are newer: keep about %d, or write them less often",
                 *(self._root, len(complete), seconds, ALERT_TO_ROLLBACK, needed),
             )
 
     def _stays_pinned(self, checkpoint: SavedCheckpoint, present: Sequence[SavedCheckpoint]) -> bool:
-        """Whether it is pinned, and too few checkpoints are from beyond the step that its rollback started from.
+        """Return whether it is pinned and few checkpoints exist beyond the step before its rollback.
 
-        Once there are enough, the trouble is over. A late rollback should then be rejected, rather than go back that
-        far.
+        With more the fault is over, and a late rollback should be rejected.
         """
         reason = checkpoints.pin_reason(checkpoint.path)
         left = None if reason is None else reason.get("left_step")
@@ -231,13 +216,13 @@ class CheckpointDirectory:
         return self._root / f"step-{step:08d}"
 
     def _unfinished(self, path: Path) -> Path:
-        """The directory in which the checkpoint for `path` is written first; an earlier one of this name is deleted."""
+        """Return the temporary directory for `path`; delete an earlier one."""
         unfinished = self._root / f"unfinished-{self._writer}-{path.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         return unfinished
 
     def begin_parts(self, step: int) -> str:
-        """As `trainmedic.torch.checkpoints.background_saves.PartWriter`, with `write_part` and `finish_parts`."""
+        """See `trainmedic.torch.checkpoints.background_saves.PartWriter`, also for `write_part` and `finish_parts`."""
         unfinished = self._unfinished(self._path_of(step))
         unfinished.mkdir(parents=True)
         return unfinished.name
@@ -256,13 +241,10 @@ class CheckpointDirectory:
         return SavedCheckpoint(step, at, path)
 
     def _publish(self, unfinished: Path, path: Path, step: int, sizes: Mapping[str, int], **more: Any) -> datetime:
-        """Give a checkpoint whose files are on the disk its name, and mark it complete. The time in the mark.
-
-        ``more`` goes into the mark as well; an ``at`` among it is the time, which otherwise is the present one.
-        """
+        """Rename a written checkpoint and mark it complete with ``more``. Return its time, ``more["at"]`` or now."""
         if self._is_of_another(path, checkpoints.completion(path)):
             raise TrainmedicError(f"{path.name} is there already: {_SHARED}")
-        if path.exists():  # half-written, or of the same step and so of the same worth
+        if path.exists():  # incomplete, or of the same step and equivalent
             shutil.rmtree(path)
         unfinished.rename(path)
         checkpoints.flush_directory(self._root)
@@ -271,7 +253,7 @@ class CheckpointDirectory:
         facts = {"step": step, "at": at, "files": sizes, "checksums": checked, "writer": self._writer, **more}
         try:
             checkpoints.mark_complete(path, facts)
-        except BaseException:  # an interrupt, too, leaves nothing half-written behind
+        except BaseException:  # an interrupt must not leave a partial checkpoint either
             shutil.rmtree(path, ignore_errors=True)
             raise
         return envelope.read_time(facts["at"])
@@ -296,7 +278,7 @@ class CheckpointDirectory:
 
 
 def check_match(path: Path, parts: StateParts, states: Mapping[str, Any]) -> None:
-    """Raises UnusableCheckpoint where the states of the checkpoint at `path` are not of these parts."""
+    """Raise UnusableCheckpoint if the states do not belong to these parts."""
     mismatch = parts.mismatch(states)
     if mismatch:
         raise UnusableCheckpoint(f"{path.name} is of another training: {mismatch}")

@@ -1,7 +1,4 @@
-"""Checkpoints on the disk and in memory as one place of checkpoints.
-
-Not here: either of them (``checkpoint_storage``, ``memory_checkpoints``).
-"""
+"""One checkpoint storage made of disk and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from trainmedic.torch.state_parts import StateParts
 
 
 class TieredCheckpoints:
-    """Those in memory are found beside those on the disk. What is ordered to be saved is saved to the disk."""
+    """Finds checkpoints on disk and in memory. Commands save to disk."""
 
     def __init__(
         self, disk: CheckpointStorage, memory: MemoryCheckpoints, background: BackgroundSaves | None = None
@@ -49,11 +46,10 @@ class TieredCheckpoints:
         self.disk.prune()
 
     def _settle(self) -> None:
-        """What is being written in the background is not to be mistaken for something left over."""
+        """Wait for background writes, which must not count as leftovers."""
         if self.background is not None:
             self.background.settle()
 
 
 def on_disk(storage: CheckpointStorage | None) -> CheckpointStorage | None:
-    """The part of it that is on the disk."""
     return storage.disk if isinstance(storage, TieredCheckpoints) else storage

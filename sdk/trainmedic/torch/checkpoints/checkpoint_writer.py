@@ -1,8 +1,4 @@
-"""Writing a checkpoint of the present state: every so many steps, before the first one, or on command.
-
-Not here: how a checkpoint is kept (``checkpoint_storage``), going back to one (``restore``). Who calls it: the run,
-its step boundary and its command handlers, on the training thread.
-"""
+"""Writing of checkpoints: periodic, before the first step, or on command. Used by the training thread."""
 
 from __future__ import annotations
 
@@ -31,25 +27,20 @@ log = logging.getLogger("trainmedic")
 
 @dataclass(frozen=True)
 class _Compared:
-    """What is found out about a state before it is written."""
+    """Properties of a state, computed before it is written."""
 
     digests: Digests | None
-    """None where nothing is to be verified."""
+    """None without verification."""
     rank_state: RankState | None
-    """None with a single rank, where the storage keeps each rank's, and where the ranks could not find out."""
+    """None with one rank, if the storage keeps each rank's own, or if the ranks did not agree."""
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one training."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
 
     def save(self, prune: bool = True) -> SavedCheckpoint:
-        """Write a checkpoint of the present state, or return the one that was written or loaded at this step.
-
-        With ``prune`` old checkpoints are deleted afterwards. Raises what the storage raises.
-        """
+        """Write a checkpoint, or return this step's. ``prune`` deletes old ones. Raises errors of the storage."""
         training = self._training
         assert training.storage is not None
         if training.broken is not None:
@@ -74,7 +65,7 @@ class CheckpointWriter:
         return checkpoint
 
     def save_to_memory(self) -> None:
-        """Make an in-memory checkpoint of the present state; an error is logged."""
+        """Make an in-memory checkpoint. Logs errors."""
         training = self._training
         is_sound = training.broken is None and training.rank_comparison.agree is not False
         if training.memory is not None and is_sound:
@@ -90,7 +81,7 @@ class CheckpointWriter:
                 )
 
     def save_when_due(self) -> None:
-        """Write the periodic checkpoint, in the background where that was asked for; an error is logged."""
+        """Write the periodic checkpoint, in the background if configured. Logs errors."""
         training, storage = self._training, self._training.storage
         background = storage.background if isinstance(storage, TieredCheckpoints) else None
         if background is None or training.current_checkpoint is not None or training.broken is not None:
@@ -103,7 +94,7 @@ class CheckpointWriter:
                 training.loss_log.expect_from(training.global_step)
                 compared = self._compared()
                 is_begun = background.start(training.global_step, training.parts, lambda: self._copy(compared))
-        except Exception as error:  # whatever a state_dict raises: it costs a checkpoint, not the training
+        except Exception as error:  # any error of a state_dict costs only this checkpoint
             log.warning("%s: no checkpoint of step %d: %s", training.medic.job, training.global_step, first_line(error))
             training.medic.save_failed(training.global_step, first_line(error))
             return
@@ -117,7 +108,6 @@ class CheckpointWriter:
         return training.memory.copy(training.global_step, training.parts, run, health, holds=True)
 
     def _compared(self) -> _Compared:
-        """The digests of the present state, and what differs between the ranks where each has all of it."""
         training, medic = self._training, self._training.medic
         cache = KnownDigests()
         kept = digests_of_parts(training.parts, cache) if training.verifies else None
@@ -128,7 +118,7 @@ class CheckpointWriter:
         return _Compared(kept, self._rank_state(cache))
 
     def _rank_state(self, cache: KnownDigests) -> RankState | None:
-        """What differs between the ranks; None where it is not known, or the storage has another way to keep it."""
+        """Return the differences between ranks; None if unknown or stored otherwise."""
         training, medic = self._training, self._training.medic
         comparison, disk = training.rank_comparison, on_disk(training.storage)
         if isinstance(disk, JointOwnCheckpoints) and not is_sharded(training.parts):
@@ -143,7 +133,6 @@ class CheckpointWriter:
         return replace(state, from_rank_0=tuple(part for part in state.parts if comparison.is_faulty(part)))
 
     def _run_state(self, compared: _Compared) -> dict[str, Any]:
-        """The run's own state, with what the checkpoint will be judged and compared by."""
         training = self._training
         is_finite = are_finite(training.parts.modules(), training.parts.optimizers())
         health = replace(health_now(training.medic.progress, is_finite), ranks_agree=training.rank_comparison.agree)
@@ -152,19 +141,19 @@ class CheckpointWriter:
         return {**training.state_dict(), **own}
 
     def save_or_log(self, prune: bool = True) -> None:
-        """The same, but an error is logged, so that training goes on without the checkpoint."""
+        """Save, but log errors, so that training continues without the checkpoint."""
         training = self._training
         if training.storage is None:
             return
         began = time.monotonic()
         try:
             self.save(prune)
-        except Exception as error:  # whatever the user's storage raises: it costs a checkpoint, not the training
+        except Exception as error:  # any error of the user's storage costs only this checkpoint
             seconds, why = time.monotonic() - began, first_line(error)
             training.medic.save_failed(training.global_step, why)
             log.error(
                 "%s: no checkpoint of step %d, after %.1f s: %s",
                 *(training.medic.job, training.global_step, seconds, why),
-                # What a disk refuses, or we do, is said whole by its sentence, and may be said at every checkpoint.
+                # These errors are complete in one sentence and may recur at every checkpoint.
                 exc_info=not isinstance(error, (OSError, TrainmedicError)),
             )

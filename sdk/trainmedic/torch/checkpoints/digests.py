@@ -1,11 +1,7 @@
-"""Digests of the parameters and the optimizer's state, by which a state that was loaded is compared with that saved.
+"""Digests of parameters and optimizer states, to verify that a loaded state is the saved one.
 
-A digest is an exact checksum of all bytes of a tensor, made on the device where it is: the sum of its words, each times
-another odd number, modulo 2^64. A change of a single word shows for certain, any other with near certainty. With
-several ranks each digests what it holds itself, of a sharded tensor its shard.
-
-Who calls it: ``checkpoint_writer`` and ``restore``, and the integrations of Trainers. Not here: what follows from a
-difference.
+A digest is the sum of a tensor's words, each times a different odd number, modulo 2^64, computed on its device. It
+detects any change of one word, and others almost certainly.
 """
 
 from __future__ import annotations
@@ -19,38 +15,34 @@ from trainmedic.torch.optimizer_states import live_state, parameters_of
 from trainmedic.torch.tensor_names import plain_name
 
 Digests = Mapping[str, str]
-"""By the name of each tensor its type and its digest."""
+"""{tensor name: "type:digest"}."""
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
 
-_CHUNK, _CHUNK_ON_DEVICE = 1 << 16, 1 << 24  # words: on a processor, what it takes in between stays in the cache
+_CHUNK, _CHUNK_ON_DEVICE = 1 << 16, 1 << 24  # words; on a CPU the intermediate results stay in the cache
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_NAMED = 3
 
 
 class DigestComparison(NamedTuple):
-    """How the digests of a loaded state stand to those that were kept."""
-
     compared: int
-    """How many tensors could be compared: those that a loader gave another type cannot."""
+    """Number of compared tensors; those with another type are excluded."""
     different: tuple[str, ...]
-    """The names of the tensors that are not as they were saved."""
 
     @property
     def problem(self) -> str:
-        """What is different, in words; empty where nothing is."""
+        """Return the difference as text; empty without any."""
         names, count = ", ".join(self.different[:_MOST_NAMED]), len(self.different)
         more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
         return f"{count} of {self.compared} tensors are not as they were saved: {names}{more}" if names else ""
 
 
 def digests(modules: Modules, optimizers: Optimizers, cache: KnownDigests | None = None) -> dict[str, str]:
-    """The digests of all parameters, and of the optimizers' states, by names that stay the same."""
     return digests_of(dict(_tensors(modules, optimizers)), cache)
 
 
 def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None = None) -> dict[str, str]:
-    """The digests of these; those that are in ``known`` are not computed again, and the others are added to it."""
+    """Return the digests of tensors, cached in ``cache``."""
     cache = KnownDigests() if cache is None else cache
     cache.add(tensors.values())
     return {
@@ -60,14 +52,13 @@ def digests_of(tensors: Mapping[str, torch.Tensor], cache: KnownDigests | None =
 
 
 class KnownDigests:
-    """The digests of tensors that do not change as long as this is used: those of one step boundary."""
+    """Cache of tensors' digests for one step boundary, in which they do not change."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
-        self._tensors: list[torch.Tensor] = []  # held, so that no other comes to lie where one of them is
+        self._tensors: list[torch.Tensor] = []  # so that their addresses are not reused
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Compute the digests of those that are not known."""
         new = {_place(tensor): tensor for tensor in tensors}
         for place in new.keys() & self._numbers.keys():
             del new[place]
@@ -80,14 +71,14 @@ class KnownDigests:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Return what tells tensors apart that may lie in the same memory."""
+    """Return a key that distinguishes tensors in the same memory."""
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_conj()
 
 
 def compare(kept: Digests, present: Digests) -> DigestComparison:
-    """Compare; a tensor that only one of them has is different."""
+    """Compare digests. A tensor in only one of them differs."""
     compared, different = 0, []
     for name in sorted({*kept, *present}):
         before, now = kept.get(name, ":"), present.get(name, ":")
@@ -100,15 +91,11 @@ def compare(kept: Digests, present: Digests) -> DigestComparison:
 
 
 def are_finite(modules: Modules, optimizers: Optimizers) -> bool:
-    """Whether all parameters that are trained, and the optimizers' states, are finite, as far as this rank has them.
-
-    Buffers do not count, for a mask may well hold infinity.
-    """
+    """Return whether this rank's trained parameters and optimizer states are finite. Buffers may hold infinity."""
     return all_finite(tensor for _, tensor in _tensors(modules, optimizers, trained_only=True))
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether all numbers in these are finite."""
     bounds: list[torch.Tensor] = []
     for tensor in tensors:
         values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -131,7 +118,7 @@ def _tensors(
 
 
 def state_tensors(name: str, state: Mapping[str, Any], with_numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in an optimizer's state of one parameter, by their names in digests; of numbers one is made."""
+    """Yield the tensors of one parameter's optimizer state by digest name. Numbers become tensors."""
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
             yield f"{name}.{key}", local_part(value)
@@ -145,7 +132,7 @@ def state_tensors(name: str, state: Mapping[str, Any], with_numbers: bool = True
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """What this rank holds of it, without its graph."""
+    """Return this rank's part, without its graph."""
     held = tensor.detach()
     to_local = getattr(held, "to_local", None)
     mine: torch.Tensor = held if to_local is None else to_local()
@@ -153,7 +140,7 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:
-    """One number on the tensor's device; it is not waited for."""
+    """Return a number on the tensor's device, without waiting."""
     if tensor.is_meta or tensor.layout != torch.strided:
         return torch.zeros((), dtype=torch.int64)
     values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -162,7 +149,7 @@ def _digest(tensor: torch.Tensor) -> torch.Tensor:
     odd = torch.arange(1, 2 * min(size, max(len(words), 1)), 2, dtype=torch.int64, device=words.device)
     total = torch.full((), len(words), dtype=torch.int64, device=words.device)
     for number, chunk in enumerate(torch.split(words, size)):
-        # The number of the chunk is in the sum, so that chunks that change places show as well.
+        # Weight by position, so that swapped chunks show.
         total = total * 3 + (chunk * odd[: len(chunk)]).sum() * (2 * number + 1)
     return total
 
@@ -172,7 +159,7 @@ def _read(values: list[torch.Tensor]) -> list[int]:
 
 
 def _gathered(values: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Numbers of any device, in order, read with one wait for each type and device."""
+    """Yield the numbers in order, with one wait per device and type."""
     listed = list(values)
     groups: dict[Any, list[int]] = {}
     for index, value in enumerate(listed):

@@ -1,12 +1,7 @@
-"""The frozen parameters of a model, such as the base under LoRA's adapters, once for all checkpoints of a directory.
+"""Frozen parameters, such as the base model of LoRA, stored once for all checkpoints.
 
-A checkpoint has them in ``frozen-<digest>.pt`` beside ``training.pt``. As long as their digest stays the same, the file
-is a hard link to that of another checkpoint: it takes no room, no time, and stays whole when the other is deleted.
-Where it cannot be read, the present parameters serve in its place if they have that digest. Once the digest changes,
-the parameters are not frozen, and from then on ``training.pt`` holds them, as it does in all other trainings.
-
-Who calls it: ``checkpoint_storage`` and ``replicated_contents``. Not here: the comparison after loading, in which these
-parameters count as all others do.
+``frozen-<digest>.pt`` is hard-linked from another checkpoint. If unreadable, present parameters with the same digest
+replace it. If the digest changes, ``training.pt`` holds the parameters again.
 """
 
 from __future__ import annotations
@@ -27,20 +22,19 @@ from trainmedic.torch.tensor_names import plain_name
 log = logging.getLogger("trainmedic")
 
 REFERENCE = ".frozen"
-"""The key in ``training.pt`` under which the digest and the names of the frozen parameters are."""
-_WORTH = 1 << 20  # bytes, below which a file of its own is not worth while
+_WORTH = 1 << 20  # bytes below which a separate file does not pay
 Names = Mapping[str, list[str]]
 
 
 class FrozenBase:
-    """The frozen parameters in the checkpoints that one process writes."""
+    """The frozen parameters in one process's checkpoints."""
 
     def __init__(self) -> None:
         self._digest = ""
         self._is_over = False
 
     def split(self, parts: StateParts, states: Mapping[str, Any], run: Mapping[str, Any]) -> Split:
-        """Return the states without the frozen parameters, and these. ``run`` holds digests, where they are known."""
+        """Separate the frozen parameters from the states. ``run`` may hold their digests."""
         names = {} if self._is_over else _frozen_names(parts, states)
         if not names:
             return Split(states)
@@ -59,7 +53,7 @@ class FrozenBase:
 
 
 class Split:
-    """What goes into ``training.pt``, and what goes beside it; nothing does where there is no frozen base."""
+    """Content of ``training.pt`` and of the file next to it, if any."""
 
     def __init__(self, trained: Mapping[str, Any], frozen: Mapping[str, Any] | None = None, digest: str = "") -> None:
         self.trained = trained
@@ -67,7 +61,7 @@ class Split:
         self.file = f"frozen-{digest}.pt"
 
     def link(self, directory: Path) -> bool:
-        """Make the file in `directory` by a link to that of a checkpoint beside it; False where there is none."""
+        """Hard-link the file from another checkpoint; return False if there is none."""
         for other in sorted(directory.parent.glob(f"step-*/{self.file}"), reverse=True):
             with contextlib.suppress(OSError):
                 os.link(other, directory / self.file)
@@ -76,19 +70,18 @@ class Split:
 
 
 def file_of(states: Mapping[str, Any]) -> str:
-    """Return the name of the file with the frozen parameters of what ``training.pt`` holds; empty without any."""
+    """Return the file name of the frozen parameters; empty without any."""
     return f"frozen-{states[REFERENCE]['digest']}.pt" if REFERENCE in states else ""
 
 
 def join(states: dict[str, Any], frozen: Mapping[str, Any]) -> None:
-    """Put the frozen parameters back among the states."""
     del states[REFERENCE]
     for part, members in frozen.items():
         states[part].update(members)
 
 
 def present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the present parameters in place of the frozen ones, if these have the same digest."""
+    """Return the present parameters if they have the frozen ones' digest."""
     names: Names = states[REFERENCE]["names"]
     present = {part: parts.by_name[part].state_dict() for part in names if part in parts.by_name}
     if any(part not in present or not set(members) <= present[part].keys() for part, members in names.items()):
@@ -99,7 +92,6 @@ def present_base(parts: StateParts, states: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _frozen_names(parts: StateParts, states: Mapping[str, Any]) -> Names:
-    """Return by part the names of the model's frozen parameters, if there are enough of them."""
     names: dict[str, list[str]] = {}
     size = 0
     for part, module in parts.modules().items():

@@ -1,12 +1,7 @@
-"""Checkpoints that the ranks of a job write, and load, together; in a directory that all of them see.
+"""Checkpoints that all ranks write and load together in a shared directory.
 
-A checkpoint is ``step-00000150/`` with ``training.pt``, or with ``sharded/`` where the model's parameters are
-spread over the ranks (``sharding``); and with ``rank-00003.pt`` and so on, each rank's own state: its position in
-the data, its random generators. Rank 0 marks it complete, after every rank has reported that its part is on the disk.
-
-Loading has two phases. First every rank reads all of it into memory; only if that worked on all ranks is it put into
-place. Every rank makes the same calls here in the same order, for each of them may wait for all ranks. Not here:
-the directory itself (``checkpoint_storage``), which checkpoint (``restore``).
+``training.pt`` or ``sharded/`` is common; ``rank-00003.pt`` is a rank's own. Loading restores only after every rank has
+read everything. All ranks make the same calls in the same order, because each may wait for all.
 """
 
 from __future__ import annotations
@@ -36,74 +31,61 @@ from trainmedic.torch.state_parts import StateParts
 from trainmedic.wire import envelope
 
 NewGroup = Callable[[str], Group]
-"""Returns the group of all ranks for a name; every rank calls it with the same names."""
+"""Returns a named group of all ranks; every rank calls it with the same names."""
 
 
 class JointContents(Protocol):
-    """The part of a checkpoint that all ranks have in common.
-
-    Every rank calls each of these.
-    """
+    """The common part of a checkpoint. Every rank calls each method."""
 
     is_replicated: bool
-    """Whether each rank has all of the training, but for what differs."""
+    """True if each rank has the whole training, except for what differs by rank."""
 
     def capture(self, parts: StateParts, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return what the ranks write together, and what goes into this rank's own file.
-
-        ``run`` is the run's own state, which says what differs between the ranks.
-        """
+        """Return the common part and this rank's. ``run`` is the run's own state, with differences between ranks."""
         ...
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
-        """Return the states that the ranks compare before `capture`; None where each rank's are written anyway."""
+        """Return the states to compare between ranks before `capture`; None if each rank's are written anyway."""
         ...
 
     def write(self, path: Path, content: Any) -> None:
-        """Write what `capture` returned for all ranks."""
+        """Write the common part."""
         ...
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
-        """Check that it can be read, and return what `read` needs. No rank waits for another in here.
-
-        Raises UnusableCheckpoint.
-        """
+        """Check readability and return `read`'s input without waiting for other ranks. Raises UnusableCheckpoint."""
         ...
 
     def read(self, path: Path, prepared: Any, parts: StateParts, checked: bool) -> Any:
-        """Read all of it into memory; nothing is changed. Raises UnusableCheckpoint."""
+        """Read everything into memory without changing anything. Raises UnusableCheckpoint."""
         ...
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
-        """Put what `read` returned into place."""
+        """Restore the output of `read`."""
         ...
 
 
 @runtime_checkable
 class BackgroundContents(JointContents, Protocol):
-    """Contents that can be written while training goes on."""
+    """Contents that can be written during training."""
 
     def use_group_of_its_own(self) -> None:
-        """From now on write without the process group that training uses. Every rank calls it."""
+        """Write with a process group other than the training's from now on. Every rank calls it."""
         ...
 
-    def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]:
-        """As `capture`, out of what `trainmedic.torch.memory.memory_contents.MemoryContents.held` gave."""
-        ...
+    def of_memory(self, parts: StateParts, held: Any, run: Mapping[str, Any]) -> tuple[Any, Any]: ...
 
 
 @runtime_checkable
 class UnitedContents(JointContents, Protocol):
-    """Contents that are spread over the ranks, and can be read by another number of them."""
+    """Sharded contents that another number of ranks can read."""
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return what each rank of another number gets as its own. Raises UnusableCheckpoint."""
+        """Return the own part for each of another number of ranks. Raises UnusableCheckpoint."""
         ...
 
 
 class JointCheckpointDirectory(CheckpointDirectory):
-    """`CheckpointDirectory` for several ranks."""
-
     def __init__(
         self,
         directory: str | Path,
@@ -119,19 +101,16 @@ class JointCheckpointDirectory(CheckpointDirectory):
         self._new_group = new_group
         self._contents = contents
         self.check_rank_count: Callable[[Mapping[str, Any]], None] = lambda run: None
-        """Raises UnusableCheckpoint where a training cannot go on from a checkpoint of another number of ranks, by what
-        rank 0 has kept in it."""
+        """Raises UnusableCheckpoint if another number of ranks cannot continue, by rank 0's part."""
         self.goes_on_from: Callable[[Path], None] = lambda path: None
-        """Called on rank 0 with the checkpoint that training goes on from, when the job is started again."""
+        """Called on rank 0 with the checkpoint that the training continues from."""
 
     def comparable(self, parts: StateParts) -> Mapping[str, Any] | None:
-        """Return the states of which the ranks have to find out what differs between them; None without any."""
+        """Return the states to compare between ranks; None without any."""
         return self._contents.comparable(parts)
 
-    # --- writing ----------------------------------------------------------------------------------------
-
     def write_beside_training(self) -> None:
-        """Parts may be written in a thread from now on. Every rank calls it. Raises ConfigurationError."""
+        """Allow writing in a thread. Every rank calls it. Raises ConfigurationError."""
         if not isinstance(self._contents, BackgroundContents):
             raise ConfigurationError(f"{type(self._contents).__name__} cannot be written in the background")
         self._contents.use_group_of_its_own()
@@ -145,7 +124,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
             on_all_ranks(group, lambda: self._write(unfinished, content, {"run": run, "own": own}))
             health = _health_of_all(run.get("health"), group)
             at = group.choose(lambda: self._finish(unfinished, path, step, health=health))
-        except BaseException:  # an interrupt, too, leaves nothing half-written behind
+        except BaseException:  # an interrupt must not leave a partial checkpoint either
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
@@ -162,7 +141,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
         write_file(unfinished / _file_of(self._rank), own)
 
     def _finish(self, unfinished: Path, path: Path, step: int, **more: Any) -> str:
-        """Name and mark the checkpoint on rank 0, once all parts are on the disk. Returns the time in the mark."""
+        """On rank 0, rename and mark a completely written checkpoint. Return the time in the mark."""
         files = {str(file.relative_to(unfinished)): file for file in unfinished.rglob("*") if file.is_file()}
         unseen = [rank for rank in range(self._world_size) if _file_of(rank) not in files]
         if unseen:
@@ -187,8 +166,6 @@ class JointCheckpointDirectory(CheckpointDirectory):
         self._finish(unfinished, path, step, at=envelope.write_time(at), health=health)
         return SavedCheckpoint(step, at, path)
 
-    # --- loading ----------------------------------------------------------------------------------------
-
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
         path = checkpoint.path
         group = self._new_group(f"load-{path.name}")
@@ -209,15 +186,14 @@ class JointCheckpointDirectory(CheckpointDirectory):
         except NotAgreed as error:
             if not is_prepared:
                 raise
-            # This rank may have reported that it has read all of it; so the others may be putting it into place now.
+            # This rank may have reported success, so the others may be loading now.
             raise HalfLoaded(f"it is not known whether the other ranks load {path.name}: {error}") from error
         self._contents.restore(content, parts, mine["own"])
         run: Mapping[str, Any] = mine["run"]
         return run
 
     def _read_own(self, path: Path, ranks: Any, checked: bool, parts: StateParts) -> Mapping[str, Any]:
-        """This rank's own file; where ``ranks``, those of the checkpoint, are another number, what follows from
-        rank 0's."""
+        """Read this rank's file or, for a checkpoint of another number of ranks, derive it from rank 0's."""
         if not isinstance(ranks, int) or ranks < 1:
             raise UnusableCheckpoint(f"{path.name} was not written by a job of several ranks")
         if ranks == self._world_size:
@@ -239,8 +215,6 @@ class JointCheckpointDirectory(CheckpointDirectory):
         own, digests = united(path.name, files, parts)
         return {"run": {**run, "digests": digests}, "own": own}
 
-    # --- what rank 0 does alone -------------------------------------------------------------------------
-
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
         if self._rank == 0:
             self.goes_on_from(checkpoint.path)
@@ -252,7 +226,7 @@ class JointCheckpointDirectory(CheckpointDirectory):
 
 
 class JointOwnCheckpoints:
-    """The user's own checkpoints in a job of several ranks: each rank calls the user's functions to save and load."""
+    """The user's own checkpoints in a job of several ranks; each rank calls the user's functions."""
 
     def __init__(self, storage: CheckpointStorage, rank: int, new_group: NewGroup) -> None:
         self.directory = storage.directory
@@ -273,7 +247,7 @@ class JointOwnCheckpoints:
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any] | None:
         try:
             kept = self._storage.load(checkpoint, parts)
-        except UnusableCheckpoint as error:  # it may have been loaded on other ranks, so no older one can be tried
+        except UnusableCheckpoint as error:  # other ranks may have loaded it, so no older one can be tried
             raise HalfLoaded(str(error)) from error
         state = RankState.of((kept or {}).get("rank_state"))
         if state is not None and state.rank != self._rank and state.parts:
@@ -293,7 +267,7 @@ class JointOwnCheckpoints:
 
 
 def _health_of_all(own: Any, group: Group) -> Any:
-    """Rank 0's health; the numbers are finite if they are on every rank."""
+    """Return rank 0's health; ``finite`` holds for all ranks."""
     if not isinstance(own, dict):
         return None
     finite = [report for report in group.poll(own.get("finite")).values() if report is not None]

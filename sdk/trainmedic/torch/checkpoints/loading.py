@@ -1,21 +1,20 @@
-"""Loading the first of several checkpoints that can be loaded whole, on all ranks the same one.
+"""Loading of the first intact checkpoint, the same on all ranks.
 
-What was loaded is compared, on every rank, with the digests that were kept when it was saved. A state that differs from
-them counts as one that was loaded in part: an older checkpoint is tried, and where none is whole the training ends
-(`HalfLoaded`), on all ranks. Not here: which checkpoints come into question, and going on from one (``restore``); how
-one is read (``checkpoint_storage``).
+Every rank verifies digests. A difference counts as a partial load: an older checkpoint is tried, otherwise the training
+ends on all ranks (`HalfLoaded`).
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
 
 from trainmedic.errors import NotAgreed, Refusal
 from trainmedic.job.group import Group
 from trainmedic.recovery.checkpoints import SavedCheckpoint
-from trainmedic.torch import group_tensors
 from trainmedic.torch.checkpoints.checkpoint_storage import HalfLoaded, PartlyLoaded, UnusableCheckpoint
 from trainmedic.torch.checkpoints.digests import DigestComparison
 from trainmedic.torch.checkpoints.state_digests import compare_with
@@ -27,39 +26,31 @@ log = logging.getLogger("trainmedic")
 _NO_DIGESTS = "the checkpoint holds no digests of them for this rank"
 
 KeptState = Mapping[str, Any]
-"""What `TrainingState.state_dict` gave when the checkpoint was written."""
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint whose parts are in place."""
-
     checkpoint: SavedCheckpoint
     kept: KeptState | None
-    """The run's own state; None where it was not kept."""
+    """The run's own state; None without one."""
     unusable: list[str]
-    """What was wrong with those that were tried before it."""
+    """Faults of the checkpoints tried before it."""
     verified: Mapping[str, Any]
-    """What was compared: the member ``parameters`` of ``verified`` in the answer."""
+    """The member ``parameters`` of the answer's ``verified``."""
 
 
 class CheckpointLoading:
-    """Loads checkpoints of one training."""
-
     def __init__(self, training: TrainingState) -> None:
         self._training = training
 
     def load_first(self, candidates: Sequence[SavedCheckpoint], group: Group) -> LoadedCheckpoint:
-        """Load the first that is whole on all ranks.
-
-        Raises Refusal, UnusableCheckpoint and NotAgreed where nothing was changed on any rank, else HalfLoaded.
-        """
+        """Load the first intact checkpoint. All errors but HalfLoaded mean that nothing was changed on any rank."""
         problems: list[str] = []
         is_changed = False
         for checkpoint in candidates:
             try:
                 kept, comparison, fault = self._load(checkpoint)
-            except UnusableCheckpoint as error:  # the storage raises it on all ranks alike
+            except UnusableCheckpoint as error:  # raised on all ranks together
                 problems.append(str(error))
                 is_changed = is_changed or isinstance(error, PartlyLoaded)
             else:
@@ -75,9 +66,9 @@ class CheckpointLoading:
         raise UnusableCheckpoint(f"no checkpoint could be loaded: {'; '.join(problems)}")
 
     def confirm_on_all_ranks(self, group: Group, fault: Exception | None, different: str = "") -> str:
-        """Ask all ranks whether they have loaded the checkpoint; each of them calls this. What is different on which.
+        """Confirm that all ranks have loaded it; every rank calls it. Return the differences by rank.
 
-        Raises HalfLoaded if one has not loaded it, for which ``fault`` is the reason here.
+        Raises HalfLoaded if a rank failed; ``fault`` is this rank's reason.
         """
         if fault is not None:
             log.error("%s: a checkpoint was loaded only in part", self._training.medic.job, exc_info=fault)
@@ -93,11 +84,10 @@ class CheckpointLoading:
         return differs
 
     def _load(self, checkpoint: SavedCheckpoint) -> tuple[KeptState | None, DigestComparison | None, Exception | None]:
-        """Load one here. The run's own state, how it compares with the digests that it holds, and what went wrong."""
         training = self._training
         assert training.storage is not None
         try:
-            put_back_tensors = group_tensors.hold(list(training.parts.optimizers().values()))
+            put_back_tensors = hold_group_tensors(list(training.parts.optimizers().values()))
             kept = training.storage.load(checkpoint, training.parts)
             put_back_tensors()
             before = kept.get("digests") if kept is not None and training.verifies else None
@@ -105,8 +95,8 @@ class CheckpointLoading:
                 return kept, None, None
             return kept, compare_with(before, training.parts), None
         except (Refusal, UnusableCheckpoint, NotAgreed):
-            raise  # on all ranks alike
-        except Exception as error:  # whatever is raised, because the other ranks wait for this rank's report
+            raise  # on all ranks together
+        except Exception as error:  # any error: the other ranks wait for this report
             return None, None, error
 
 
@@ -121,3 +111,28 @@ def _broken(why: str) -> HalfLoaded:
         f"a checkpoint was loaded only in part ({why}), so that there is nothing left to train on; start "
         "the job again, to resume from one that is whole, and move away those that cannot be loaded"
     )
+
+
+def hold_group_tensors(optimizers: Sequence[Any]) -> Callable[[], None]:
+    """Return a function that puts the present group tensors back after a load, with the loaded values.
+
+    The loop may hold such a tensor, as a learning rate for ``torch.compile``; ``load_state_dict`` would replace it.
+    """
+    held = [
+        (optimizer, number, key, value)
+        for optimizer in optimizers
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+    def put_back() -> None:
+        for optimizer, number, key, tensor in held:
+            group = optimizer.param_groups[number]
+            loaded = group.get(key)
+            if loaded is not tensor and loaded is not None:
+                with torch.no_grad():
+                    tensor.copy_(torch.as_tensor(loaded))
+                group[key] = tensor
+
+    return put_back

@@ -1,7 +1,4 @@
-"""Checkpoints that the user's own functions write and load.
-
-Not here: the interface that this implements (``checkpoint_storage``).
-"""
+"""Checkpoints that the user's own functions write and load."""
 
 from __future__ import annotations
 
@@ -24,23 +21,22 @@ log = logging.getLogger("trainmedic")
 
 ABANDONED = ".trainmedic-abandoned.json"
 HEALTH = ".trainmedic-health.json"
-_MOST = 100  # spans that are kept, one for each rollback
+_MOST = 100  # spans kept, one per rollback
 _MOST_HEALTH = 500  # checkpoints
-_NEAR = timedelta(minutes=1)  # between the time that the user's function gives and that of the call which wrote it
+_NEAR = timedelta(minutes=1)  # between the user's time and that of the call
 
 
 @dataclass(frozen=True)
 class _KeptHealth:
-    """What was known when the user's function wrote a checkpoint."""
+    """Health recorded when the user's function wrote a checkpoint."""
 
     step: int
     began: datetime
     saved: datetime
     health: Any
-    """As `CheckpointHealth.to_json` gives it."""
 
     def is_of(self, checkpoint: SavedCheckpoint) -> bool:
-        """Whether that is the one: of the same step there may be another, of an abandoned course."""
+        """Return whether it is that checkpoint's; an abandoned one may have the same step."""
         return checkpoint.step == self.step and self.began - _NEAR <= checkpoint.at <= self.saved + _NEAR
 
     def to_json(self) -> list[Any]:
@@ -48,23 +44,23 @@ class _KeptHealth:
 
     @classmethod
     def from_json(cls, members: Any) -> _KeptHealth:
-        """Raises ValueError, TypeError, AttributeError."""
+        """Raises ValueError, TypeError and AttributeError."""
         step, began, saved, health = members
         return cls(int(step), envelope.read_time(began), envelope.read_time(saved), health)
 
 
 class OwnCheckpoints:
-    """The user's own way of saving and loading.
+    """Storage by the user's own functions. Nothing is ever deleted or renamed.
 
-    ``save(step, state)`` writes a checkpoint and returns when it is complete; ``state`` is the run's own (step,
-    position in the data, random generators), a dict that ``torch.save`` takes, to be kept along with it.
-    ``load(checkpoint)`` loads one into place and returns that ``state``, or None where it was not kept; then the run
-    knows its step only, and goes on with the data that come. Where it raises, the next older one is tried; where
-    none can be loaded the training ends, for it may be half loaded, unless it was `trainmedic.Rejected` that was
-    raised each time, which says that nothing was changed. ``found()`` lists what is there as
-    `trainmedic.torch.SavedCheckpoint`, whose ``path`` is whatever ``load`` knows it by. ``directory`` is for small
-    files about the run: the rollback budget, what commands have changed, and by what each checkpoint is judged
-    (for which ``at`` is to be the time of saving, within a minute). Nothing is ever deleted or renamed.
+    Args:
+        save: ``save(step, state)`` writes a checkpoint and returns when it is complete. ``state`` is the run's own
+            (step, data position, random generators), a dict for ``torch.save``, to be stored with it.
+        load: ``load(checkpoint)`` loads it and returns ``state``, or None without one; training then continues with
+            the step only and with the next data. After an error the next older checkpoint is tried. If none can be
+            loaded, the training ends, unless every error was `trainmedic.Rejected`: then nothing was changed.
+        found: ``found()`` returns the existing `trainmedic.torch.SavedCheckpoint`; ``path`` is any value for ``load``
+            and ``at`` the time of saving, within a minute.
+        directory: Directory for small files: the rollback budget, changes by commands, health of checkpoints.
     """
 
     def __init__(
@@ -78,11 +74,11 @@ class OwnCheckpoints:
         self._save = save
         self._load = load
         self._list = found
-        # Spans of time. Checkpoints that were saved in one of them were abandoned by a rollback.
+        # Spans of time in which checkpoints were abandoned by a rollback.
         self._abandoned = self._recall()
         self._kept_health = self._recall_health()
         self.writes_files = True
-        """Whether this process writes into ``directory``."""
+        """True if this process writes into ``directory``."""
 
     def checkpoints(self) -> list[SavedCheckpoint]:
         return [
@@ -104,7 +100,7 @@ class OwnCheckpoints:
             return self._load(checkpoint)
         except Rejected as error:
             raise UnusableCheckpoint(f"{path} could not be loaded: {error}") from error
-        except Exception as error:  # whatever the user's function raises: an older one may do
+        except Exception as error:  # any error of the user's function: try an older one
             raise PartlyLoaded(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, reason: Mapping[str, Any]) -> None:
@@ -119,10 +115,10 @@ class OwnCheckpoints:
             checkpoints.pin(checkpoint.path, reason)
 
     def prune(self) -> None:
-        """Delete nothing, because the user's checkpoints are the user's to delete."""
+        """Delete nothing: the checkpoints are the user's."""
 
     def _with_health(self, checkpoint: SavedCheckpoint) -> SavedCheckpoint:
-        """The same, with what was known when it was saved: where the user's function does not say it."""
+        """Add the recorded health, unless the user's function returns one."""
         if checkpoint.health is not None:
             return checkpoint
         for kept in reversed(self._kept_health):
@@ -137,7 +133,7 @@ class OwnCheckpoints:
         try:
             members = [each.to_json() for each in self._kept_health]
             checkpoints.write_durably(self.directory / HEALTH, json.dumps(members).encode())
-        except OSError as error:  # it costs the judgement after a restart, and not the checkpoint
+        except OSError as error:  # costs only the health after a restart
             log.warning("%s cannot be written: %s", self.directory / HEALTH, error)
 
     def _recall_health(self) -> list[_KeptHealth]:
@@ -149,7 +145,7 @@ class OwnCheckpoints:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s cannot be read; earlier checkpoints are not judged: %s", file, error)
+            log.warning("%s cannot be read; the health of earlier checkpoints is unknown: %s", file, error)
             return []
 
     def _recall(self) -> list[tuple[datetime, datetime]]:
@@ -162,5 +158,5 @@ class OwnCheckpoints:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            log.warning("%s cannot be read; checkpoints of an abandoned course count again: %s", file, error)
+            log.warning("%s cannot be read; abandoned checkpoints count again: %s", file, error)
             return []

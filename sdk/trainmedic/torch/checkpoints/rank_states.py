@@ -1,12 +1,7 @@
-"""What differs between the ranks of a training that is otherwise whole on each of them.
+"""Differences between ranks of a training that each otherwise has whole.
 
-A Muon optimizer keeps momentum on the rank that owns the parameter, a hand-made ZeRO-1 the state of a rank's share, and
-buffers are each rank's own. So at each save the ranks compare the digests of everything that they hold. A checkpoint
-has the states of rank 0 once, and of each other rank what differs. The states are seen as leaves: what lies at a path
-of keys in nested mappings.
-
-Who calls it: ``checkpoint_writer``, and ``replicated_contents``, which writes and reads it. Not here: whether a
-difference is a fault (``rank_comparison``).
+Examples are a Muon optimizer's momentum, hand-made ZeRO-1 shares, and buffers. At each save the ranks compare digests
+of all leaves, values at paths in nested mappings. A checkpoint has rank 0's states and the other ranks' differences.
 """
 
 from __future__ import annotations
@@ -30,17 +25,17 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class RankState:
-    """How the states of this rank differ from those of rank 0."""
+    """Differences between this rank's states and rank 0's."""
 
     rank: int
     parts: tuple[str, ...]
-    """The parts that differ on any rank."""
+    """Parts that differ on any rank."""
     own: tuple[Path, ...]
-    """The paths of the leaves that rank 0 does not have so."""
+    """Paths of leaves that rank 0 lacks or has different."""
     digests: Mapping[str, str]
-    """By the path of each leaf of `parts` on this rank, as text, its digest."""
+    """{leaf path as text: digest} of this rank's `parts`."""
     from_rank_0: tuple[str, ...] = ()
-    """The parts that differ by a fault, of which every rank is to get rank 0's."""
+    """Parts that differ by a fault; every rank gets rank 0's."""
 
     def plain(self) -> dict[str, Any]:
         members = {"rank": self.rank, "parts": list(self.parts), "own": list(self.own)}
@@ -48,7 +43,7 @@ class RankState:
 
     @classmethod
     def of(cls, members: Any) -> RankState | None:
-        """Return the state that `plain` gave; None where there is none, as of an earlier release."""
+        """Parse the output of `plain`; None for an earlier release's."""
         if not isinstance(members, Mapping):
             return None
         paths = tuple(tuple(path) for path in members["own"])
@@ -57,7 +52,7 @@ class RankState:
 
 
 def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield what lies in nested mappings, each with its path; an empty mapping is a leaf itself."""
+    """Yield the leaves of nested mappings with their paths. An empty mapping is a leaf."""
     for key, value in states.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, (*path, key))
@@ -66,7 +61,7 @@ def leaves(states: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, A
 
 
 def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests) -> RankState | None:
-    """Compare with rank 0 what this rank would save; None where the ranks cannot find out. Every rank calls it."""
+    """Compare this rank's states with rank 0's; None if the ranks do not agree. Every rank calls it."""
     mine = leaf_digests(states, cache)
     parts: dict[str, dict[str, str]] = {}
     for path, digest in mine.items():
@@ -89,7 +84,7 @@ def compare_states(states: Mapping[str, Any], group: Group, cache: KnownDigests)
 
 
 def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dict[str, Any]:
-    """Return what goes into this rank's own file; all of its states where it is not known what differs."""
+    """Return the content of this rank's own file; all of its states if the differences are unknown."""
     held = dict(leaves(states))
     if state is None:
         own = list(held) if rank else []
@@ -100,7 +95,7 @@ def own_of(states: Mapping[str, Any], state: RankState | None, rank: int) -> dic
 
 
 def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Make of rank 0's states those of the rank whose `own_of` this is."""
+    """Turn rank 0's states into those of the rank whose `own_of` this is."""
     present = set(own["paths"])
     for path, _ in [leaf for leaf in leaves(states) if leaf[0][0] in own["parts"]]:
         if _text(path) not in present:
@@ -113,10 +108,9 @@ def merge(states: dict[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: str) -> dict[str, Any] | None:
-    """Return the own leaves of all ranks in `part` as one; None where two ranks have other values for the same leaf.
+    """Return the own leaves of all ranks as one; None if two ranks differ in a leaf.
 
-    Then the state belongs to the ranks themselves, and no other number of ranks can continue with it. The state of a
-    communication hook does not count, because it begins again in each process.
+    Such a state fits no other number of ranks. Communication hooks are ignored: they restart in each process.
     """
     values = _values(states, part)
     if not can_unite(states, part):
@@ -126,12 +120,11 @@ def unite(owns: Sequence[Mapping[str, Any]], states: Sequence[RankState], part: 
 
 
 def can_unite(states: Sequence[RankState], part: str) -> bool:
-    """Return whether no two ranks have other values for the same leaf of that part."""
     return all(len(reports) == 1 for reports in _values(states, part).values())
 
 
 def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
-    """Return why another number of ranks cannot continue with a part that differs by rank."""
+    """Return why another number of ranks cannot continue with a part."""
     what = "what optimizers keep in attributes" if part == ATTRIBUTES else f"the state of {part}"
     return (
         f"{what} in {checkpoint} belongs to each of its {written_by} ranks, so that another number of ranks cannot "
@@ -140,7 +133,6 @@ def why_not_united(part: str, checkpoint: str, written_by: int) -> str:
 
 
 def _values(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
-    """Return by the path of each leaf of a part, as text, the digests that ranks have of it."""
     values: dict[str, set[str]] = {}
     for state in states:
         for text, digest in state.digests.items():
@@ -150,7 +142,6 @@ def _values(states: Sequence[RankState], part: str) -> dict[str, set[str]]:
 
 
 def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, str]:
-    """Return for each leaf a digest of its numbers, its types and its shapes."""
     tensors: list[torch.Tensor] = []
     texts = {path: _described(value, tensors) for path, value in leaves(states)}
     named = digests_of({str(number): tensor for number, tensor in enumerate(tensors)}, cache)
@@ -161,7 +152,7 @@ def leaf_digests(states: Mapping[str, Any], cache: KnownDigests) -> dict[Path, s
 
 
 def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]:
-    """Return a text for the value, and the numbers of its tensors, which are added to `tensors`."""
+    """Return a text for the value and the indexes of its tensors, appended to `tensors`."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not hasattr(value, "to_local"):
         tensors.append(value.detach())
         return f"tensor {tuple(value.shape)}", [len(tensors) - 1]
@@ -174,12 +165,12 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> tuple[str, list[int]]
         return repr(value), []
     try:
         return hashlib.sha256(pickle.dumps(value)).hexdigest(), []
-    except Exception as error:  # whatever pickling raises: the write, which pickles too, says it
+    except Exception as error:  # writing pickles too and reports the error
         return f"{type(value).__name__}: {type(error).__name__}", []
 
 
 def _remove(states: dict[str, Any], path: Path) -> None:
-    """Remove a leaf, and the mappings that become empty by that, but for the part itself."""
+    """Remove a leaf and mappings that become empty, except the part."""
     within: list[dict[Any, Any]] = [states]
     for key in path[:-1]:
         within.append(within[-1][key])

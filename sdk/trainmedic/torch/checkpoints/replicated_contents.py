@@ -1,8 +1,6 @@
-"""Checkpoints of a training that each rank has whole, as with DDP, but for what differs by rank.
+"""Checkpoint contents of a training that each rank has whole, as with DDP, except for differences by rank.
 
-Rank 0 writes its states, and each other rank what differs, into its own file. With another number of ranks, what
-differs is united where each leaf has one value; else the checkpoint is refused. Who calls it: ``joint_checkpoints``.
-Not here: what differs (``rank_states``).
+Another number of ranks can load it if the differences are compatible.
 """
 
 from __future__ import annotations
@@ -20,12 +18,10 @@ from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_of, u
 from trainmedic.torch.optimizer_states import is_zero_redundancy, owned_numbers
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
-_OWN = "paths"  # it is in an own part of this release; that of an earlier one holds the buffers of each module
+_OWN = "paths"  # present in this release; earlier ones hold each module's buffers
 
 
 class ReplicatedContents:
-    """`JointContents` of such a training."""
-
     is_replicated = True
 
     def __init__(self, rank: int) -> None:
@@ -66,11 +62,10 @@ class ReplicatedContents:
 
 
 def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the run's own state in the file of this rank, with digests of what was kept for it.
+    """Return this rank's own state with the digests of what was saved for it.
 
-    Only where a fault made the ranks differ, each gets rank 0's state, and so its digests; ``first`` is the run's own
-    state of rank 0. Raises UnusableCheckpoint where an earlier release has kept rank 0's state alone, and this rank had
-    another.
+    After a fault all get rank 0's (``first``). Raises UnusableCheckpoint if an earlier release saved rank 0's only and
+    this rank's differed.
     """
     mine: Mapping[str, Any] = file["run"]
     digests = mine.get("digests")
@@ -87,15 +82,16 @@ def as_written(name: str, file: Mapping[str, Any], first: Mapping[str, Any]) -> 
 
 
 def differs(first: Mapping[str, Any]) -> bool:
-    """Return whether there is a part that differs by rank, after the file of rank 0."""
+    """Return whether a part differs by rank, according to rank 0's file."""
     state = RankState.of(first["run"].get("rank_state"))
     return state is not None and bool(state.parts)
 
 
 def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> tuple[Any, Any]:
-    """Return for another number of ranks what differed, as one, and the digests of it.
+    """Return the differences, united for another number of ranks, and their digests. Buffers and ``also`` become rank
+    0's.
 
-    Buffers and objects in ``also`` are rank 0's then. Raises UnusableCheckpoint where a state belongs to its rank.
+    Raises UnusableCheckpoint.
     """
     first = files[0]["run"]
     state = RankState.of(first.get("rank_state"))
@@ -127,7 +123,7 @@ def united(name: str, files: Sequence[Mapping[str, Any]], parts: StateParts) -> 
 
 
 def _held_here(digests: Mapping[str, str], parts: StateParts) -> dict[str, str]:
-    """Return the digests of what this rank keeps, where an optimizer keeps the state of some parameters only."""
+    """Return the digests of this rank's own share."""
     held = dict(digests)
     for name, part in parts.optimizers().items():
         if is_zero_redundancy(part):
@@ -143,5 +139,4 @@ def _of(digests: Mapping[str, str], part: str) -> dict[str, str]:
 
 
 def _is_of(name: str, parts: Sequence[str]) -> bool:
-    """Return whether a digest is of one of these parts, by its name."""
     return name.startswith(tuple(f"{part}{end}" for part in parts for end in ".:"))

@@ -1,9 +1,7 @@
-"""Checkpoints of a training whose parameters are spread over the ranks, as with ``fully_shard`` (FSDP).
+"""Checkpoint contents with sharded parameters, as with ``fully_shard`` (FSDP).
 
-Parameters and the optimizer's state are written by ``torch.distributed.checkpoint``, each rank its shards, into
-``sharded/``; it can be read by other numbers of ranks too. Buffers, parameter groups, the scheduler and whatever
-else there is go into each rank's own file. So do tensors that are not spread and that differ by rank, such as the
-momentum of an optimizer that shares out its parameters. Not here: the files around it (``joint_checkpoints``).
+``torch.distributed.checkpoint`` writes shards of parameters and optimizer states into ``sharded/``. Each rank's file
+has the rest, with unsharded tensors that differ by rank.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from trainmedic.torch.tensor_names import plain_name
 
 SHARDED = "sharded"
 _WRITING = timedelta(minutes=30)
-_METADATA = ".metadata"  # torch.distributed.checkpoint's own, without which it takes another way on this rank alone
+_METADATA = ".metadata"  # without it torch.distributed.checkpoint takes a different path on this rank only
 
 Tensors = dict[str, Any]
 
@@ -51,15 +49,15 @@ class ShardedContents:
         modules = list(parts.modules())
         if modules != ["model"]:
             raise ConfigurationError(
-                f"sharded parameters are kept of a single model and no other module; these are {', '.join(modules)}: "
-                "put them into one module, or give checkpoints=OwnCheckpoints(...)"
+                f"sharded parameters are supported for a single model and no other module, not for "
+                f"{', '.join(modules)}: put them into one module, or pass checkpoints=OwnCheckpoints(...)"
             )
         self._group: Any = None
         self._model: nn.Module = parts.by_name["model"]
         self._optimizers = parts.optimizers()
 
     def capture(self, parts: StateParts, run: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-        # Asking for the state of an optimizer that has done no step yet would give it one.
+        # Requesting the state of an optimizer without a step would create one.
         fresh = self._fresh()
         content = self._tensors(fresh)
         return content, {
@@ -79,13 +77,13 @@ class ShardedContents:
         return {**_not_spread(self._tensors(self._fresh())), ATTRIBUTES: parts.attributes()}
 
     def use_group_of_its_own(self) -> None:
-        """From now on write by a process group of its own, beside what training does. Every rank calls it."""
+        """Write with a separate process group, in parallel with training. Every rank calls it."""
         self._group = dist.new_group(backend="gloo", timeout=_WRITING)
 
     def write(self, path: Path, content: Any) -> None:
         try:
             save(content, checkpoint_id=path / SHARDED, process_group=self._group)
-        except CheckpointException as error:  # not an Exception; raised on all ranks where one fails
+        except CheckpointException as error:  # not an Exception; raised on all ranks if one fails
             raise TrainmedicError(f"the shards could not be written: {_cause(error)}") from error
 
     def prepare(self, path: Path, parts: StateParts, own: Any) -> Any:
@@ -104,10 +102,7 @@ class ShardedContents:
         return prepared
 
     def for_other_ranks(self, name: str, files: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return what another number of ranks loads beside the shards, by the files of all ranks that wrote them.
-
-        Raises UnusableCheckpoint where ranks had other values of the same tensor.
-        """
+        """Return the own part for another number of ranks. Raises UnusableCheckpoint if ranks had different values."""
         states = [RankState.of(file["run"].get("rank_state")) for file in files]
         known = [state for state in states if state is not None]
         for part in known[0].parts if known else ():
@@ -118,7 +113,7 @@ class ShardedContents:
 
     def restore(self, content: Any, parts: StateParts, own: Any) -> None:
         _put_plain(content, own.get("plain", ()))
-        # The shards lack the buffers, which are in each rank's own file, so the present ones are passed along.
+        # Shards lack buffers, which are in the own file; pass the present ones along.
         set_model_state_dict(self._model, {**get_model_state_dict(self._model), **content["model"]})
         parts.restore_buffers(own["buffers"])
         for name, optimizer in self._optimizers.items():
@@ -129,12 +124,12 @@ class ShardedContents:
                 held = get_optimizer_state_dict(self._model, optimizer)
                 set_optimizer_state_dict(self._model, optimizer, {**held, "state": content[name]})
             put_settings(optimizer, before, own["groups"][name])
-        if "attributes" in own:  # as earlier releases have none
+        if "attributes" in own:  # absent in earlier releases
             parts.restore_attributes(own["attributes"])
         for name, part in self._others(parts).items():
             part.load_state_dict(own["others"][name])
 
-    # --- in memory (`trainmedic.torch.memory.memory_contents.MemoryContents`) -----------------------------------
+    # In memory: `trainmedic.torch.memory.memory_contents.MemoryContents`.
 
     def meshes(self, parts: StateParts) -> Sequence[Any]:
         meshes: list[Any] = []
@@ -173,14 +168,13 @@ class ShardedContents:
         content, own = held
         self.restore(content, parts, own)
 
-    # ----------------------------------------------------------------------------------------------------
-
     def _fresh(self) -> list[str]:
         return [name for name, optimizer in self._optimizers.items() if not optimizer.state]
 
     def _plain(self, content: Tensors, run: Mapping[str, Any] | None) -> list[tuple[Leaf, Any]]:
-        """The leaves that are not spread, of the parts in which some rank has others. ``torch.distributed.checkpoint``
-        writes them for one rank, of its own choice. In memory, where ``run`` is None, ``content`` has them."""
+        """Return unsharded leaves that differ by rank; ``torch.distributed.checkpoint`` writes them for one
+        rank only.
+        """
         if run is None:
             return []
         state = RankState.of(run.get("rank_state"))
@@ -196,7 +190,6 @@ class ShardedContents:
         return f"it has no {min(lacking)}" if lacking else ""
 
     def _tensors(self, fresh: Collection[str]) -> Tensors:
-        """Parameters by their names, and of each optimizer not in `fresh` the state by the names of its parameters."""
         buffers = {plain_name(name) for name, _ in self._model.named_buffers()}
         model = {name: tensor for name, tensor in get_model_state_dict(self._model).items() if name not in buffers}
         tensors: Tensors = {"model": model}
@@ -211,7 +204,7 @@ class ShardedContents:
 
 
 def _not_spread(content: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The same nested mappings, without the tensors that are spread over ranks."""
+    """Return the nested mappings without sharded tensors."""
     return {
         key: _not_spread(value) if isinstance(value, Mapping) else value
         for key, value in content.items()
@@ -232,14 +225,14 @@ def _sizes(groups: Any) -> list[int]:
 
 
 def _copied(held: Any) -> Any:
-    """Tensors of the same shape in the main memory, to be read into; shards stay shards."""
+    """Return tensors of the same shape in host memory to read into; shards stay shards."""
     if isinstance(held, Mapping):
         return {name: _copied(value) for name, value in held.items()}
     return held.detach().to("cpu", copy=True) if isinstance(held, torch.Tensor) else held
 
 
 def _cause(error: CheckpointException) -> str:
-    """What went wrong on the first rank where something did."""
+    """Return the error of the first failed rank."""
     for rank, (fault, _) in sorted(error.failures.items()):
         return f"rank {rank}: {first_line(fault)}"
     return first_line(error)

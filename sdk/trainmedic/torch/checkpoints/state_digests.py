@@ -1,8 +1,6 @@
-"""The digests of all that a training's proof compares: parameters, states of optimizers, attributes of these.
+"""Digests of everything that verification compares: parameters, optimizer states and attributes.
 
-Of an optimizer whose state is by parameter, they are of what its next step reads. Of one with a form of its own, they
-are of what its ``state_dict`` shows. Who calls it: ``checkpoint_writer``, ``loading`` and ``memory_contents``. Not
-here: the digest of a tensor (``digests``).
+For optimizers with nonstandard state they are computed from its ``state_dict``.
 """
 
 from __future__ import annotations
@@ -24,11 +22,10 @@ from trainmedic.torch.optimizer_states import is_standard
 from trainmedic.torch.state_parts import ATTRIBUTES, StateParts
 
 _FORM = ":"
-"""It follows the name of an optimizer of another form, as ``.`` follows that of any other part."""
+"""Follows the name of such an optimizer; other names are followed by ``.``."""
 
 
 def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> dict[str, str]:
-    """Return the digests of what the parts hold now."""
     cache = KnownDigests() if cache is None else cache
     standard = {name: part for name, part in parts.optimizers().items() if is_standard(part)}
     states = {} if len(standard) == len(parts.of_optimizers()) and not parts.has_attributes else parts.capture()
@@ -37,7 +34,7 @@ def digests_of_parts(parts: StateParts, cache: KnownDigests | None = None) -> di
 
 
 def tensors_of_other_forms(parts: StateParts, states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return, out of what `StateParts.capture` gave, the tensors and numbers that are not kept by parameter."""
+    """Return the tensors and numbers of `StateParts.capture` that are not stored by parameter."""
     tensors: dict[str, torch.Tensor] = {}
     for name, part in parts.of_optimizers().items():
         if not is_standard(part):
@@ -49,9 +46,9 @@ def tensors_of_other_forms(parts: StateParts, states: Mapping[str, Any]) -> dict
 
 
 def compare_with(kept: Digests, parts: StateParts) -> DigestComparison:
-    """Compare what the parts hold after they were loaded with what was kept.
+    """Compare the loaded parts with the saved digests.
 
-    Attributes that had not changed when it was kept, or that `StateParts.restore` has left out, do not count.
+    Ignores attributes unchanged at the time of saving or omitted by `StateParts.restore`.
     """
     left_out = tuple(f"{ATTRIBUTES}.{name}" for name in parts.not_restored)
     kept = {name: digest for name, digest in kept.items() if not name.startswith(left_out)} if left_out else kept

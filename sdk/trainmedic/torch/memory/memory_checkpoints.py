@@ -1,11 +1,7 @@
-"""In-memory checkpoints: every few steps a copy of the training's state in the host's memory.
+"""In-memory checkpoints: copies of the training state in host memory every few steps.
 
-A copy is taken at a step boundary into a slot of memory that was made before. Training waits for the copy alone;
-its checksum and its mark, which comes last, are made in the background. Each rank keeps what it holds itself. A
-checkpoint is one of all ranks where each has its part: going back to one, they agree on that, as on one of the disk.
-
-Not here: how often (``memory_pace``), the memory (``recovery.memory_slots``, ``recovery.memory_pool``),
-what an earlier process has left (``memory_survivors``), the checkpoints on the disk (``checkpoint_storage``).
+Training waits only for the copy; checksum and completion mark follow in the background. A checkpoint counts if every
+rank has its part.
 """
 
 from __future__ import annotations
@@ -40,23 +36,21 @@ log = logging.getLogger("trainmedic")
 
 PREFIX = "memory-step-"
 NEVER = sys.maxsize
-_PATIENCE = 60.0  # seconds for what is under way in the background
-_FAILURES = 3  # in a row, after which no more copies are made
+_PATIENCE = 60.0  # seconds for pending background work
+_FAILURES = 3  # consecutive, until no more copies are made
 
 COPIED = 2
-"""Checkpoints that are kept for the other nodes, beside the newest."""
 
 NewGroup = Callable[[str], Group]
 
 
 @dataclass(frozen=True)
 class Course:
-    """Which training the checkpoints are of, so that parts of different ones are never put together."""
+    """Identity of a training's course, so that parts of different ones are never combined."""
 
     name: str
-    """Chosen anew whenever the processes start."""
+    """New for each start of the processes."""
     turn: int = 0
-    """How many rollbacks it has seen."""
 
     def set_id(self, step: int) -> str:
         return f"{PREFIX}{step:08d}-{self.name}-{self.turn}"
@@ -67,16 +61,12 @@ def is_in_memory(checkpoint: SavedCheckpoint) -> bool:
 
 
 class Replicas(Protocol):
-    """Copies of other ranks' checkpoints."""
-
     def drop(self, step: int) -> None:
-        """Forget those of later steps than that."""
+        """Forget copies of later steps."""
         ...
 
 
 class MemoryCheckpoints:
-    """The in-memory checkpoints of this rank. ``new_group`` gives the group of all ranks for a name."""
-
     def __init__(
         self,
         job: str,
@@ -88,7 +78,7 @@ class MemoryCheckpoints:
     ) -> None:
         self.course = Course("")
         self.pool: SlotPool | None = None
-        """The slots; None before `begin`."""
+        """None before `begin`."""
         self.background = BackgroundThread("trainmedic-memory")
         self.cadence = cadence
         self.pace = MemoryPace(job, world_size, new_group, cadence)
@@ -98,23 +88,21 @@ class MemoryCheckpoints:
         self._new_group = new_group
         self._contents = contents
         self._failures = 0
-        self._is_hidden = False  # whether what is complete could not be marked for other processes
+        self._is_hidden = False  # completion marks could not be written for other processes
         self._latest: tuple[str, Slot] | None = None
         self._judging: tuple[Sequence[Place], Sequence[int]] = ((), ())
         self._taker: SnapshotTaker | None = None
-        # The checkpoint that the last rollback went back to, and the step that it left.
+        # ID of the last rollback's checkpoint, and the step before that rollback.
         self._target: tuple[str, int] | None = None
         self.replicas: Replicas | None = None
-        """The copies of other ranks' checkpoints; None without them."""
+        """None if there are none."""
 
     def begin(self, course: Course, pool: SlotPool, replicas: Replicas | None = None) -> None:
         self.course, self.pool, self.replicas = course, pool, replicas
 
     def next_due(self, step: int) -> int:
-        """The first step after that one at which `save` is to be called; `NEVER` where it need not be any more."""
+        """Return the next step for `save`; `NEVER` if there is none."""
         return NEVER if self.pace.is_over else self.cadence.next_due(step)
-
-    # --- writing ----------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -124,9 +112,9 @@ class MemoryCheckpoints:
         health: Callable[[], CheckpointHealth],
         step_seconds: float | None,
     ) -> None:
-        """Copy the present state. ``run`` gives the run's own state, ``step_seconds`` is how long a step takes.
+        """Copy the state; log failures. All ranks call it at the same steps and agree on the interval here.
 
-        Every rank calls it at the same steps, for now and then they agree on how often. What fails is logged.
+        ``run`` returns the run's own part.
         """
         slot = None
         began = time.perf_counter()
@@ -134,9 +122,9 @@ class MemoryCheckpoints:
             if self._works:
                 slot = self.copy(step, parts, run(), health())
                 self._failures = 0
-        except Exception as error:  # whatever a state_dict or pickling raises: it costs a checkpoint, not the training
+        except Exception as error:  # any error of a state_dict or pickling costs only this checkpoint
             self._failures += 1
-            what = "training goes on" if self._works else "no more are made"
+            what = "training continues" if self._works else "no more are made"
             log.warning("%s: no in-memory checkpoint of step %d, %s: %s", self._job, step, what, first_line(error))
         if slot is not None:
             self.pace.record(time.perf_counter() - began)
@@ -149,9 +137,8 @@ class MemoryCheckpoints:
     def copy(
         self, step: int, parts: StateParts, run: Mapping[str, Any], health: CheckpointHealth, holds: bool = False
     ) -> Slot | None:
-        """Copy the state into a slot, which is complete some time later; None where there is no slot just now.
-
-        With ``holds`` the slot is not written to again until the caller has released it.
+        """Copy into a slot, completed in the background; None without a free one. ``holds``: until the caller releases
+        it.
         """
         pool = self.pool
         if pool is None or not self._works:
@@ -175,7 +162,7 @@ class MemoryCheckpoints:
         try:
             with torch.no_grad():
                 snapshot.copy(slot.memory, _views(slot, snapshot))
-        except BaseException:  # an interrupt, too, gives the slot back; it has no mark, so it counts for nothing
+        except BaseException:  # also after an interrupt; a slot without a mark does not count
             pool.release(slot)
             raise
         self._latest = (set_id, slot)
@@ -188,19 +175,20 @@ class MemoryCheckpoints:
         return slot
 
     def _judged(self, snapshot: Snapshot, parts: StateParts, held: Any) -> Sequence[int]:
-        """Which of the tensors are parameters or of an optimizer: these are to be finite. Found once for a layout."""
+        """Return the indexes of parameters and optimizer states, which must be finite. Cached by layout."""
         if self._judging[0] is not snapshot.places:
             try:
                 judged = {tensor.data_ptr() for tensor in self._contents.tensors(parts, held).values()}
-            except (LookupError, TypeError, AttributeError):  # an optimizer whose state is of a form of its own
+            except (LookupError, TypeError, AttributeError):  # nonstandard optimizer state
                 judged = set()
             numbers = [number for number, tensor in enumerate(snapshot.tensors) if tensor.data_ptr() in judged]
             self._judging = snapshot.places, numbers
         return self._judging[1]
 
     def _kept(self, pool: SlotPool, step: int) -> set[str]:
-        """What has to stay: where the last rollback went, until training is past the step that it left; and what is
-        copied to other nodes, until all of them have the next."""
+        """Return the last rollback's checkpoint, until training passes the step before it, and those being copied to
+        other nodes.
+        """
         every = self.cadence.replica_steps
         marks = [slot.mark for slot in pool.complete() if slot.mark is not None]
         kept = {mark.set_id for mark in [mark for mark in marks if every and mark.step % every == 0][-COPIED:]}
@@ -214,7 +202,7 @@ class MemoryCheckpoints:
             finite = {"finite": all_finite(views[number] for number in judged)} if judged else {}
             facts = {"checksum": slot.checksum(mark.size), "health": {**(mark.health or {}), **finite}}
             slot.complete(SlotMark(**{**vars(mark), **facts}))
-        except OSError as error:  # what is mapped stays, whatever becomes of the file's name
+        except OSError as error:  # the mapping remains valid
             if not self._is_hidden:
                 self._is_hidden = True
                 log.warning("%s: a restart will not find the checkpoints in memory: %s", self._job, error)
@@ -225,17 +213,14 @@ class MemoryCheckpoints:
         try:
             pool.provide(size)
         except OSError as error:
-            pool.problem = f"the memory cannot be had: {error}"
+            pool.problem = f"cannot allocate the memory: {error}"
             pool.clear()
         if pool.problem:
             log.warning("%s: no in-memory checkpoints on rank %d: %s", self._job, self._rank, pool.problem)
         else:
             log.info("%s: %d slots of %.0f MB for in-memory checkpoints", self._job, pool.count, size / 1e6)
 
-    # --- reading ----------------------------------------------------------------------------------------
-
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """The complete ones on this rank."""
         if self.pool is None:
             return []
         marks = [slot.mark for slot in self.pool.complete() if slot.mark is not None]
@@ -247,7 +232,7 @@ class MemoryCheckpoints:
         ]
 
     def load(self, checkpoint: SavedCheckpoint, parts: StateParts) -> Mapping[str, Any]:
-        """As `CheckpointStorage.load`. Every rank calls it."""
+        """See `CheckpointStorage.load`. Every rank calls it."""
         group = self._new_group(f"load-{checkpoint.path}")
         is_there = False
         try:
@@ -259,11 +244,11 @@ class MemoryCheckpoints:
         except NotAgreed as error:
             if not is_there:
                 raise
-            # This rank may have reported that it has read all of it; so the others may be putting it into place now.
+            # This rank may have reported success, so the others may be loading now.
             raise HalfLoaded(f"it is not known whether the other ranks load {checkpoint.name}: {error}") from error
         try:
             self._contents.put_back(parts, state["training"])
-        except Exception as error:  # whatever a load_state_dict raises; the parts before it are loaded by now
+        except Exception as error:  # any error of load_state_dict; earlier parts are already loaded
             if self._world_size > 1:
                 raise
             reason = f"{checkpoint.name} was loaded in part: {type(error).__name__}: {error}"
@@ -271,38 +256,36 @@ class MemoryCheckpoints:
         return self._with_digests(parts, state)
 
     def _with_digests(self, parts: StateParts, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The run's own state. By the checksum what was copied is whole, so its digests are those of what was saved."""
+        """Return the run's own part. The checksum proves the copy, so its digests are those of the saved state."""
         run: Mapping[str, Any] = state["run"]
         if run.get("digests") is not None:
             return run
         try:
             return {**run, "digests": digests_of(self._contents.tensors(parts, state["training"]))}
-        except (LookupError, TypeError, AttributeError):  # an optimizer whose state is of a form of its own
+        except (LookupError, TypeError, AttributeError):  # nonstandard optimizer state
             return run
 
     def wait_until_whole(self, slot: Slot, step: int) -> SlotMark:
-        """Wait for the copy of that step in `slot`, which the caller holds. Raises UnusableCheckpoint."""
+        """Wait for the copy in a held slot. Raises UnusableCheckpoint."""
         self.background.settle(_PATIENCE)
         mark = slot.mark
         if mark is None or mark.step != step:
-            raise UnusableCheckpoint(f"the copy of step {step} in memory is not whole")
+            raise UnusableCheckpoint(f"the copy of step {step} in memory is incomplete")
         return mark
 
     def views(self, slot: Slot, mark: SlotMark, parts: StateParts) -> Mapping[str, Any]:
-        """The state in a slot, which the caller holds; its tensors are the slot's memory itself."""
+        """Return the state in a held slot; its tensors share the slot's memory."""
         meshes = self._contents.meshes(parts)
         state: Mapping[str, Any] = snapshots.read(slot.memory, mark.structure, mark.size, meshes, copies=False)
         return state
 
     def rolled_back_to(self, checkpoint: SavedCheckpoint, left_step: int) -> None:
-        """Forget what was copied after `checkpoint`, and keep that one until training is past the step it left."""
         self.forget_after(checkpoint.step)
         self.course = Course(self.course.name, self.course.turn + 1)
         self._target = (checkpoint.path, left_step) if is_in_memory(checkpoint) else None
         self.pace.agree_anew()
 
     def forget_after(self, step: int) -> None:
-        """Forget what was copied after that step, by an earlier process, too."""
         self.background.settle(_PATIENCE)
         if self.pool is not None:
             self.pool.drop(step)
@@ -310,7 +293,7 @@ class MemoryCheckpoints:
             self.replicas.drop(step)
 
     def close(self) -> None:
-        """End what runs in the background. What is in memory stays there."""
+        """End background work; the memory stays."""
         self.background.close(_PATIENCE)
 
     def _find(self, checkpoint: SavedCheckpoint) -> Slot:
@@ -338,10 +321,7 @@ class MemoryCheckpoints:
 
 
 def _views(slot: Slot, snapshot: Snapshot | None) -> list[torch.Tensor]:
-    """The views of a slot's memory, which are the same from one copy to the next as long as the places are.
-
-    Without a snapshot those of the present one.
-    """
+    """Return tensor views of a slot, cached by layout; without a snapshot the cached ones."""
     places, views = slot.cache or (None, [])
     if snapshot is not None and places != snapshot.places:
         views = snapshots.views_of(slot.memory, snapshot.places)

@@ -1,7 +1,4 @@
-"""What an in-memory checkpoint holds of a training: on each rank, all that this rank has of it.
-
-Not here: the bytes (``snapshots``), the slots (``memory_checkpoints``).
-"""
+"""Contents of an in-memory checkpoint: everything that a rank holds."""
 
 from __future__ import annotations
 
@@ -17,35 +14,31 @@ from trainmedic.torch.tensor_names import plain_name
 
 
 class MemoryContents(Protocol):
-    """How the parts are taken, and put into place."""
-
     def meshes(self, parts: StateParts) -> Sequence[Any]:
-        """The device meshes that tensors may be spread over, in the same order in each process of the training."""
+        """Return the possible device meshes of tensors, in the same order in each process."""
         ...
 
     def held(self, parts: StateParts) -> Any:
-        """What this rank has of the states; it shares memory with the parts."""
+        """Return this rank's states; they share memory with the parts."""
         ...
 
     def mismatch(self, parts: StateParts, held: Any) -> str:
-        """Why `held` cannot be restored; empty if it can, as far as can be checked without trying."""
+        """Return why `held` cannot be restored; empty if nothing shows that."""
         ...
 
     def tensors(self, parts: StateParts, held: Any) -> Mapping[str, torch.Tensor]:
-        """The parameters and the optimizers' states in it, by their names in `trainmedic.torch.checkpoints.digests`.
+        """Return parameters and optimizer states by their names in `trainmedic.torch.checkpoints.digests`.
 
-        Raises LookupError or TypeError where it is of another form than those names.
+        Raises LookupError or TypeError for a different structure.
         """
         ...
 
     def put_back(self, parts: StateParts, held: Any) -> None:
-        """Put what `held` gave into place."""
+        """Restore the output of `held`."""
         ...
 
 
 class WholeContents:
-    """Of a training whose parts are whole on each rank."""
-
     def meshes(self, parts: StateParts) -> Sequence[Any]:
         return ()
 

@@ -1,7 +1,4 @@
-"""How often in-memory checkpoints are made, on all ranks alike: by what they cost the slowest of them.
-
-Not here: the rule itself (``recovery.memory_cadence``).
-"""
+"""Interval of in-memory checkpoints, by their cost on the slowest rank."""
 
 from __future__ import annotations
 
@@ -16,19 +13,16 @@ from trainmedic.recovery.memory_cadence import MemoryCadence
 
 log = logging.getLogger("trainmedic")
 
-_COSTS = 5  # of so many copies the median counts
+_COSTS = 5  # copies in the median
 _AGREE_EVERY = 20.0  # seconds between two agreements
-_PATIENCE = 60.0  # seconds that the ranks wait for each other
+_PATIENCE = 60.0  # seconds that ranks wait for each other
 
 
 class MemoryPace:
-    """The pace of one training; ``new_group`` gives the group of all its ranks for a name."""
-
     def __init__(self, job: str, world_size: int, new_group: Callable[[str], Group], cadence: MemoryCadence) -> None:
         self.is_over = False
-        """Whether no more copies are made, because not every rank can make them."""
+        """True if not every rank can make copies any more."""
         self.replica_seconds = 0.0
-        """How long it took to copy the last one to another node."""
         self._job = job
         self._world_size = world_size
         self._new_group = new_group
@@ -37,15 +31,14 @@ class MemoryPace:
         self._agree_at = 0
 
     def record(self, cost: float) -> None:
-        """Note for how many seconds training has waited for a copy."""
         self._costs.append(cost)
 
     def agree_anew(self) -> None:
-        """The steps are counted anew, from an earlier one on."""
+        """Reset after a rollback to an earlier step."""
         self._agree_at = 0
 
     def adapt(self, step: int, step_seconds: float | None, works: bool) -> None:
-        """Let the measured cost decide. Every rank calls it at the same steps, whether or not it can make copies."""
+        """Adapt the interval to the cost. Every rank calls it at the same steps, able to copy or not."""
         cost = statistics.median(self._costs) if self._costs else None
         if self._world_size == 1:
             self.is_over = not works
@@ -62,10 +55,7 @@ class MemoryPace:
         self._cadence.space_replicas(step_seconds, self.replica_seconds)
 
     def _agree(self, cost: float | None, step_seconds: float | None, works: bool) -> tuple[float | None, float | None]:
-        """The largest figures of all ranks, the same on each; None where a rank has none yet.
-
-        Where a rank cannot make copies, or is gone, none makes any more.
-        """
+        """Return the largest figures; None if a rank has none. If a rank cannot copy, all stop."""
         mine = {"cost": cost, "step": step_seconds, "works": works, "replica": self.replica_seconds}
         try:
             figures = self._new_group("memory-pace").poll(mine, _PATIENCE)
@@ -74,7 +64,7 @@ class MemoryPace:
             figures = {}
         self.is_over = len(figures) < self._world_size or not all(figure["works"] for figure in figures.values())
         if self.is_over:
-            log.warning("%s: no more in-memory checkpoints, for not all ranks can make them", self._job)
+            log.warning("%s: no more in-memory checkpoints: not all ranks can make them", self._job)
             return None, None
         costs, steps = ([figure[name] for figure in figures.values()] for name in ("cost", "step"))
         self.replica_seconds = max(figure["replica"] for figure in figures.values())

@@ -1,8 +1,6 @@
-"""Keeping the newest in-memory checkpoints of ranks on another node, and serving one's own to others.
+"""Copies of the newest in-memory checkpoints of ranks on another node, and a server for this rank's own.
 
-Only checkpoints of certain steps are copied, the same on all ranks, so that after the loss of a node there is one of
-which every rank's part is left; and each rank keeps its own part of those as long. Not here: the way over the network
-(``recovery.replicas``), taking them up after a restart (``memory_start``).
+All ranks copy and keep the same steps, so that one is complete after the loss of a node.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from trainmedic.torch.memory.memory_checkpoints import MemoryCheckpoints
 log = logging.getLogger("trainmedic")
 
 COPIES = 2
-"""Of each rank so many are kept: one is whole while the other is being fetched."""
-_FAILURES = 5  # in a row, after which the log says so
-_PERIOD = 1.0  # seconds between two looks
+"""Per rank: one is complete while the other is fetched."""
+_FAILURES = 5  # consecutive, until a warning is logged
+_PERIOD = 1.0  # seconds between two checks
 
 
 class MemoryReplicas:
-    """The copies that this rank keeps of the ranks in ``wards``, in the directory of its node."""
+    """Copies of the checkpoints of ``wards``, in this node's directory."""
 
     def __init__(self, memory: MemoryCheckpoints, rank: int, node: Path, secret: bytes) -> None:
         self._memory = memory
@@ -48,7 +46,7 @@ class MemoryReplicas:
         return self._server.address
 
     def fetch(self, address: Address, mark: SlotMark, slot: Slot) -> SlotMark | None:
-        """Fetch the checkpoint of that mark, whoever has it there, into `slot`; None where it is gone."""
+        """Fetch a checkpoint from any process on that node into `slot`; None if it is gone."""
         request = {"set_id": mark.set_id, "rank": mark.rank}
 
         def memory_for(fetched: SlotMark) -> memoryview:
@@ -74,17 +72,13 @@ class MemoryReplicas:
                 memory_slots.remove_directory(memory_slots.replica_directory(self._node, ward))
 
     def drop(self, step: int) -> None:
-        """Forget the copies of later steps than that."""
         with self._lock:
             for slot in [slot for slots in self._slots.values() for slot in slots]:
                 if slot.mark is not None and slot.mark.step > step:
                     slot.clear()
 
     def kept(self, ward: int) -> Sequence[int]:
-        """The steps of the copies of that rank."""
         return [slot.mark.step for slot in self._slots.get(ward, ()) if slot.mark is not None]
-
-    # --- keeping ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         failures: dict[int, int] = {}
@@ -95,11 +89,10 @@ class MemoryReplicas:
                     failures[ward] = 0
                 except (OSError, TrainmedicError) as error:
                     failures[ward] = failures.get(ward, 0) + 1
-                    if failures[ward] == _FAILURES:  # the first may only mean that the other side has ended
+                    if failures[ward] == _FAILURES:  # a first failure may only mean that the other rank has ended
                         log.warning("no copies of the checkpoints of rank %d: %s", ward, error)
 
     def _update(self, ward: int, address: Address) -> None:
-        """Fetch the ward's newest checkpoint of those that are copied, if it is newer than the copies."""
         slots = self._slots.setdefault(ward, [])
         newest = max((slot.mark for slot in slots if slot.mark is not None), default=None, key=lambda mark: mark.at)
         slot: Slot | None = None
@@ -118,13 +111,12 @@ class MemoryReplicas:
         if slot.checksum(mark.size) != mark.checksum:
             raise replicas.NotFetched("it is damaged")
         with self._lock:
-            # One of a course that a rollback has left meanwhile must not count.
+            # A rollback during the fetch invalidates the copy.
             if mark.set_id == self._memory.course.set_id(mark.step):
                 slot.complete(mark)
         self._memory.pace.replica_seconds = time.monotonic() - began
 
     def _slot(self, ward: int, slots: list[Slot], size: int) -> Slot:
-        """A slot to fetch into: the one with the older copy."""
         directory = memory_slots.replica_directory(self._node, ward)
         directory.mkdir(mode=0o700, exist_ok=True)
         if len(slots) < COPIES:
@@ -137,8 +129,6 @@ class MemoryReplicas:
             older.remove()
             slots[0] = older = Slot(size, older.file)
         return older
-
-    # --- serving ----------------------------------------------------------------------------------------
 
     @contextmanager
     def _find(self, request: Mapping[str, Any]) -> Iterator[Found | None]:
@@ -158,7 +148,7 @@ class MemoryReplicas:
 
     @contextmanager
     def _in_files(self, set_id: str, rank: Any) -> Iterator[Found | None]:
-        """What the node has, by whichever process; only asked for before training begins, when nobody writes."""
+        """Find a checkpoint of any process on this node. Only called before training, when no process writes."""
         for file, mark in memory_slots.surviving(self._node):
             if mark.set_id == set_id and mark.rank == rank:
                 yield mark, memoryview(memory_slots.mapped(file, mark))

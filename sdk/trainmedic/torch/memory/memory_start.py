@@ -1,9 +1,6 @@
-"""The beginning of in-memory checkpoints: memory of one's own, and what an earlier process has left in it.
+"""Start of in-memory checkpoints, with those that an earlier process left.
 
-The ranks tell each other on which nodes they are, and what lies in the shared memory of each. A checkpoint of which
-every rank's part is still somewhere is taken up: from the rank's own directory, another one on the node, or another
-node. Every rank makes the same calls here in the same order. Not here: going back to it, which happens as with any
-other checkpoint (``restore``).
+The ranks exchange nodes and contents of shared memory; a checkpoint whose parts all exist is restored into slots.
 """
 
 from __future__ import annotations
@@ -33,35 +30,38 @@ from trainmedic.torch.memory.memory_replicas import MemoryReplicas
 log = logging.getLogger("trainmedic")
 
 FILE = ".trainmedic-memory.json"
-_UNKNOWN_LIMIT = 1 << 30  # bytes, where it cannot be told how much memory there is
-_SHARE = 0.5  # of the memory that is available on the node when training begins
+_UNKNOWN_LIMIT = 1 << 30  # bytes, if the available memory is unknown
+_SHARE = 0.5  # of the node's memory available at the start
 
 
 @dataclass(frozen=True)
 class Memory:
-    """In-memory checkpoints, for `trainmedic.torch.attach`. Raises ConfigurationError."""
+    """Options of in-memory checkpoints for `trainmedic.torch.attach`. Raises ConfigurationError."""
 
     every: int | Literal["auto"] = "auto"
-    """Steps between two; more where they would cost more than their share, and ``"auto"`` for as few as that allows."""
+    """Steps between two checkpoints; raised if they would cost more than ``share``. ``"auto"``: as few as ``share``
+    allows.
+    """
     keep: int = 4
-    """How many stay, at distances that grow with their age; beside them one is being written."""
+    """Number kept, at distances that grow with age. One more slot is written to."""
     limit: int | None = None
-    """Bytes that they take on each rank at most. None: of half the memory that is available on the node, its part."""
+    """Most bytes on each rank. None: the rank's part of half the memory available on the node."""
     share: float | None = None
-    """Of a step's time that training may wait for them on average, such as 0.01. None: 0.8 % of a step of 10 ms,
-    falling to 0.15 % of one of 100 ms or more."""
+    """Average share of a step that training may wait, such as 0.01. None: 0.8 % of a step of 10 ms, falling to 0.15 %
+    from 100 ms on.
+    """
 
     asynchronous: bool = False
-    """Whether the checkpoints of ``checkpoint_every`` are written to the disk in the background, out of a copy."""
+    """True writes the checkpoints of ``checkpoint_every`` to disk in the background, from a copy."""
     replica_every: float | None = None
-    """Seconds between two copies of a rank's newest to the memory of another node, at least. None: no copies."""
+    """Minimum seconds between two copies of a rank's newest checkpoint to another node. None: no copies."""
 
     def __post_init__(self) -> None:
         for name, value in (("every", self.every), ("keep", self.keep), ("limit", self.limit)):
             if (name, value) not in (("every", "auto"), ("limit", None)) and (type(value) is not int or value < 1):
                 raise ConfigurationError(f"memory: {name} is {value!r}; it is a whole number of 1 or more")
         if self.share is not None and not self.share > 0:
-            raise ConfigurationError(f"memory: share is {self.share!r}; it is a part of a step's time, such as 0.01")
+            raise ConfigurationError(f"memory: share is {self.share!r}; it is a share of a step's time, such as 0.01")
         if self.replica_every is not None and not (self.replica_every > 0 and self.keep > COPIED):
             raise ConfigurationError(
                 f"memory: replica_every is {self.replica_every!r}, with keep={self.keep}; it is a number of seconds, "
@@ -71,8 +71,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remnant:
-    """A rank's part of a checkpoint that an earlier process has left, and where."""
-
     node: str
     file: str
     mark: SlotMark
@@ -86,8 +84,6 @@ class Remnant:
 
 
 class MemoryStart:
-    """Begins the in-memory checkpoints of this rank. ``directory`` is where small files about the training are kept."""
-
     def __init__(self, memory: MemoryCheckpoints, options: Memory, job: str, directory: Path | None) -> None:
         self.memory = memory
         self._options = options
@@ -98,12 +94,11 @@ class MemoryStart:
         self._replicas: MemoryReplicas | None = None
 
     def begin(self, group: Group, newest_step: Callable[[], int] | None) -> None:
-        """Get the memory, and take up what an earlier process has left in it; with ``newest_step`` None, nothing.
+        """Reserve memory and restore what an earlier process left, unless ``newest_step`` is None.
 
-        ``newest_step`` gives the step of the newest checkpoint on the disk, of later ones than which what is on other
-        nodes is fetched, too.
+        ``newest_step`` returns that of the disk; only later ones are fetched from other nodes.
         """
-        if self._lock is not None:  # of a beginning that failed
+        if self._lock is not None:  # from a failed start
             self._lock.release()
             self._lock = None
         names = group.choose(lambda: self._names(newest_step))
@@ -127,7 +122,7 @@ class MemoryStart:
             self._replicas.begin({rank: addresses[rank] for rank in wards if rank in addresses})
 
     def end(self, in_order: bool) -> None:
-        """Give the memory back where training has ended in order; else leave it for the next process."""
+        """Free the memory after a regular end; otherwise leave it for the next process."""
         self.memory.close()
         if self._replicas is not None:
             self._replicas.end(in_order)
@@ -139,10 +134,7 @@ class MemoryStart:
             self._lock.release()
             self._lock = None
 
-    # --- what the ranks agree on ------------------------------------------------------------------------
-
     def _names(self, newest_step: Callable[[], int] | None) -> dict[str, Any]:
-        """On rank 0: the name of the training, which lies with its checkpoints, and of this start of it."""
         newest = newest_step() if newest_step is not None else 0
         names = {"course": secrets.token_hex(4), "secret": secrets.token_hex(32)}
         return {"training": self._training_name(), "newest": newest, **names}
@@ -166,16 +158,15 @@ class MemoryStart:
         return self._name_here(name)
 
     def _name_here(self, name: str) -> str:
-        """A copy of the directory, made to begin another training with, has the same file and is another training."""
+        """Include the path: a copied directory is a different training with the same file."""
         assert self._file is not None
         return f"{self._job}-{name}-{zlib.crc32(os.fsencode(self._file.resolve())):08x}"
 
     def _nodes(self, group: Group) -> tuple[dict[int, str], dict[int, Address]]:
-        """Of each rank the node, and the address at which it serves what is in the node's memory, if it does."""
         address = self._replicas.address if self._replicas is not None else None
         members = group.poll({"node": self._node, "address": address})
         if len(members) < group.world_size:
-            raise NotAgreed("not all ranks have come to the beginning of in-memory checkpoints")
+            raise NotAgreed("not all ranks have started in-memory checkpoints")
         nodes = {rank: str(members[rank]["node"]) for rank in sorted(members)}
         addresses = {rank: members[rank]["address"] for rank in sorted(members) if members[rank]["address"]}
         return nodes, {rank: (str(host), int(port)) for rank, (host, port) in addresses.items()}
@@ -189,19 +180,17 @@ class MemoryStart:
         try:
             self._replicas = MemoryReplicas(self.memory, rank, directory, secret)
         except OSError as error:
-            log.warning("%s: no copies on other nodes: no port can be had: %s", self._job, error)
+            log.warning("%s: no copies on other nodes: no port is available: %s", self._job, error)
 
     def _remnants(self, group: Group, directory: Path | None, tells: bool) -> list[Remnant]:
-        """What lies in the memory of all nodes; one rank of each tells."""
+        """Return the checkpoints in the memory of all nodes; one rank of each reports."""
         mine: list[dict[str, Any]] = []
         if directory is not None and tells:
             mine = [Remnant(self._node, str(file), mark).to_json() for file, mark in memory_slots.surviving(directory)]
         return [Remnant.of_json(fields) for listed in group.poll(mine).values() for fields in listed]
 
-    # --- this rank's memory -----------------------------------------------------------------------------
-
     def _open(self, training: str | None, rank: int) -> Path | None:
-        """The directory of this node, in which that of this rank is held; None where memory has no name."""
+        """Return this node's directory and lock this rank's in it; None without named memory."""
         if training is None:
             return None
         try:
@@ -224,10 +213,7 @@ class MemoryStart:
         return int(available * _SHARE) // neighbours
 
     def _take_up(self, remnant: Remnant, pool: SlotPool, addresses: Mapping[str, Address]) -> None:
-        """Make the part that is this rank's a slot of it. Where that fails, the others learn of it when they load.
-
-        ``addresses`` says where to ask for what is on another node.
-        """
+        """Make this rank's part a slot. Log failures; other ranks learn of them on loading."""
         try:
             file = Path(remnant.file)
             if remnant.node != self._node:
@@ -239,7 +225,7 @@ class MemoryStart:
             else:
                 self._copy(memory_slots.mapped(file, remnant.mark), remnant.mark, pool)
         except (OSError, TrainmedicError) as error:
-            log.warning("%s: %s cannot be taken up: %s", self._job, remnant.mark.set_id, error)
+            log.warning("%s: cannot restore %s: %s", self._job, remnant.mark.set_id, error)
 
     def _copy(self, source: Any, mark: SlotMark, pool: SlotPool) -> None:
         slot = pool.make(mark.size)
@@ -253,7 +239,6 @@ class MemoryStart:
             slot.complete(fetched)
 
     def _remove_others(self, group: Group, directory: Path | None, pool: SlotPool, neighbours: Sequence[int]) -> None:
-        """Once every rank has what it takes up, remove the rest."""
         group.poll()
         if directory is None:
             return
@@ -269,7 +254,7 @@ class MemoryStart:
 
 
 def complete_sets(remnants: Iterable[Remnant], ranks: int) -> list[dict[int, Remnant]]:
-    """The checkpoints of which all parts are there: of each, the part of each rank. The newest comes first."""
+    """Return the complete checkpoints as {rank: part}, newest first."""
     sets: dict[str, dict[int, Remnant]] = {}
     for remnant in remnants:
         mark = remnant.mark

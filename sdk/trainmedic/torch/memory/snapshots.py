@@ -1,10 +1,4 @@
-"""The state of a training as bytes in memory: its tensors one after the other, and behind them their structure.
-
-What is no tensor is pickled at once, so it may change afterwards. A tensor is given a place, and copied there by
-`copy`; of one that is spread over ranks, this rank's part. Reading gives tensors of their own: training may change
-them, and the bytes stay as they are. Not here: the memory itself (``recovery.memory_slots``), when it is written
-(``memory_checkpoints``).
-"""
+"""Serialization of a training state: its tensors, or this rank's shards, followed by their pickled structure."""
 
 from __future__ import annotations
 
@@ -20,7 +14,7 @@ Buffer = mmap.mmap | memoryview | bytearray
 _ALIGNED = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-# What reading bytes that are not what was written may raise.
+# Errors from reading corrupt bytes.
 UNREADABLE = (
     *(ValueError, LookupError, AttributeError, ImportError, TypeError, RuntimeError, EOFError),
     pickle.UnpicklingError,
@@ -28,15 +22,13 @@ UNREADABLE = (
 
 
 class Place(NamedTuple):
-    """Where a tensor's numbers lie."""
-
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
     def tensor(self, memory: Buffer) -> torch.Tensor:
-        """The tensor in those bytes. Its storage is its own part of them, as ``torch.save`` needs it."""
+        """Return the tensor. Its storage is exactly its own bytes, as ``torch.save`` needs."""
         if 0 in self.shape:
             return torch.empty(self.shape, dtype=self.dtype)
         count = 1 + sum((length - 1) * step for length, step in zip(self.shape, self.stride, strict=True))
@@ -45,15 +37,14 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """The places of tensors, one behind the other. It is made anew only where one of the tensors is another."""
+    """Consecutive places of tensors, recomputed from the first changed tensor on."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []
         self.ends: list[int] = []
-        """Where the next tensor may begin, after each."""
+        """First free offset after each tensor."""
 
     def add(self, number: int, tensor: torch.Tensor) -> None:
-        """Find a place for the tensor of that number. Those before it have theirs."""
         shape = tensor.shape
         if number < len(self.places):
             place = self.places[number]
@@ -68,35 +59,33 @@ class Layout:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state whose tensors are not yet copied."""
+    """A state whose tensors are not copied yet."""
 
     tensors: Sequence[torch.Tensor]
     places: Sequence[Place]
     structure: bytes
     begins: int
-    """Where `structure` is to lie, behind the tensors."""
+    """Offset of `structure`."""
 
     @property
     def size(self) -> int:
         return self.begins + len(self.structure)
 
     def copy(self, memory: mmap.mmap, views: Sequence[torch.Tensor], non_blocking: bool = False) -> None:
-        """Copy everything into `memory`; ``views`` is what `views_of` gave for it."""
+        """Copy everything into `memory`; ``views`` is `views_of` of it."""
         for view, tensor in zip(views, self.tensors, strict=True):
             view.copy_(tensor, non_blocking=non_blocking)
         memory[self.begins : self.size] = self.structure
 
 
 class SnapshotTaker:
-    """Takes snapshots of one training. ``meshes`` are those that its sharded tensors may be on."""
-
     def __init__(self, meshes: Sequence[Any] = ()) -> None:
         self._meshes = meshes
         self._layout = Layout()
         self._table: tuple[tuple[Place, ...], bytes] = ((), pickle.dumps(()))
 
     def take(self, state: Any) -> Snapshot:
-        """Pickle `state`, and find a place for each of its tensors. Raises what pickling raises."""
+        """Pickle `state` and place its tensors. Raises pickling errors."""
         buffer = io.BytesIO()
         packer = _Packer(buffer, self._layout, self._meshes)
         packer.dump(state)
@@ -113,24 +102,24 @@ def views_of(memory: Buffer, places: Iterable[Place]) -> list[torch.Tensor]:
 
 
 def read(memory: Buffer, begins: int, size: int, meshes: Sequence[Any] = (), copies: bool = True) -> Any:
-    """The state that was copied to `memory`, with tensors of their own in main memory. Raises one of UNREADABLE.
+    """Return the state; raises one of UNREADABLE. Without ``copies`` the tensors share ``memory``.
 
-    Without ``copies`` the tensors are that memory itself. The bytes are unpickled, so they must be this user's own.
+    It is unpickled, so it must be this user's own.
     """
     structure = io.BytesIO(memoryview(memory)[begins:size])
-    places = [Place(*fields) for fields in pickle.load(structure)]  # noqa: S301 - of this user alone, and checked
+    places = [Place(*fields) for fields in pickle.load(structure)]  # noqa: S301 - this user's own memory, checked
     return _Unpacker(structure, [_Reader(place, memory, copies) for place in places], meshes).load()
 
 
 class _Packer(pickle.Pickler):
-    """Pickles all but tensors, for which their numbers stand."""
+    """Pickles a state with numbers in place of tensors."""
 
     def __init__(self, file: io.BytesIO, layout: Layout, meshes: Sequence[Any]) -> None:
         super().__init__(file, protocol=5)
         self.tensors: list[torch.Tensor] = []
         self._layout = layout
         self._meshes = meshes
-        # Of a tensor that has several names, such as a tied weight, one copy is kept.
+        # A tensor with several names, such as a tied weight, is stored once.
         self._numbers: dict[Any, int] = {}
 
     def reducer_override(self, held: Any) -> Any:
@@ -158,8 +147,6 @@ class _Packer(pickle.Pickler):
 
 
 class _Reader:
-    """Reads one tensor, once."""
-
     def __init__(self, place: Place, memory: Buffer, copies: bool) -> None:
         self._place = place
         self._memory = memory
@@ -188,22 +175,22 @@ class _Unpacker(pickle.Unpickler):
         return self._readers[number].read()
 
     def _sharded(self, number: int, mesh: int, placements: Any, shape: tuple[int, ...], stride: Any) -> Any:
-        from torch.distributed.tensor import DTensor  # takes seconds to load, and a sharded training has loaded it
+        from torch.distributed.tensor import DTensor  # slow to import; a sharded training has it loaded
 
         tensor, of_mesh, size = self._readers[number].read(), self._meshes[mesh], torch.Size(shape)
         return DTensor.from_local(tensor, of_mesh, placements, run_check=False, shape=size, stride=stride)
 
 
 def _whole(number: int) -> None:
-    """Stands for a tensor in what is pickled; `_Unpacker` puts its own method in its place."""
+    """Placeholder of a tensor in the pickle; replaced by `_Unpacker`."""
 
 
 def _sharded(number: int, mesh: int, placements: Any, shape: Any, stride: Any) -> None:
-    """The same for a tensor that is spread over ranks."""
+    """Placeholder of a sharded tensor."""
 
 
 def _stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The tensor's own stride where its numbers lie without gaps, else that of a tensor without any."""
+    """Return the tensor's stride if it has no gaps, else a contiguous one."""
     if tensor.is_contiguous():
         return tuple(tensor.stride())
     extent = 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))

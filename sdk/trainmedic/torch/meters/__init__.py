@@ -1,1 +1,1 @@
-"""What a step's time, its waiting and its gradients are, measured without synchronising the device."""
+"""Measurements of step time, waiting and gradients without device synchronization."""

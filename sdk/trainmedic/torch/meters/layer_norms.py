@@ -1,11 +1,7 @@
-"""The norms of the gradient by layer, of the layers where they are largest: where a training blows up.
+"""Gradient norms of the layers where they are largest, to show where a training diverges.
 
-They are measured every few seconds, when an optimizer is about to step, on the device and without waiting for it; who
-asks for them reads them. A gradient that is not a number spreads through the backward pass, from the output to the
-input, so of several such layers the one nearest to the output comes first.
-
-Who calls it: the integrations make one where `trainmedic.connect` was asked for it (``layer_norms``). Not here: the
-norm of the whole gradient, which the loop reports.
+Measured every few seconds without waiting for the device. Non-finite gradients spread from output to input, so layers
+near the output come first.
 """
 
 from __future__ import annotations
@@ -22,15 +18,12 @@ from trainmedic.client import Medic
 log = logging.getLogger("trainmedic")
 
 _INTERVAL = 5.0
-"""Seconds between two measurements: one reads all gradients, as clipping them does."""
+"""Seconds. One measurement reads all gradients, as clipping does."""
 _NEVER = float("inf")
 
 
 class LayerNorms:
-    """Measures the layers of ``models`` when one of ``optimizers`` steps, and leaves the norms with ``medic``.
-
-    It does so on rank 0, which shows them, and where they were asked for; elsewhere it does nothing.
-    """
+    """Measures the layers of ``models`` before ``optimizers`` step. Active on rank 0 only, and only if requested."""
 
     def __init__(self, models: Iterable[Any], optimizers: Iterable[Any], medic: Medic) -> None:
         self._progress = medic.progress
@@ -43,19 +36,18 @@ class LayerNorms:
         ]
 
     def measure(self) -> None:
-        """Measure, if it is time to. Also for a step that is left out, as where a gradient scaler finds an overflow."""
+        """Measure if due, also for a step that a gradient scaler then skips."""
         now = time.monotonic()
         if now < self._due_at:
             return
         self._due_at = now + _INTERVAL
         try:
             self._progress.layer_norms = self._norms()
-        except Exception:  # whatever PyTorch makes of unusual gradients: the step is to go on
-            log.exception("the gradient norms of the layers cannot be measured; training goes on")
+        except Exception:  # PyTorch's errors on unusual gradients must not end the step
+            log.exception("cannot measure the layers' gradient norms; training continues")
             self._due_at = _NEVER
 
     def close(self) -> None:
-        """Take the hooks off the optimizers."""
         for handle in self._handles:
             handle.remove()
 
@@ -69,7 +61,6 @@ class LayerNorms:
 
 
 def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
-    """The trained parameters by layer, from the output to the input as far as the order of the modules tells it."""
     layers: dict[str, list[nn.Parameter]] = {}
     for model in models:
         if isinstance(model, nn.Module):
@@ -80,7 +71,7 @@ def _layers(models: Iterable[Any]) -> dict[str, list[nn.Parameter]]:
 
 
 def layer_of(name: str) -> str:
-    """The layer of a parameter: its name up to the first number, as in ``model.layers.7``, else its module's name."""
+    """Return a parameter's layer: its name up to the first number, as in ``model.layers.7``, else its module."""
     parts = [part for part in name.split(".")[:-1] if part not in ("module", "_orig_mod", "_fsdp_wrapped_module")]
     for index, part in enumerate(parts):
         if part.isdigit():
@@ -89,12 +80,11 @@ def layer_of(name: str) -> str:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """The optimizer in a wrapper such as Accelerate's."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
 
 
 def _local(gradient: Any) -> torch.Tensor:
-    """A gradient, or this rank's shard of it: to put it together would be a call of all ranks."""
+    """Return the gradient or this rank's shard; gathering it would need all ranks."""
     return gradient.to_local() if hasattr(gradient, "to_local") else gradient  # type: ignore[no-any-return]

@@ -1,13 +1,8 @@
-"""Waiting time of a rank for others in FSDP, which gathers parameters and reduces gradients layer by layer.
+"""Waiting time for other ranks in FSDP.
 
-Both kinds of FSDP gather the next layer's parameters while the current layer computes. So only the part that is not
-hidden counts as waiting. On a CPU nothing is hidden, and the waiting is the time within the collectives. On a CUDA
-device it is the time in which the compute stream stalls until parameters are there, or until gradients may be passed
-on. This time lies between two events, and includes the copies that belong to it.
-
-PyTorch has no hooks there. So methods of each parameter group of `fully_shard`, and some functions of
-`FullyShardedDataParallel`, are wrapped. The wrappers only forward calls of models that are not watched. If a release of
-PyTorch has neither, nothing is measured. Called by ``wait_meter``.
+FSDP gathers the next layer during computation, so only unhidden time counts: on a CPU the time in collectives, on CUDA
+stalls of the compute stream, between events. Without hooks in PyTorch, methods of `fully_shard`'s parameter groups and
+functions of `FullyShardedDataParallel` are wrapped, if they exist.
 """
 
 from __future__ import annotations
@@ -25,31 +20,28 @@ from trainmedic.torch.meters.stopwatches import CudaStopwatch, HostStopwatch, St
 
 try:
     from torch.distributed.fsdp import _runtime_utils as runtime
-except ImportError:  # a later release of PyTorch may not have it
+except ImportError:  # later PyTorch releases may lack it
     runtime = None  # type: ignore[assignment]
 
 log = logging.getLogger("trainmedic")
 
 _GROUP_METHODS = ("wait_for_unshard", "post_backward", "finalize_backward")
-"""Methods of `fully_shard` on CUDA."""
+"""Of `fully_shard` on CUDA."""
 _GROUP_COLLECTIVES = ("_all_gather_comm", "_reduce_scatter_comm")
 """Callable objects of `fully_shard` on a CPU."""
 _FLAT_WAITS = ("_pre_forward_unshard", "_pre_backward_hook", "_post_backward_final_callback")
-"""Functions of `FullyShardedDataParallel` on CUDA."""
+"""Of `FullyShardedDataParallel` on CUDA."""
 _FLAT_GATHERING = "_all_gather_flat_param"
 _FLAT_SUMS = ("_reduce_grad", "_reduce_grad_no_shard")
-"""Functions of `FullyShardedDataParallel` on a CPU."""
+"""Of `FullyShardedDataParallel` on a CPU."""
 _CUDA_EVERY = 4
-"""One in this number of steps is measured on a CUDA device, because a model of a hundred layers needs hundreds of
-events."""
+"""Steps per measured step: a hundred layers need hundreds of events."""
 
 _watched: WeakKeyDictionary[Any, ShardedWaits] = WeakKeyDictionary()
-"""By the waiting `FullyShardedDataParallel`."""
+"""By waiting `FullyShardedDataParallel`."""
 
 
 class ShardedWaits:
-    """The waiting time of one sharded model."""
-
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self._every = _CUDA_EVERY if isinstance(stopwatch, CudaStopwatch) else 1
@@ -57,20 +49,19 @@ class ShardedWaits:
         self._depth = 0
         self._has_waited = False
         self._is_hidden = False
-        """True if a wait in this step was not measured."""
+        """True if a wait of this step was not measured."""
         self._wrapped: list[tuple[Any, str]] = []
         self._changed: list[tuple[Any, type]] = []
         self._flat: list[Any] = []
         self.functions: tuple[str, ...] = ()
-        """The measured functions of `FullyShardedDataParallel`."""
 
     @classmethod
     def of(cls, model: nn.Module, world_size: int) -> ShardedWaits | None:
-        """Return the measurement for a model that only FSDP shards, over all ranks. None for any other."""
+        """Return the measurement for a model that only FSDP shards, over all ranks; None for others."""
         flat = [module for module in model.modules() if isinstance(module, FullyShardedDataParallel)]
         groups = list(_groups_of(model))
-        # With both kinds at once, with other parallelism in addition, or if the loop reduces gradients itself, ranks
-        # wait in places that are not measured. Nor is the gathering of a `FullyShardedDataParallel` around this model.
+        # With both kinds, other parallelism, or reduction by the loop, ranks wait in places that are not measured. The
+        # same holds for the gathering by a `FullyShardedDataParallel` around this model.
         is_flat = isinstance(model, FullyShardedDataParallel)
         if is_flat == bool(groups) or bool(flat) != is_flat or (groups and not _all_are_sharded(model)):
             return None
@@ -95,7 +86,6 @@ class ShardedWaits:
         return self.stopwatch.seconds_per_step()
 
     def close(self) -> None:
-        """Remove the wrappers."""
         for owner, name in self._wrapped:
             owner.__dict__.pop(name, None)
         for collective, kind in self._changed:
@@ -105,7 +95,6 @@ class ShardedWaits:
         self._wrapped, self._changed, self._flat = [], [], []
 
     def measured(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call the function, and count the time for which it stalls the model."""
         is_on = self._steps % self._every == 0
         if is_on and self._depth == 0:
             self._tell(self.stopwatch.start)
@@ -121,8 +110,8 @@ class ShardedWaits:
     def _tell(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception:  # an error here must not end the training step
-            log.exception("the waiting of this rank cannot be measured; training goes on")
+        except Exception:  # an error here must not end the step
+            log.exception("cannot measure this rank's waiting; training continues")
 
     def _wrap(self, owner: Any, name: str) -> bool:
         if not callable(getattr(owner, name, None)):
@@ -135,7 +124,7 @@ class ShardedWaits:
         if isinstance(self.stopwatch, CudaStopwatch):
             return all(self._wrap(group, name) for group in groups for name in _GROUP_METHODS)
         if any(group.mesh_info.mesh.ndim > 1 for group in groups):
-            return False  # the reduction over replicas is one call among others
+            return False  # the reduction over replicas is not a separate call
         collectives = {id(each): each for group in groups for each in map(group.__dict__.get, _GROUP_COLLECTIVES)}
         if None in collectives.values():
             return False
@@ -145,7 +134,7 @@ class ShardedWaits:
         return True
 
     def collect(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a collective. A collective that is only started is waited for elsewhere."""
+        """Call a collective. An asynchronous one is waited for elsewhere."""
         work = self.measured(call, *arguments, **named)
         self._is_hidden |= work is not None
         return work
@@ -165,8 +154,6 @@ class ShardedWaits:
 
 
 def _measured_kind(kind: type, waits: ShardedWaits) -> type:
-    """Return a class of collectives whose calls are measured. `isinstance` treats it as the original class."""
-
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         return waits.collect(functools.partial(kind.__call__, self), *arguments, **named)
 
@@ -174,12 +161,11 @@ def _measured_kind(kind: type, waits: ShardedWaits) -> type:
 
 
 def _groups_of(model: nn.Module) -> Iterator[Any]:
-    """Yield the parameter groups that `fully_shard` has made of this model."""
     for module in model.modules():
         get_state = getattr(module, "_get_fsdp_state", None)
         state = get_state() if callable(get_state) else None
         groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # before PyTorch 2.12 a module has one group
+        if groups is None:  # before PyTorch 2.12
             groups = [getattr(state, "_fsdp_param_group", None)]
         yield from (group for group in groups if group is not None)
 
@@ -189,27 +175,27 @@ def _all_are_sharded(model: nn.Module) -> bool:
 
 
 def _spans(group: Any, world_size: int) -> bool:
-    """Return whether the group's mesh has all ranks, and only FSDP shards its parameters."""
+    """Return whether the group's mesh has all ranks and only FSDP shards its parameters."""
     mesh = group.mesh_info.mesh
     meshes = [getattr(each.sharded_param, "device_mesh", None) for each in group.fsdp_params]
     return bool(mesh.size() == world_size) and all(each is not None and each.ndim == mesh.ndim for each in meshes)
 
 
 def _is_of(module: FullyShardedDataParallel, world_size: int) -> bool:
-    """Return whether it is sharded over all ranks, or sharded over some and replicated over the others."""
+    """Return whether all ranks share or replicate its parameters."""
     between = getattr(module, "_inter_node_pg", None)
     return module.world_size * (between.size() if between is not None else 1) == world_size
 
 
 def _stopwatch_for(model: nn.Module) -> Stopwatch | None:
     kinds = {parameter.device.type for parameter in model.parameters()}
-    if kinds == {"cpu"} and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # with CUDA it is parameters that are offloaded
+    if kinds == {"cpu"} and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # with CUDA, parameters are offloaded
         return HostStopwatch()
     return CudaStopwatch() if kinds == {"cuda"} else None
 
 
 def _is_passing(name: str) -> bool:
-    """Wrap a function in which `FullyShardedDataParallel` waits, once in a process. Return False if there is none."""
+    """Wrap a waiting function once in a process. Return False if PyTorch lacks it."""
     function = getattr(runtime, name, None)
     if not callable(function):
         return False

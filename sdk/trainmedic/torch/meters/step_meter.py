@@ -1,8 +1,4 @@
-"""What the time of a step goes into, and the tokens that it is trained on, gathered for the next report.
-
-Who calls it: the integrations, from the training thread; they say when a batch is drawn and when a step is complete.
-Not here: how the waiting for other ranks is measured (``wait_meter``).
-"""
+"""Parts of the step time, and trained tokens, for the next report. Used by the training thread."""
 
 from __future__ import annotations
 
@@ -14,35 +10,30 @@ from trainmedic.torch.meters.wait_meter import WaitMeter, Waits
 
 
 class StepMeter:
-    """The parts of the steps since the last report. ``models`` are those that are trained, wrapped or not."""
-
     def __init__(self, models: Iterable[Any], world_size: int) -> None:
         self._waits = WaitMeter(models, world_size)
         self.step_ends = self._waits.step_ends
-        """A step is complete. Called for each, also for those that are not reported."""
+        """Called after every step, reported or not."""
         self._world_size = world_size
-        self._data_seconds: float | None = None  # None in a loop that does not say when it draws a batch
+        self._data_seconds: float | None = None  # None if the loop does not report its batches
         self._tokens = 0
 
     def measure_waits(self, model: torch.nn.Module, waits: Waits) -> None:
-        """Measure the waiting of this model, one of the trained ones, with `waits`."""
         self._waits.add(model, waits)
 
     def add_batch(self, batch: Any, seconds: float) -> None:
-        """The loop has got a batch, after it has waited so long for it."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._tokens += tokens_in(batch)
 
     def start_waiting(self) -> None:
-        """The loop is about to wait for other ranks, outside of what is measured anyway."""
+        """Record that the loop starts to wait for other ranks in a place that is not measured otherwise."""
         self._waits.start()
 
     def stop_waiting(self) -> None:
-        """It has waited."""
         self._waits.stop()
 
     def take(self, steps: int) -> dict[str, Any]:
-        """The arguments of `Medic.report` for a report of so many steps. The next call begins anew."""
+        """Return arguments of `Medic.report` for ``steps`` steps and reset the measurement."""
         waited = self._waits.seconds_per_step()
         parts = {
             "data_seconds": self._data_seconds,
@@ -53,16 +44,14 @@ class StepMeter:
         return parts
 
     def close(self) -> None:
-        """Take the hooks off the models."""
         self._waits.close()
 
 
 def tokens_in(batch: Any) -> int:
-    """The tokens of a batch that names them as transformers does; 0 where it is not certain how many they are.
-
-    Padding does not count. A mask on a device is not read, because that would wait for it.
+    """Return the tokens of a batch with transformers' keys, without padding; 0 if unknown. Reads no mask on a
+    device.
     """
-    if isinstance(batch, (list, tuple)) or not isinstance(batch, Mapping):  # asking for a list costs less
+    if isinstance(batch, (list, tuple)) or not isinstance(batch, Mapping):  # checking for a list first is cheaper
         return 0
     try:
         ids, mask = batch.get("input_ids"), batch.get("attention_mask")
@@ -72,5 +61,5 @@ def tokens_in(batch: Any) -> int:
             return ids.numel()
         is_readable = isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.shape == ids.shape
         return int(torch.count_nonzero(mask)) if is_readable else 0
-    except Exception:  # whatever the user's own mapping or tensors raise: the batch may be trained on all the same
+    except Exception:  # errors of the user's mapping must not stop the batch
         return 0

@@ -1,10 +1,4 @@
-"""Stopwatches for spans of a training step, by the host's clock or by that of a CUDA device.
-
-Work on a CUDA device is only queued by the host, so a span of it lies between two events in the device's queue. They
-are read when the device has passed them, which it does while training goes on: nothing here waits for a device.
-
-Who calls it: ``wait_meter``. Not here: which spans are measured.
-"""
+"""Stopwatches for spans of a step, on the host or by queued CUDA events. Nothing waits for a device."""
 
 from __future__ import annotations
 
@@ -14,27 +8,27 @@ from typing import Any, Protocol
 
 import torch
 
-_MOST_PENDING = 256  # steps whose events the device has not passed: more than a host runs ahead
+_MOST_PENDING = 256  # steps that the device has not finished
 
 
 class Stopwatch(Protocol):
-    """Measures spans, and sums those of each step."""
+    """Measures spans and sums them by step."""
 
     def start(self) -> None:
-        """A span begins, in place of one that has not ended."""
+        """Begin a span; replaces an unfinished one."""
 
     def stop(self) -> None:
-        """The span ends, if one has begun."""
+        """End the span, if any."""
 
     def step_ends(self, is_known: bool) -> None:
-        """The spans since the last call are those of one step, which counts where all of them are known."""
+        """End a step. It counts only if all its spans are known."""
 
     def seconds_per_step(self) -> float | None:
-        """The mean of the steps that ended since the last call, as far as they are known by now; None for none."""
+        """Return the mean of the known steps since the last call; None without any."""
 
 
 class HostStopwatch:
-    """By the host's clock, for work that the host waits for itself."""
+    """Host clock, for work that the host itself waits for."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -63,8 +57,6 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """By events in the queue of the present CUDA device."""
-
     def __init__(self) -> None:
         self._spare: list[Any] = []
         self._began: Any = None
@@ -89,16 +81,16 @@ class CudaStopwatch:
 
     def seconds_per_step(self) -> float | None:
         total, steps = 0.0, 0
-        # In the order of the queue: where the last event of a step has passed, all before it have.
+        # In queue order: after a step's last event, all earlier ones have passed.
         while self._pending and self._pending[0][-1][1].query():
             spans = self._pending.popleft()
-            total += sum(began.elapsed_time(ended) for began, ended in spans) / 1000  # it tells milliseconds
+            total += sum(began.elapsed_time(ended) for began, ended in spans) / 1000  # milliseconds
             steps += 1
             self._spare.extend(event for span in spans for event in span)
         return total / steps if steps else None
 
     def _recorded(self) -> Any:
-        """An event at the present end of the queue; None while the queue is captured for a graph."""
+        """Queue an event; None while a graph is captured."""
         if torch.cuda.is_current_stream_capturing():
             return None
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

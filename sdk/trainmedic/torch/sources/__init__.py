@@ -1,1 +1,1 @@
-"""Where a loop's batches come from, and how each kind of source goes back to a position in them."""
+"""Batch sources and their positions."""

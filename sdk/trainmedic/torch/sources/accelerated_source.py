@@ -1,13 +1,7 @@
-"""The batch sources of loaders that Hugging Face Accelerate has prepared.
+"""Batch sources for loaders prepared by Hugging Face Accelerate, which distribute batches to ranks and devices.
 
-Such a loader deals out the batches of another one to the ranks, brings them to the device, and tells Accelerate's
-gradient state which one is the last of the epoch. Over an indexed data set all of that is done here, so that any
-batch of any epoch can be gone to; the loader's own state, which runs ahead and forgets the sampler's order, is not
-used. Other prepared loaders are read again (`AcceleratedReread`): over an ``IterableDataset``, and where one rank
-reads for all (``dispatch_batches``), which every rank must then do alike.
-
-Not here: which of them serves a loader (``source_choice``), and Accelerate's part in a step (``accelerated_steps``).
-Accelerate is imported already where such a loader exists.
+Over an indexed data set this is done here, so that any batch is reachable; the loader's own state runs ahead. Others
+are read again (`AcceleratedReread`): over an ``IterableDataset``, and with ``dispatch_batches``.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ from trainmedic.torch.sources.sample_order import SampleOrder
 
 
 class AcceleratedSource(IndexedSource):
-    """Batches of a prepared loader over an indexed data set, on this rank. ``seed`` is the same on all ranks."""
+    """A prepared loader's batches on this rank, over an indexed data set. ``seed`` is equal on all ranks."""
 
     def __init__(self, loader: Any, seed: int, rank: int) -> None:
         super().__init__(loader, seed, rank)
@@ -33,7 +27,7 @@ class AcceleratedSource(IndexedSource):
         self._is_begun = False
         sampler = loader.batch_sampler
         if isinstance(sampler, BatchSamplerShard):
-            # Positions count the batches of a rank, so they mean nothing to a loader that is not dealt out.
+            # Positions count a rank's batches and mean nothing to an undistributed loader.
             self.kind = "Dealt"
             self._dealt_size = int(loader.total_batch_size) // int(sampler.num_processes)
 
@@ -60,7 +54,7 @@ class AcceleratedSource(IndexedSource):
         self._end()
 
     def _end(self) -> None:
-        """Take the loader out of Accelerate's gradient state, where its last batch counts as the end of an epoch."""
+        """Unregister the loader from Accelerate's gradient state, where its last batch ends an epoch."""
         if self._is_begun:
             self._is_begun = False
             self._prepared.end()
@@ -73,12 +67,10 @@ class AcceleratedSource(IndexedSource):
 
 
 class AcceleratedReread(RereadSource):
-    """Batches of any other prepared loader."""
-
     def __init__(self, loader: Any, most: int) -> None:
         super().__init__(loader, most)
         if getattr(loader, "use_stateful_dataloader", False):
-            # It has begun an iterator to ask for its state, which would give the first epoch's batches in any epoch.
+            # Its state query began an iterator, which would return the first epoch's batches in any epoch.
             with randomness.preserved():
                 iter(loader.base_dataloader)
 
@@ -89,9 +81,8 @@ class AcceleratedReread(RereadSource):
 
 
 def source_of_prepared(loader: Any, seed: int, rank: int, reread: int) -> AcceleratedSource | AcceleratedReread:
-    """The best batch source for a prepared loader."""
     is_indexed = not isinstance(loader.dataset, IterableDataset) and SampleOrder.is_known(loader)
-    # The loaders pass for those of PyTorch, so their real type is looked at.
+    # The loaders claim PyTorch's class, so check the real type.
     if is_indexed and issubclass(type(loader), DataLoaderShard):
         return AcceleratedSource(loader, seed, rank)
     return AcceleratedReread(loader, reread)

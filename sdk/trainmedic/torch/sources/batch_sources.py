@@ -1,8 +1,4 @@
-"""Where batches come from, and how each kind of source goes back to a position in them.
-
-Not here: which of them serves a loader (``source_choice``), the one for ordinary data loaders
-(``indexed_source``), and the loop over the batches (``run``). Who calls it: that loop, and ``restore``.
-"""
+"""Interface of batch sources, and sources for sequences, iterables and iterators."""
 
 from __future__ import annotations
 
@@ -18,19 +14,17 @@ from trainmedic.torch.sources.sample_order import Position, SkippedRanges
 REPLAYED = "the same batches again"
 NOT_REPLAYED = "not the same batches"
 REREAD = 1000
-"""The default of how many batches are read again, at most, to reach a position in a source without random access."""
+"""Default limit of batches read again to reach a position without random access."""
 
 
 class BatchSource:
-    """Batches, epoch after epoch, and the position in them.
+    """Batches by epoch, with a ``position``: the delivered part of the epoch, in batches by default.
 
-    ``position`` says how much of the present epoch was delivered; in batches, unless the source says otherwise.
-    ``skipped`` are positions that are not delivered, in this and every later pass over the epoch.
-    ``batch_size`` and ``workers`` are None where they are not known or cannot be changed.
+    Positions in ``skipped`` are never delivered. ``batch_size`` and ``workers`` are None if unknown or fixed.
     """
 
     kind: str
-    """The name of this kind of source in checkpoints. It must not change, so some are older names of the class."""
+    """Name in checkpoints. It must not change; some are former class names."""
     batch_size: int | None = None
     workers: int | None = None
 
@@ -41,11 +35,11 @@ class BatchSource:
 
     @property
     def samples_per_batch(self) -> int | None:
-        """How many samples this rank's batches have; None where that is not known."""
+        """Samples in this rank's batches; None if unknown."""
         return self.batch_size
 
     def next(self) -> Any:
-        """The next batch. Raises StopIteration at the end of an epoch; the next call begins the next one."""
+        """Return the next batch. StopIteration ends an epoch; the next call begins another."""
         while True:
             before = self.position
             try:
@@ -58,22 +52,22 @@ class BatchSource:
                 return batch
 
     def fetch(self) -> Any:
-        """Read one batch from the source, to be skipped or not, and advance ``position``. Raises StopIteration."""
+        """Read one batch, skipped or not, and advance ``position``. Raises StopIteration."""
         raise StopIteration
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to come back here. The keys are those of checkpoints: ``place`` holds the position."""
+        """Return `restore`'s input with the keys of checkpoints; ``place`` is the position."""
         return {
             "kind": self.kind,
             "epoch": self.epoch,
             "place": self.position,
             "left_out": [list(span) for span in self.skipped.ranges],
             "ends": [list(end) for end in self.skipped.ends.items()],
-            "leaving_out": 0,  # where earlier releases wrote, and read, how many of the next ones were to be skipped
+            "leaving_out": 0,  # earlier releases store the number of next batches to skip here
         }
 
     def restore(self, state: dict[str, Any]) -> str:
-        """Go to where `state` was taken, and say what comes next. Batches skipped since then stay skipped."""
+        """Go to the position of `state` and return what comes next. Later skipped batches stay skipped."""
         self.epoch, self.position = state["epoch"], state["place"]
         ends = {**self.skipped.ends, **dict(state.get("ends", ()))}
         self.skipped = SkippedRanges([*self.skipped.ranges, *state["left_out"]])
@@ -82,27 +76,29 @@ class BatchSource:
         return REPLAYED
 
     def knows(self, state: dict[str, Any]) -> bool:
-        """Whether `state` is of this kind of source; the script may have changed its loader since it was written."""
+        """Return whether `state` is of this kind; the script's loader may have changed."""
         return state.get("kind") in (None, self.kind)
 
     def start_epoch(self, epoch: int) -> str:
-        """Go to the beginning of an epoch, because a position of another source means nothing here."""
+        """Go to the start of an epoch, because another source's position is meaningless here."""
         self.stop_loading()
         self.epoch, self.position = epoch, 0
         self.skipped = SkippedRanges()
         return f"{NOT_REPLAYED}: the checkpoint was written with a loader of another kind; its epoch begins anew"
 
     def check_skip(self, batches: int) -> None:
-        """Raises Rejected if so many batches cannot be skipped."""
+        """Raise Rejected if so many batches cannot be skipped."""
 
     def skip(self, batches: int) -> int:
-        """Skip the next ``batches`` batches; those that are skipped already count. Returns how many were not."""
+        """Skip the next ``batches`` batches, including already skipped ones. Return the number of newly skipped
+        ones.
+        """
         already = self.skipped.count(self.epoch, self.position, batches)
         self.skipped.add(self.epoch, self.position, self.position + batches)
         return batches - already
 
     def stop_loading(self) -> None:
-        """Drop the batches that are being loaded, because loading was interrupted or has to start again."""
+        """Drop batches being loaded, before a new start."""
 
     def set_workers(self, count: int) -> None:
         raise Unsupported("only the workers of a plain DataLoader over an indexed data set can be changed")
@@ -112,7 +108,7 @@ class BatchSource:
 
 
 class SequenceSource(BatchSource):
-    """Batches of a sequence; an epoch ends by its length or an IndexError, or never."""
+    """Batches of a sequence. Its length or an IndexError ends an epoch."""
 
     kind = "Numbered"
 
@@ -132,8 +128,6 @@ class SequenceSource(BatchSource):
 
 
 class IteratedSource(BatchSource, ABC):
-    """The base of sources that have an iterator for each epoch."""
-
     def __init__(self) -> None:
         super().__init__()
         self._iterator: Iterator[Any] | None = None
@@ -155,14 +149,11 @@ class IteratedSource(BatchSource, ABC):
 
     @abstractmethod
     def begin_epoch(self) -> Iterator[Any]:
-        """The iterator of the present epoch."""
+        """Return the iterator of the present epoch."""
 
 
 class RereadSource(IteratedSource):
-    """Batches of an iterable. It comes to a position by reading the epoch up to there.
-
-    ``most`` is how many batches may be read again for that.
-    """
+    """Batches of an iterable. It reaches a position by reading the epoch again, up to ``most`` batches."""
 
     kind = "Reread"
 
@@ -171,7 +162,7 @@ class RereadSource(IteratedSource):
         self._source = source
         self._most = most
         self._at_start: dict[str, Any] | None = None
-        # Of the batches of the present epoch, to see whether they come again when they are read again.
+        # Of the present epoch, to check that a second reading returns the same batches.
         self._fingerprints: list[Fingerprint] = []
 
     def fetch(self) -> Any:
@@ -188,7 +179,7 @@ class RereadSource(IteratedSource):
     def restore(self, state: dict[str, Any]) -> str:
         position = state["place"]
         if position > self._most and (self.epoch, self.position) < (state["epoch"], position):
-            super().restore(state)  # another process wrote it: here is no iterator that could go on
+            super().restore(state)  # another process wrote it; no iterator can continue here
             self.position = 0
             return f"{NOT_REPLAYED}: the epoch begins anew, for more than {self._most} would have to be read again"
         if position > self._most:
@@ -198,7 +189,7 @@ class RereadSource(IteratedSource):
         self.stop_loading()
         self._fingerprints = []
         at_start = state["at_start"]
-        if at_start is None:  # between two epochs, or before the first
+        if at_start is None:  # between epochs or before the first
             self._set_generator(state.get("generator"))
             return REPLAYED
         randomness.restore(at_start["random"])
@@ -223,7 +214,6 @@ class RereadSource(IteratedSource):
         return iter(self._source)
 
     def _generator_state(self) -> Any:
-        """The state of the generator that the source has of its own, as a loader may."""
         generator = getattr(self._source, "generator", None)
         return generator.get_state() if generator is not None else None
 
@@ -234,24 +224,22 @@ class RereadSource(IteratedSource):
 
 
 class ForwardSource(BatchSource):
-    """The base of sources that cannot go back. Their batches are one epoch, however long."""
+    """Base of sources that cannot go back. All batches are one epoch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._passed = 0  # batches since the checkpoint of a rollback, which cannot be read again
+        self._passed = 0  # batches after a rollback's checkpoint that cannot be read again
 
     def restore(self, state: dict[str, Any]) -> str:
         self._passed = max(self.position - state["place"], 0)
         return f"{NOT_REPLAYED}: a stream only goes on; {self._passed} batches since then are left out"
 
     def skip(self, batches: int) -> int:
-        """Skip batches after the checkpoint's position; those that have passed since then count."""
+        """Skip batches after the checkpoint's position. Passed ones count."""
         return super().skip(max(batches - self._passed, 0))
 
 
 class IteratorSource(ForwardSource):
-    """Batches of an iterator."""
-
     kind = "Stream"
 
     def __init__(self, source: Iterator[Any]) -> None:
@@ -265,24 +253,21 @@ class IteratorSource(ForwardSource):
 
 
 def read_again(batches: int) -> str:
-    """What is said where so many batches were read again to come to a position."""
     return f"{REPLAYED}, if the source repeats itself: {batches} were read again"
 
 
 def set_epoch(part: Any, epoch: int) -> None:
-    """Tell a loader, sampler or data set which epoch begins, if it wants to know."""
     if hasattr(part, "set_epoch"):
         part.set_epoch(epoch)
     elif hasattr(part, "next_epoch"):
-        part.next_epoch = epoch  # MosaicML's data sets, which count by themselves, and would not go back
-    for stage in getattr(part, "pipeline", ()):  # of WebDataset
+        part.next_epoch = epoch  # MosaicML's data sets count by themselves and do not go back
+    for stage in getattr(part, "pipeline", ()):  # WebDataset
         if isinstance(getattr(stage, "epoch", None), int):
-            stage.epoch = epoch - 1  # it adds one when it begins
+            stage.epoch = epoch - 1  # incremented at the start
         set_epoch(getattr(stage, "dataset", None), epoch)
 
 
 def shut_down_workers(iterator: Any) -> None:
-    """End the worker processes of a loader's iterator, where it has any."""
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:
         shut_down()

@@ -1,9 +1,7 @@
-"""The batch source of a loop that draws its batches by a function, such as nanoGPT's ``get_batch``.
+"""Batch source for a function that draws batches, such as nanoGPT's ``get_batch``.
 
-Each batch is drawn with the random generators of the CPU seeded by its number, and the training's own put back
-afterwards: so batch number n is the same whenever it is drawn, whatever was drawn before it. That holds where the
-function depends on nothing but those generators. The first batch is drawn twice to find out; of a function that gives
-two different ones neither is lost, and it counts as a stream. Not here: other sources (``batch_sources``).
+CPU random generators are seeded by the batch's number during each call, so batch n is always the same. The first batch
+is drawn twice to check; a function that returns different ones counts as a stream.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ log = logging.getLogger("trainmedic")
 
 
 class DrawnSource(ForwardSource):
-    """Batches that a function returns, one for each call; ``rank`` makes those of the ranks differ.
+    """Batches of a function, one per call; ``rank`` distinguishes the ranks'.
 
-    They are one epoch, or as many as there are times that the function raises StopIteration.
+    An epoch ends only if the function raises StopIteration.
     """
 
     kind = "Drawn"
@@ -33,8 +31,8 @@ class DrawnSource(ForwardSource):
         self._draw = draw
         self._seed = seed
         self._rank = rank
-        self._repeats: bool | None = None  # not known before the first batch
-        self._drawn: list[Any] = []  # the second batch of a function that does not repeat itself
+        self._repeats: bool | None = None  # unknown before the first batch
+        self._drawn: list[Any] = []  # second batch of a function that does not repeat
 
     def fetch(self) -> Any:
         batch = self._drawn.pop() if self._drawn else self._draw_seeded()
@@ -44,8 +42,8 @@ class DrawnSource(ForwardSource):
             if not self._repeats:
                 self._drawn.append(again)
                 log.warning(
-                    "loader: the function that draws batches keeps a position of its own, so that a rollback does not "
-                    "repeat them; to be repeatable it draws from the generators of Python, NumPy and PyTorch alone"
+                    "loader: the function that draws batches keeps its own position, so rollbacks do not repeat them; "
+                    "let it depend on the random generators of Python, NumPy and PyTorch only"
                 )
         self.position += 1
         return batch
@@ -58,7 +56,7 @@ class DrawnSource(ForwardSource):
             return super().restore(state)
         if state.get("repeats") is False:
             self.epoch, self.position = state["epoch"], state["place"]
-            return f"{NOT_REPLAYED}: the function that draws them keeps a position of its own; it goes on"
+            return f"{NOT_REPLAYED}: the function that draws them keeps its own position and continues"
         self._seed = int(state["seed"])
         self._passed = 0
         return BatchSource.restore(self, state)
@@ -70,7 +68,7 @@ class DrawnSource(ForwardSource):
 
 
 def _is_same(batch: Any, other: Any) -> bool:
-    """Whether two batches hold the same; False also where that cannot be told."""
+    """Return whether two batches are equal; False also if unknown."""
     if type(batch) is not type(other):
         return False
     if isinstance(batch, torch.Tensor):

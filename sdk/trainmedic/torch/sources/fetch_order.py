@@ -1,25 +1,18 @@
-"""Whether a loop takes its batches ahead: each during the step before the one that it is for.
-
-Such a loop holds a batch while a rollback is carried out, and trains on it afterwards, which no source of batches can
-prevent. Who calls it: the loop over the batches, each step, and ``restore``, which tells of it.
-"""
+"""Detection of loops that fetch each batch during the step before it, and so train on one after a rollback."""
 
 from __future__ import annotations
 
 import re
 
 _TAKEN, _BEGUN, _ENDED = "t", "b", "e"
-# A batch before the first step and others during it, but none between the first step and the second. A loop that takes
-# all batches of a step within it takes none before the first, and one that takes the first of them before takes another
-# before the second.
+# Prefetching: batches before the first step and others during it, but none between the first and second steps. Loops
+# without prefetching take no batch before the first step, or another one before the second.
 _AHEAD = re.compile("t+bt+eb")
-_PERHAPS_AHEAD = re.compile("t+bt+e")  # after the first step, of which the second will tell
-_LONGEST = 10_000  # events; a first step of more batches is not looked at to its end
+_PERHAPS_AHEAD = re.compile("t+bt+e")  # after the first step; the second decides
+_LONGEST = 10_000  # events; longer first steps are not examined
 
 
 class FetchOrder:
-    """The order in which the first two steps of a process and the batches for them come."""
-
     __slots__ = ("_events", "is_ahead", "is_decided")
 
     def __init__(self) -> None:
@@ -29,7 +22,7 @@ class FetchOrder:
 
     @property
     def may_be_ahead(self) -> bool:
-        """Whether it cannot be told yet, after the first step."""
+        """Return whether this is undecided after the first step."""
         return not self.is_decided and _PERHAPS_AHEAD.fullmatch("".join(self._events)) is not None
 
     def batch_was_taken(self) -> None:

@@ -1,10 +1,7 @@
-"""The batch source for an ordinary `DataLoader`, which can go to any batch of any epoch.
+"""Batch source for an ordinary `DataLoader`, with access to any batch of any epoch.
 
-The user's loader serves as the pattern; batches come from one of our own with the same data set, workers and
-collation, whose sampler begins at the present position. In worker processes the random generators are seeded for
-each batch by its position, so that random augmentations repeat as well; in the main process they are the
-training's, which a checkpoint holds. Not here: the order itself (``sample_order``), other sources
-(``batch_sources``).
+Uses a loader of our own with the same data set, workers and collation. Workers seed random generators by batch
+position, so that augmentations repeat.
 """
 
 from __future__ import annotations
@@ -21,13 +18,13 @@ from trainmedic.torch import randomness
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, BatchSource, shut_down_workers
 from trainmedic.torch.sources.sample_order import Position, SampleOrder
 
-_MOST_EPOCHS = 10  # that a rollback may leave out: more is a mistake in the playbook
+_MOST_EPOCHS = 10  # epochs that a rollback may skip; more is an error in the playbook
 
 
 class IndexedSource(BatchSource):
-    """Batches of a `DataLoader` with an indexed data set. ``rank`` makes the workers' seeds differ.
+    """Batches over an indexed data set. ``rank`` distinguishes the workers' seeds.
 
-    ``position`` counts the entries of the epoch's order: samples, or batches of a custom batch sampler.
+    ``position`` counts samples, or batches of a custom batch sampler.
     """
 
     kind = "Indexed"
@@ -42,13 +39,10 @@ class IndexedSource(BatchSource):
         self.workers: int | None = loader.num_workers
         self._loader: DataLoader[Any] | None = None
         self._iterator: Iterator[Any] | None = None
-        # Where each batch that the loader has asked for ends: it asks ahead, and delivers in order.
+        # End of each requested batch: the loader asks ahead and delivers in order.
         self._ends: deque[Position] = deque()
 
-    # --- as every batch source --------------------------------------------------------------------------
-
     def next(self) -> Any:
-        """As `BatchSource.next`; skipped batches are not loaded."""
         iterator = self._iterator
         try:
             batch = fetch(self._begin() if iterator is None else iterator)
@@ -76,13 +70,12 @@ class IndexedSource(BatchSource):
         entries, size = len(self._order.entries(self.epoch)), self.batch_size or 1
         if batches * size > max(_MOST_EPOCHS * entries, size):
             raise Rejected(
-                f"{batches} batches are not left out: an epoch has {-(-entries // size)}, "
-                f"and more than {_MOST_EPOCHS} epochs are no repair"
+                f"cannot skip {batches} batches: an epoch has {-(-entries // size)}, "
+                f"and at most {_MOST_EPOCHS} epochs can be skipped"
             )
 
     def skip(self, batches: int) -> int:
-        """Skip the next ``batches`` batches, over the end of the epoch too; those that are skipped already count.
-        Returns how many were not."""
+        """See `BatchSource.skip`. Also crosses the end of an epoch."""
         epoch, position = self.epoch, self.position
         size, added = self.batch_size or 1, 0
         while batches:
@@ -90,7 +83,7 @@ class IndexedSource(BatchSource):
             here = self._batches_in(end - position)
             if end == 0 or (here == 0 and position == 0):
                 break
-            # What is left of an epoch that drops its last samples is no batch, unless they are made smaller.
+            # A dropped rest of an epoch is no batch, unless batches become smaller.
             stop = min(position + min(batches, here) * size, end)
             left = self.skipped.remaining(epoch, position, stop)
             added += self._batches_in(sum(until - start for start, until in left))
@@ -105,26 +98,23 @@ class IndexedSource(BatchSource):
         return entries // size if self._order.drop_last else -(-entries // size)
 
     def stop_loading(self) -> None:
-        """Drop the batches that were loaded ahead, and end the workers; the next fetch begins at the position."""
         iterator, self._iterator, self._loader = self._iterator, None, None
         shut_down_workers(iterator)
 
     def set_workers(self, count: int) -> None:
         self.stop_loading()
         self.workers = count
-        self._begin()  # now, while a failure is still the command's and not the training's
+        self._begin()  # now, so that an error fails the command, not the training
 
     def set_batch_size(self, size: int) -> None:
         if self.batch_size is None:
-            raise Rejected("the data loader's own batch sampler decides on the size of its batches")
+            raise Rejected("the data loader's own batch sampler sets the batch size")
         entries = len(self._order.entries(self.epoch))
         if size > max(entries, self.batch_size):
             raise Rejected(f"a batch would be {size} samples, and an epoch has only {entries}")
         self.stop_loading()
         self.batch_size = size
         self._begin()
-
-    # --- the loader -------------------------------------------------------------------------------------
 
     def _begin(self) -> Iterator[Any]:
         self._ends.clear()
@@ -141,7 +131,7 @@ class IndexedSource(BatchSource):
             "collate_fn": pattern.collate_fn,
             "pin_memory": pattern.pin_memory,
             "worker_init_fn": pattern.worker_init_fn,
-            # One of our own: iterating must not draw from the generator that the training draws from.
+            # A separate generator: iterating must not draw from the training's.
             "generator": torch.Generator().manual_seed(randomness.mixed_seed(self._seed, self._rank)),
         }
         if self.workers:
@@ -155,7 +145,6 @@ class IndexedSource(BatchSource):
         return DataLoader(batch_size=None, sampler=entries, **options)
 
     def _upcoming(self) -> Iterator[Any]:
-        """The entries that the loader fetches, from the present position to the end of the epoch."""
         order, size, epoch = self._order, self.batch_size or 1, self.epoch
         entries = order.entries(epoch)
         batch: list[Any] = []
@@ -174,7 +163,7 @@ class IndexedSource(BatchSource):
             yield self._requested(epoch, begin, end, batch)
 
     def _requested(self, epoch: int, begin: Position, end: Position, entry: Any) -> Any:
-        """The entry that the loader passes to the data set; records the batch's end. Workers get its position too."""
+        """Record the batch's end and return its entry, with the position for workers."""
         self._ends.append(end)
         if not self.workers:
             return entry
@@ -183,8 +172,6 @@ class IndexedSource(BatchSource):
 
 
 class _Entries:
-    """A sampler, as far as `DataLoader` asks for one: something to iterate over."""
-
     def __init__(self, upcoming: Callable[[], Iterator[Any]]) -> None:
         self._upcoming = upcoming
 
@@ -193,16 +180,13 @@ class _Entries:
 
 
 class _SeededDataset:
-    """The user's data set, seeding the random generators of a worker by the position of each batch in the epoch.
-
-    Workers get it in position of the data set; what it does not have itself is looked up there.
-    """
+    """The user's data set for workers: seeds random generators by batch position and forwards all attributes."""
 
     def __init__(self, dataset: Any, seed: int, rank: int) -> None:
         self.__dict__.update(dataset=dataset, seeds=(seed, rank))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset":  # it is being unpickled, and has no data set yet
+        if name == "dataset":  # during unpickling
             raise AttributeError(name)
         return getattr(self.dataset, name)
 

@@ -1,9 +1,4 @@
-"""In which order a data set's samples come: the same for an epoch whenever one asks.
-
-A sampler draws from generators that have moved on when an epoch is needed again. Here it is asked once an epoch,
-with the generators seeded by the epoch's number, and restored afterwards. Also the positions in that order that are
-skipped. Not here: what is not made of a sampler of known length (``batch_sources``).
-"""
+"""Reproducible order of samples by epoch, and the skipped positions in it. Seeds the sampler's generators by epoch."""
 
 from __future__ import annotations
 
@@ -19,14 +14,13 @@ from trainmedic.torch import randomness
 
 _MOST_ENDS = 1000
 Position = int
-"""How many entries of the epoch's order lie before it: samples, or batches where the user's sampler makes them."""
+"""Entries before it in the epoch's order: samples, or batches of the user's batch sampler."""
 
 
 class SampleOrder:
-    """The order of a `DataLoader` whose data set is indexed and whose sampler knows its length.
+    """Order of a `DataLoader` with an indexed data set and a sampler of known length.
 
-    ``batch_size`` is None where each entry is a batch by itself: of a custom batch sampler, or of a loader that
-    does not batch (``batches`` is False then).
+    ``batch_size`` is None if each entry is a batch; without batching ``batches`` is False.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -44,7 +38,6 @@ class SampleOrder:
 
     @staticmethod
     def is_known(loader: DataLoader[Any]) -> bool:
-        """Whether the loader's sampler says how many entries an epoch has."""
         try:
             len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)  # type: ignore[arg-type]
         except TypeError:
@@ -52,14 +45,12 @@ class SampleOrder:
         return True
 
     def entries(self, epoch: int) -> Sequence[Any]:
-        """The order of an epoch; the sampler is asked again only for another epoch than last time."""
         if epoch != self._epoch:
             self._entries = self._ask(epoch)
             self._epoch, self._fingerprint = epoch, None
         return self._entries
 
     def fingerprint(self, epoch: int) -> int:
-        """A checksum of the epoch's order, to compare two orders by."""
         entries = self.entries(epoch)
         if isinstance(entries, range):
             return len(entries)
@@ -90,17 +81,17 @@ class SampleOrder:
 
 
 def _members(sampler: Any) -> Iterator[Any]:
-    """A sampler and those that it wraps, the outermost first, even where one of these wraps the first again."""
+    """Yield a sampler and the samplers in it, outermost first, with cycles cut."""
     visited: list[Any] = []
     while sampler is not None and all(sampler is not other for other in visited):
         visited.append(sampler)
         yield sampler
-        inner = getattr(sampler, "batch_sampler", None)  # of Accelerate's, which deal out the batches of another
+        inner = getattr(sampler, "batch_sampler", None)  # of Accelerate's samplers
         sampler = getattr(sampler, "sampler", None) if inner is None else inner
 
 
 def _compact(entries: Iterable[Any]) -> Sequence[Any]:
-    """The same, with 8 bytes for each entry where all are whole numbers."""
+    """Return 8 bytes per entry if all are integers."""
     held = list(entries)
     try:
         return array("q", held)
@@ -109,12 +100,12 @@ def _compact(entries: Iterable[Any]) -> Sequence[Any]:
 
 
 class SkippedRanges:
-    """Positions that are not trained on: ranges of epochs, each with its first position and the one past its last."""
+    """Untrained ranges (epoch, first, end)."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
         self.ranges: list[tuple[int, Position, Position]] = []
         self.ends: dict[int, Position] = {}
-        """By epoch, where it was seen to end; of the last ones."""
+        """{epoch: observed end} of the last epochs."""
         for epoch, start, stop in ranges:
             self.add(epoch, start, stop)
 
@@ -133,7 +124,7 @@ class SkippedRanges:
         return any(other == epoch and start <= position < stop for other, start, stop in self.ranges)
 
     def end_epoch(self, epoch: int, end: Position) -> None:
-        """The epoch has turned out to end at ``end``: of what reaches beyond it, so many are the next one's first."""
+        """Record an epoch's end. Ranges beyond it continue in the next epoch."""
         self.ends = dict([*self.ends.items(), (epoch, end)][-_MOST_ENDS:])
         ranges, self.ranges = self.ranges, []
         for other, start, stop in ranges:
@@ -142,8 +133,7 @@ class SkippedRanges:
             self.add(epoch + 1, 0, beyond)
 
     def count(self, epoch: int, start: Position, entries: int) -> int:
-        """How many of the ``entries`` from ``start`` on are skipped, over the ends of epochs as far as these are
-        known."""
+        """Return the number of skipped entries among ``entries`` from ``start`` on, across known ends of epochs."""
         counted = 0
         while entries > 0:
             end = min(start + entries, self.ends.get(epoch, start + entries))
@@ -155,7 +145,6 @@ class SkippedRanges:
         return counted
 
     def remaining(self, epoch: int, position: Position, end: Position) -> Iterator[tuple[Position, Position]]:
-        """The ranges of the epoch from `position` to before `end` that are not skipped, in order."""
         for other, start, stop in self.ranges:
             if other == epoch and stop > position:
                 if position < min(start, end):
@@ -166,17 +155,13 @@ class SkippedRanges:
 
 
 def for_other_rank_count(state: dict[str, Any] | None, ranks_then: int, ranks_now: int) -> dict[str, Any] | None:
-    """The state of a batch source, for another number of ranks to go on from.
-
-    Samplers deal out the samples to the ranks in turn, so the position is as far as all ranks together had come.
-    None for a source whose position is not a number.
-    """
+    """Return a batch source's state for another number of ranks, by scaling positions; None if they are not numbers."""
     if state is None or "loader" in state or state.get("at_start") is not None:
         return None
     skipped = [
         [epoch, start * ranks_then // ranks_now, -(-stop * ranks_then // ranks_now)]
         for epoch, start, stop in state["left_out"]
     ]
-    # The generator is another rank's: two of them would draw the same numbers. Epochs end elsewhere.
+    # Drop the generator, because two ranks would draw the same numbers, and the ends, which change.
     shared = {name: value for name, value in state.items() if name not in ("generator", "ends")}
     return {**shared, "place": state["place"] * ranks_then // ranks_now, "left_out": skipped}

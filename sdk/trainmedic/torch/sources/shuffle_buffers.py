@@ -1,11 +1,6 @@
-"""Samples that a streamed data set holds back, such as in a shuffle buffer, and that its state does not contain.
+"""Samples that a streamed data set holds in buffers, such as for shuffling, but not in its state.
 
-A data set that shuffles a stream fills a buffer and yields from it. Its ``state_dict`` often says how far the stream
-was read, and not what lies in the buffer: Hugging Face's data sets fill it again, with other samples. Then a loader
-goes on from its state with other batches. `held_back` knows Hugging Face's and WebDataset's shuffling by their stages,
-and sees the buffers of others while it watches them (`BufferWatch`), where no worker process has them.
-
-Who calls it: ``stateful_source`` and Lightning's loaders. Not here: how a source comes to a position without the state.
+Knows the shuffling stages of Hugging Face and WebDataset, and observes other buffers in this process (`BufferWatch`).
 """
 
 from __future__ import annotations
@@ -18,37 +13,36 @@ from torch.utils.data import IterableDataset
 
 _DEEPEST = 6
 _INNER = ("dataset", "source", "ex_iterable", "_ex_iterable", "ex_iterables", "pipeline", "datasets")
-"""The attributes by which stages of data pipelines hold the stages before them."""
+"""Attributes of pipeline stages that hold preceding stages."""
 _SHUFFLING = ("BufferShuffledExamplesIterable", "detshuffle")
 _EXACT = ("streaming",)  # MosaicML's data sets, whose state is complete
 
 Buffers = Dict[str, Tuple[int, ...]]
-"""The identities of the samples in each buffer, by a name for people."""
+"""{buffer name: identities of its samples}."""
 
 
 def is_streamed(loader: Any) -> bool:
-    """Return whether the loader has a data set that can only be iterated over, and whose state may be incomplete."""
+    """Return whether the loader's data set is iterable only, with a possibly incomplete state."""
     dataset = getattr(loader, "dataset", None)
     return isinstance(dataset, IterableDataset) and type(dataset).__module__.partition(".")[0] not in _EXACT
 
 
 def begins_again(loader: Any) -> bool:
-    """Return whether an empty state lets the loader begin an epoch again, as torchdata's does."""
+    """Return whether an empty state restarts the loader's epoch, as in torchdata."""
     return hasattr(loader, "next_iter_state")
 
 
 def iterator_of(loader: Any) -> Any:
-    """Return the present iterator of a loader that knows it, such as torchdata's; None for others."""
     return getattr(loader, "_iterator", None)
 
 
 def shuffles(loader: Any) -> bool:
-    """Return whether a stage of the loader's data set is known to shuffle in a buffer that its state lacks."""
+    """Return whether a known shuffling stage keeps samples outside the state."""
     return any(_is_shuffling(stage) for stage in _stages(getattr(loader, "dataset", None), _DEEPEST))
 
 
 class BufferWatch:
-    """The buffers of one loader's data set, which change while it is read; lists that do not change are its data."""
+    """The changing buffers of a loader's data set; constant lists are its data."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -56,14 +50,14 @@ class BufferWatch:
         self._after_first: Buffers = {}
 
     def batch_read(self, iterator: Any, is_first: bool) -> None:
-        """Take note that a batch was read from the loader's ``iterator``, and of the buffers after its first one."""
-        if is_first:  # at this one a buffer and a list that stays look the same
+        """Record a batch, and the buffers after the first one of ``iterator``."""
+        if is_first:  # here a buffer looks like a constant list
             self._before, self._after_first = {}, _buffers(self._dataset, iterator)
         else:
             self._before = self._after_first
 
     def held_back(self, iterator: Any, state: Any) -> str:
-        """Return what the data set holds back that ``state`` lacks; empty where nothing is seen."""
+        """Return which samples ``state`` lacks; empty if none are seen."""
         if shuffles(self._loader):
             return "its shuffle buffer"
         now = _buffers(self._dataset, iterator)
@@ -81,7 +75,7 @@ class BufferWatch:
 def _is_shuffling(stage: Any) -> bool:
     if type(stage).__name__ in _SHUFFLING:
         return True
-    # WebDataset's stages are objects that call a function of this name.
+    # WebDataset's stages call a function of this name.
     function = getattr(stage, "f", None)
     return getattr(function, "__name__", "") == "_shuffle"
 
@@ -98,8 +92,7 @@ def _stages(stage: Any, depth: int) -> Iterator[Any]:
 
 
 def _buffers(dataset: Any, iterator: Any) -> Buffers:
-    """The lists and queues in the data set, in its iterator, and in the generators that this consists of."""
-    fetcher = getattr(iterator, "_dataset_fetcher", None)  # None where worker processes read
+    fetcher = getattr(iterator, "_dataset_fetcher", None)  # None with worker processes
     if fetcher is None:
         return {}
     found: Buffers = {}
@@ -126,7 +119,6 @@ def _collect(holder: Any, found: Buffers, depth: int) -> None:
 
 
 def _has_sequence(state: Any, length: int, depth: int) -> bool:
-    """Return whether a sequence or tensor of that length is in ``state``."""
     if isinstance(state, Mapping):
         return depth > 0 and any(_has_sequence(each, length, depth - 1) for each in state.values())
     try:

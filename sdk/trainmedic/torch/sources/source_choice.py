@@ -1,15 +1,12 @@
-"""Which batch source serves a user's loader; the best one that it allows, in this order:
+"""Choice of the batch source for a loader, in this order:
 
-- a loader that Hugging Face Accelerate has prepared: `trainmedic.torch.sources.accelerated_source`;
-- a loader that keeps its own position (``state_dict`` and ``load_state_dict``, such as torchdata's
-  ``StatefulDataLoader``): `StatefulSource`, exact; over streamed data, or where the streamed data set itself keeps it,
-  `BufferedSource`, which reads again where the state lacks samples that are held back;
-- a `DataLoader` over an indexed data set: `IndexedSource`, exact;
-- a sequence of batches, or anything that has ``__getitem__`` only: `SequenceSource`, exact;
-- anything else that can be iterated over again, such as a `DataLoader` over an `IterableDataset`: `RereadSource`,
-  which begins the epoch again and reads up to the position, if that is not too far;
-- an iterator, which can only go on: `IteratorSource`;
-- a function that draws a batch whenever it is called: `DrawnSource`, exact if it draws from random numbers alone.
+- prepared by Accelerate: `trainmedic.torch.sources.accelerated_source`
+- with its own state, such as ``StatefulDataLoader``: `StatefulSource`; streamed: `BufferedSource`
+- `DataLoader` over an indexed data set: `IndexedSource`
+- sequence: `SequenceSource`
+- other iterable, also a `DataLoader` over an `IterableDataset`: `RereadSource`
+- iterator, which cannot go back: `IteratorSource`
+- function: `DrawnSource`
 """
 
 from __future__ import annotations
@@ -36,10 +33,7 @@ from trainmedic.torch.sources.stateful_source import BufferedSource, StatefulSou
 
 
 def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = REREAD) -> BatchSource:
-    """The best batch source for a user's loader; without ``seed`` its order follows from PyTorch's own.
-
-    Raises ConfigurationError where nothing can be read from it.
-    """
+    """Return the batch source for a loader. ``seed`` defaults to PyTorch's. Raises ConfigurationError."""
     order_seed = torch.initial_seed() if seed is None else seed
     if is_prepared_by_accelerate(loader):
         from trainmedic.torch.sources.accelerated_source import source_of_prepared
@@ -66,8 +60,8 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
         return RereadSource(loader, reread)
     if inspect.isgeneratorfunction(loader) or isinstance(loader, type):
         raise ConfigurationError(
-            f"loader: {loader.__name__} gives no batch when it is called: give what it makes, which is an iterator and "
-            "only goes on, or an object whose __iter__ begins anew"
+            f"loader: {loader.__name__} returns no batch when called: pass the iterator that it makes, which cannot "
+            "go back, or an object whose __iter__ starts afresh"
         )
     if callable(loader):
         return DrawnSource(loader, order_seed, rank)
@@ -75,5 +69,5 @@ def batch_source_for(loader: Any, seed: int | None, rank: int, reread: int = RER
 
 
 def is_prepared_by_accelerate(loader: Any) -> bool:
-    """Whether it is a loader that Hugging Face Accelerate has prepared, found out without importing Accelerate."""
+    """Check for a loader prepared by Accelerate without importing Accelerate."""
     return any(kind.__module__ == "accelerate.data_loader" for kind in type(loader).__mro__)

@@ -1,7 +1,4 @@
-"""The batch sources of loaders and data sets that keep their own position.
-
-Not here: other sources (``batch_sources``), and which of them serves a loader (``source_choice``).
-"""
+"""Batch sources for loaders and data sets that keep their own position."""
 
 from __future__ import annotations
 
@@ -24,14 +21,13 @@ from trainmedic.torch.sources.batch_sources import (
 from trainmedic.torch.sources.shuffle_buffers import BufferWatch, shuffles
 
 _LAST = 4
-"""The number of batches before a position by which is seen whether the epoch repeats itself."""
+"""Batches before a position to compare after reading the epoch again."""
 
 
 class StatefulSource(IteratedSource):
-    """Batches of a loader that keeps its own position, or one whose data set does (``keeper``).
+    """Batches of a loader that keeps its position, itself or in its data set (``keeper``).
 
-    A loader may keep how far it was, and not the order: a sampler draws that when the epoch begins, as a data set may
-    that shuffles. So each iterator begins with the random numbers that it had at first.
+    The state may lack the order, so each iterator starts with its original random numbers.
     """
 
     kind = "Stateful"
@@ -40,17 +36,17 @@ class StatefulSource(IteratedSource):
         super().__init__()
         self._loader = loader
         self._keeper = keeper
-        # A data set that keeps its position may be at its end, between two epochs, and would stay there.
+        # A data set may be at its end between epochs and would stay there.
         self._fresh = keeper.state_dict() if keeper is not loader else None
-        self._at_start: dict[str, Any] | None = None  # the random numbers with which the present iterator began
-        # Whether the position that was restored lies behind the beginning of an iterator: a loader draws random numbers
-        # when it begins to iterate, and the generators of that checkpoint have given these already.
+        self._at_start: dict[str, Any] | None = None  # random numbers at the start of the present iterator
+        # The restored position is inside an epoch, whose first random numbers the checkpoint's generators have already
+        # given.
         self._was_begun = False
 
     def state(self) -> dict[str, Any]:
         before = randomness.capture()
         kept = self._keeper.state_dict()
-        # A loader may begin to iterate in order to say its state, which shows in the random numbers that it draws.
+        # The loader may have begun to iterate for its state; drawn random numbers show that.
         if self._at_start is None and not torch.equal(before["torch"], torch.get_rng_state()):
             self._at_start = before
         return {**super().state(), "loader": kept, "begun": self._at_start is not None, "at_start": self._at_start}
@@ -92,11 +88,9 @@ class StatefulSource(IteratedSource):
 
 
 class BufferedSource(StatefulSource):
-    """Batches of a streamed data set that keeps its position, or of a loader over one, and may hold samples back.
+    """Batches of a streamed data set that may buffer samples.
 
-    Where its state lacks samples that it holds back, such as in a shuffle buffer, the epoch is read again up to a
-    position, if that is at most ``most`` batches; further on it goes on from about where it was. The last batches
-    before the position are compared with those that came then.
+    If its state lacks them, the epoch is read again, up to ``most`` batches, and the last ones are compared.
     """
 
     def __init__(self, loader: Any, keeper: Any, most: int) -> None:
@@ -105,7 +99,7 @@ class BufferedSource(StatefulSource):
         self._watch = BufferWatch(loader)
         self._last: deque[Fingerprint] = deque(maxlen=_LAST)
         dataset = loader.dataset
-        # The data set itself is read in this process, and goes on from a state that was loaded into it.
+        # The data set in this process continues from its loaded state.
         is_kept = keeps_position(dataset) and not loader.num_workers
         self._data_set_at_start = dataset.state_dict() if is_kept else None
 
@@ -147,7 +141,6 @@ class BufferedSource(StatefulSource):
         return f"{told}, if the state of the data set holds all that its workers hold back" if is_unseen else told
 
     def _load_start(self) -> None:
-        """Let the next iterator begin where the epoch does."""
         if self._keeper is self._loader:
             self._loader.load_state_dict({})
         if self._data_set_at_start is not None:
@@ -176,7 +169,7 @@ class BufferedSource(StatefulSource):
 
 
 def keeps_position(loader: Any) -> bool:
-    """Return whether it says its position when asked; MosaicML's data sets want to be told it."""
+    """Return whether its state needs no argument; MosaicML's data sets need the position."""
     ask = getattr(loader, "state_dict", None)
     if not callable(ask) or not callable(getattr(loader, "load_state_dict", None)):
         return False

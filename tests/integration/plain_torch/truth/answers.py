@@ -27,8 +27,8 @@ from tests.integration.plain_torch.truth.recipes import INDEXED, READ_ON
 from trainmedic.wire.envelope import APPLIED, FAILED, read_time
 
 REPLAYED, OTHER, NOT_KNOWN = "the same batches again", "the same samples again", "not known"
-AHEAD = "not the same batches: the loop takes each batch during the step before"
-PERHAPS = "not known: the loop has taken more than one batch by the end of its first step"
+AHEAD = "not the same batches: the loop fetches each batch during the step before"
+PERHAPS = "not known: the loop has fetched more than one batch by the end of its first step"
 READ_OTHERWISE = "not the same batches: the source gives others when it is read again"
 """Of samples that are made with random numbers; those that come then are the same all the same."""
 STREAM = "not the same batches: a stream only goes on; {} batches since then are left out"

@@ -324,5 +324,5 @@ class _Dropped(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if "they are not made again" in message:
+        if "not reapplying these changes" in message:
             self.text = message

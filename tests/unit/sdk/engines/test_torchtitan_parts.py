@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import trainmedic.torchtitan
 from trainmedic import ConfigurationError, Medic
-from trainmedic.recovery import left_out
+from trainmedic.recovery import skipped_data
 from trainmedic.recovery.health import CheckpointHealth
 from trainmedic.torchtitan import checkpoints, training
 from trainmedic.trainer.carried_files import CarriedFiles
@@ -98,7 +98,7 @@ def test_batches_that_are_left_out_already_count(tmp_path: Path) -> None:
     assert list(first.to_train_on(iter(range(4, 10)))) == [7, 8, 9]
     assert (first.newly_skipped, first._dropped_newly, first._drawn) == (3, 3, 10)
     again = a_training(tmp_path)
-    again.left_out = again._left_out_before = left_out.read(tmp_path)
+    again.left_out = again._left_out_before = skipped_data.read(tmp_path)
     again._drawn = 4
     again.leave_out(4, 4)
     assert list(again.to_train_on(iter(range(4, 10)))) == [8, 9]

@@ -551,7 +551,7 @@ def test_a_function_that_keeps_a_position_is_a_stream_and_loses_no_batch() -> No
     source.skip(6)
     assert taken(source, 1) == [[9]]
     later = batch_source_for(lambda: [next(counted)], seed=5, rank=0)
-    assert later.restore(state).startswith(f"{NOT_REPLAYED}: the function that draws them keeps a position")
+    assert later.restore(state).startswith(f"{NOT_REPLAYED}: the function that draws them keeps its own")
     assert taken(later, 1) == [[10]]
 
 
@@ -582,7 +582,7 @@ def test_what_makes_batches_but_returns_none_is_an_error_at_once() -> None:
         yield 1
 
     for loader in (generator, Endless.__class__):
-        with pytest.raises(ConfigurationError, match="gives no batch when it is called"):
+        with pytest.raises(ConfigurationError, match="returns no batch when called"):
             batch_source_for(loader, 0, 0)
 
 
@@ -590,7 +590,7 @@ def test_more_than_some_epochs_are_not_left_out() -> None:
     """A slip of the pen must not keep the training busy with counting."""
     source = batch_source_for(DataLoader(list(range(12)), batch_size=4), seed=5, rank=0)
     source.check_skip(30)
-    with pytest.raises(Rejected, match="31 batches are not left out: an epoch has 3"):
+    with pytest.raises(Rejected, match="cannot skip 31 batches: an epoch has 3"):
         source.check_skip(31)
 
 

@@ -234,8 +234,8 @@ def test_too_few_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         age(storage.save(number, training, {}).path, minutes=10 - number / 3)
         storage.prune()
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "the 3 checkpoints that are kept reach back 40 s" in told
-    assert "it may take 120 s" in told
+    assert "the 3 kept checkpoints reach back 40 s" in told
+    assert "may come 120 s after its start" in told
     assert "keep about 7" in told
 
 

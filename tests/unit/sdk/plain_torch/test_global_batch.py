@@ -34,9 +34,9 @@ def test_as_many_samples_as_before_make_a_step(then: GlobalBatch, now: GlobalBat
 @pytest.mark.parametrize(
     ("then", "now", "reason"),
     [
-        (batch(4, 1, 4), batch(4, 1, 3), "a global batch of 16 samples is no multiple of 12"),
-        (batch(4, 1, 1), batch(4, 1, 2), "a global batch of 4 samples is no multiple of 8"),
-        (batch(None, 1, 4), batch(None, 1, 3), "a global batch of 4 batches is no multiple of 3"),
+        (batch(4, 1, 4), batch(4, 1, 3), "a global batch of 16 samples is not a multiple of 12"),
+        (batch(4, 1, 1), batch(4, 1, 2), "a global batch of 4 samples is not a multiple of 8"),
+        (batch(None, 1, 4), batch(None, 1, 3), "a global batch of 4 batches is not a multiple of 3"),
     ],
 )
 def test_where_no_accumulation_keeps_it_the_reason_is_told(then: GlobalBatch, now: GlobalBatch, reason: str) -> None:
@@ -47,7 +47,7 @@ def test_where_no_accumulation_keeps_it_the_reason_is_told(then: GlobalBatch, no
 
 def test_a_loop_that_does_not_accumulate_cannot_keep_it() -> None:
     """Unless it has done so itself."""
-    with pytest.raises(GlobalBatchLost, match="does not say that it accumulates"):
+    with pytest.raises(GlobalBatchLost, match="does not declare gradient accumulation"):
         accumulation_to_go_on_with(batch(4, 1, 4), batch(4, 1, 2), False)
     assert accumulation_to_go_on_with(batch(4, 1, 4), batch(8, 1, 2), False) == 1
 

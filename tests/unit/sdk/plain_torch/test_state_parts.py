@@ -15,8 +15,8 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import lr_scheduler, swa_utils
 
 from trainmedic.errors import ConfigurationError
-from trainmedic.torch.moving_averages import update_average
 from trainmedic.torch.state_parts import StateParts
+from trainmedic.torch.steps import update_average
 from trainmedic.torch.tensor_names import named_as
 
 
@@ -308,7 +308,7 @@ def test_averages_are_updated_as_their_libraries_have_it() -> None:
     average = swa_utils.AveragedModel(nn.Linear(3, 1))
     update_average(average, model)
     assert torch.equal(average.module.weight, model.weight)
-    with pytest.raises(ConfigurationError, match="does not know how a Linear is updated"):
+    with pytest.raises(ConfigurationError, match="cannot update a Linear"):
         update_average(nn.Linear(1, 1), model)
 
 

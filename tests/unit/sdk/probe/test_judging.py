@@ -30,7 +30,7 @@ def shown(barrier: float = 200e-6, small: float = 1e9, large: float = 10e9, is_r
         (shown(large=7.1e9), judging.OK, None),
         (shown(large=6.9e9), judging.SLOW, "all-reduce of 100 MB: 6.9 GB/s, usually 10 GB/s"),
         (shown(small=0.5e9), judging.SLOW, "all-reduce of 1 MB: 0.5 GB/s, usually 1 GB/s"),
-        (shown(is_right=False), judging.WRONG, "the sums of 1 MB, 100 MB were not right on every rank"),
+        (shown(is_right=False), judging.WRONG, "incorrect sums of 1 MB, 100 MB on at least one rank"),
     ],
 )
 def test_a_pair_is_held_against_what_it_was(measurement: Measurement, word: str, reason: str | None) -> None:
@@ -52,7 +52,7 @@ def test_without_a_baseline_only_what_is_asked_for_counts() -> None:
     refused = judged(shown(), None, 11e9)
     assert (refused.word, refused.reasons) == (
         judging.SLOW,
-        ("all-reduce of 100 MB: 10 GB/s, at least 11 GB/s is asked for",),
+        ("all-reduce of 100 MB: 10 GB/s, at least 11 GB/s is required",),
     )
 
 
@@ -81,7 +81,7 @@ def test_a_file_of_something_else_is_refused_and_left(tmp_path: Path, text: str)
     """It may be somebody's."""
     path = tmp_path / "probe.json"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match="is not a file of baselines"):
+    with pytest.raises(ConfigurationError, match="not a baseline file"):
         BaselineFile(path).baselines()
     with pytest.raises(ConfigurationError):
         BaselineFile(path).add({"a b": shown()})
@@ -110,12 +110,12 @@ def test_a_baseline_that_is_no_number_is_refused(tmp_path: Path, number: str, si
     path = tmp_path / "probe.json"
     sample = f'{{"barrier_seconds": 1e-4, "bytes_per_s": {{"{size}": {number}}}}}'
     path.write_text(f'{{"pairs": {{"a b": [{sample}]}}}}')
-    with pytest.raises(ConfigurationError, match="is not a file of baselines"):
+    with pytest.raises(ConfigurationError, match="not a baseline file"):
         BaselineFile(path).baselines()
 
 
 def test_a_deep_file_is_none_of_baselines(tmp_path: Path) -> None:
     """Python's own parser gives up on it by another error."""
     (tmp_path / "probe.json").write_text("[" * 100_000)
-    with pytest.raises(ConfigurationError, match="is not a file of baselines"):
+    with pytest.raises(ConfigurationError, match="not a baseline file"):
         BaselineFile(tmp_path / "probe.json").baselines()

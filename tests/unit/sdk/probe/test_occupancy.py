@@ -88,4 +88,4 @@ def test_an_answer_that_is_none_is_no_permission(monkeypatch: pytest.MonkeyPatch
     answering(monkeypatch, body)
     for server in ("http://trainmedic:8080", "file:///etc/passwd"):
         (reason,) = occupancy.jobs_on(["n1"], server, None)
-        assert reason.startswith("the server could not be asked which jobs there are")
+        assert reason.startswith("cannot list the server's jobs")
