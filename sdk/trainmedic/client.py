@@ -27,14 +27,13 @@ from trainmedic.job.handlers import LIVE, RESTART, HandlerRegistry, InForce
 from trainmedic.job.loss_spread import loss_spread
 from trainmedic.job.metrics import MetricsEndpoint
 from trainmedic.job.parameters import LARGEST_LR_SCALE, Rollback
-from trainmedic.job.pod_namespace import pod_namespace
 from trainmedic.job.progress import HANG_FLOOR, REPAIR, STARTUP_FLOOR, Progress
 from trainmedic.job.queue import CommandQueue
 from trainmedic.job.rank_stats import RankStats
 from trainmedic.job.record_log import RecordLog
 from trainmedic.job.reported_values import whole
 from trainmedic.job.reports import JobReports
-from trainmedic.job.server_connection import ServerConnection
+from trainmedic.job.server_connection import ServerConnection, pod_namespace
 from trainmedic.job.status_file import begin_status_file
 from trainmedic.ranks.share import LocalRank, Share, SharingOptions
 from trainmedic.ranks.shared_store import KeyValueStore

@@ -29,7 +29,7 @@ from trainmedic.torch.checkpoints.joint_checkpoints import JointCheckpointDirect
 from trainmedic.torch.checkpoints.rank_states import RankState, merge, own_of
 from trainmedic.torch.optimizer_states import put_settings, settings_of
 from trainmedic.torch.state_parts import StateParts
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 
 _OPTIMIZER = "optimizer"
 LATEST = "latest"  # DeepSpeed's own: a file with the tag to load where none is named

@@ -19,7 +19,7 @@ from trainmedic.client import Medic, connect
 from trainmedic.huggingface.callback import Callback
 from trainmedic.huggingface.framework import HuggingFaceFramework
 from trainmedic.recovery.restarts import RestartLimits as Limits
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 
 __all__ = ["Callback", "Limits", "protect", "run_by", "train"]
 

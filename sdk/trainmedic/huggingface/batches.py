@@ -21,7 +21,7 @@ import torch
 
 from trainmedic.torch import randomness
 from trainmedic.torch.meters.step_meter import StepMeter
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 from trainmedic.trainer.rollback_proof import RollbackProof
 
 MADE = "the model samples its batches, and from here on it does so anew"

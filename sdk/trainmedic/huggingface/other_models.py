@@ -23,7 +23,7 @@ from typing import Any, Callable, Iterator
 import torch
 
 from trainmedic.torch.checkpoints.checkpoint_files import add_file
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 
 _FILE = "trainmedic-reference.pt"
 _SHARDED = "the reference model follows the trained one (sync_ref_model), in shards that no checkpoint holds"

@@ -10,10 +10,10 @@ import time
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from trainmedic.errors import ConfigurationError
-from trainmedic.job.layer_samples import largest
 from trainmedic.job.loss_trend import LossTrend
 from trainmedic.job.progress import WINDOWS, Progress
 from trainmedic.job.rank_stats import Sample, prometheus_samples
+from trainmedic.job.reported_values import number
 from trainmedic.wire.evaluations import EvaluatedMetric
 
 try:
@@ -116,7 +116,7 @@ class JobCollector(Collector):
             yield Sample("training_evaluation_metric", {"metric": metric.name}, value)
             if metric.step is not None:
                 yield Sample("training_evaluation_metric_step", {"metric": metric.name}, metric.step)
-        for layer, norm in largest(progress.layer_norms, progress.most_layers).items():
+        for layer, norm in largest_norms(progress.layer_norms, progress.most_layers).items():
             yield Sample("training_layer_gradient_norm", {"layer": layer}, norm)
         for name, value in self._loss_trend.values(progress.record).items():
             yield Sample(name, {}, value)
@@ -171,3 +171,11 @@ class MetricsEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def largest_norms(norms: Mapping[str, Any], most: int) -> dict[str, float]:
+    """The norms of at most so many layers: those that are no number, in the order given, then the largest."""
+    read = {layer: norm for layer, value in norms.items() if (norm := number(value)) is not None}
+    broken = [layer for layer, norm in read.items() if math.isnan(norm)]
+    fine = sorted((layer for layer, norm in read.items() if not math.isnan(norm)), key=lambda layer: -read[layer])
+    return {layer: read[layer] for layer in (*broken, *fine)[:most]}

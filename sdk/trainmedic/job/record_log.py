@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple
 
 from trainmedic.job import detectors, devices, ending, memory_usage
-from trainmedic.job.kept_file import KeptFile
 from trainmedic.job.progress import Progress
 from trainmedic.job.reported_values import kept
+from trainmedic.job.rotating_file import RotatingFile
 from trainmedic.settings import LogSettings, Settings
 from trainmedic.wire.log_layout import AttemptLogs
 
@@ -169,7 +169,7 @@ class RecordLog:
             self._directory.path.mkdir(mode=_OWNERS_DIRECTORY, parents=True, exist_ok=True)
         except OSError as error:
             log.warning("%s: no records are kept: %s: %s", self._who["job"], error.strerror, self._directory.path)
-        file = KeptFile(self._directory.records(self._who["rank"]), _MOST_BYTES, f"{self._who['job']}: the record")
+        file = RotatingFile(self._directory.records(self._who["rank"]), _MOST_BYTES, f"{self._who['job']}: the record")
         is_last = False
         while not is_last:
             is_last = self._is_closing
@@ -187,7 +187,7 @@ class RecordLog:
                 self._wake.clear()
         file.close()
 
-    def _write_notes(self, file: KeptFile) -> None:
+    def _write_notes(self, file: RotatingFile) -> None:
         lines: list[bytes] = []
         lost = self._dropped + self._lost
         notes = [self._notes.popleft() for _ in range(len(self._notes))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from trainmedic.job import ending
@@ -29,6 +30,10 @@ log = logging.getLogger("trainmedic")
 TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
 """The variable with the name of the job whose launcher (``trainmedic.launch``) tells how each attempt ends: it knows
 more than the process, which says nothing then."""
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""File with the namespace. Kubernetes mounts it into every pod that has a service account's token."""
+_LONGEST_NAMESPACE = 63
 
 
 class ServerConnection:
@@ -86,3 +91,12 @@ class ServerConnection:
             self._conflicting = presence.get("instance")
             where = f"host {presence.get('host')}, pid {presence.get('pid')}"
             log.error("%s: another process has this job's name (%s); give each a name of its own", self._job, where)
+
+
+def pod_namespace(file: Path = SERVICE_ACCOUNT) -> str | None:
+    """Return the namespace; None outside of a pod, or where the pod has no token."""
+    try:
+        name = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return name if 0 < len(name) <= _LONGEST_NAMESPACE and name.isprintable() else None

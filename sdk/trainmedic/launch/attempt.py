@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
 from trainmedic.job import status_file
-from trainmedic.job.kept_file import KeptFile
+from trainmedic.job.rotating_file import RotatingFile
 from trainmedic.launch import causes, guard, output, terminal
 from trainmedic.launch.causes import HANG, AttemptRecord, Cause, RankEnd, Reached
 from trainmedic.launch.guarded import Guarded
@@ -110,7 +110,7 @@ class JobAttempt:
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
         plan, logs = self._plan, self._plan.logs
-        kept = KeptFile(logs.launcher(plan.node) if logs is not None else None, plan.most_output)
+        kept = RotatingFile(logs.launcher(plan.node) if logs is not None else None, plan.most_output)
         try:
             started = self._begin(environment) if self._begin is not None else None
             if started is not None:
@@ -124,7 +124,7 @@ class JobAttempt:
         finally:
             kept.close()
 
-    def _follow(self, started: Guarded, kept: KeptFile, while_running: Callable[[], None]) -> str:
+    def _follow(self, started: Guarded, kept: RotatingFile, while_running: Callable[[], None]) -> str:
         """Follow the guard and its command to their end. Return the end of its standard error."""
         self._lifeline, report = started.lifeline, started.report
         copies = OutputCopies([(started.out, 1), (started.err, 2)], kept)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Sequence
 
-from trainmedic.job.kept_file import KeptFile
+from trainmedic.job.rotating_file import RotatingFile
 
 _CHUNK = 64 * 1024
 _LONGEST_TAIL = 128 * 1024
@@ -30,7 +30,7 @@ class OutputCopies:
     beginning of a line waits for the rest of it, up to `_LONGEST_HOLD` seconds.
     """
 
-    def __init__(self, pipes: Sequence[tuple[int, int]], kept: KeptFile) -> None:
+    def __init__(self, pipes: Sequence[tuple[int, int]], kept: RotatingFile) -> None:
         """`pipes` are sources, each with the file descriptor of its destination."""
         self._pipes = [_Pipe(source, sink) for source, sink in pipes]
         self._kept = kept

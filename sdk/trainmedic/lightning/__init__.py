@@ -17,7 +17,7 @@ from trainmedic.errors import ConfigurationError
 from trainmedic.lightning.callback import Callback
 from trainmedic.lightning.framework import LightningFramework
 from trainmedic.recovery.restarts import RestartLimits as Limits
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 
 __all__ = ["Callback", "Limits", "fit"]
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainmedic.torch import randomness
 from trainmedic.torch.sources.batch_sources import NOT_REPLAYED, REPLAYED, REREAD
 from trainmedic.torch.sources.shuffle_buffers import BufferWatch, begins_again, is_streamed, iterator_of, shuffles
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 
 _LENGTHS: Mapping[str, Callable[[Iterable[float]], float]] = {"min_size": min, "sequential": sum}
 """The length of an epoch by those of the loaders; in the other modes it is the largest."""

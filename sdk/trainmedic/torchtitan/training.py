@@ -31,7 +31,7 @@ from trainmedic.torch.sources.batch_sources import REPLAYED
 from trainmedic.torchtitan import checkpoints
 from trainmedic.trainer.attachment import log_errors
 from trainmedic.trainer.carried_files import CarriedFiles
-from trainmedic.trainer.replacing import replaced
+from trainmedic.trainer.patching import replaced
 from trainmedic.trainer.self_saving import SelfSavingFramework
 
 _CALLED = ("_should_save", "maybe_wait_for_saving", "maybe_wait_for_staging", "exclude_from_loading", "interval")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote, urlsplit
 
-from trainmedic.wire.places import is_host, is_port
+from trainmedic.wire.host_port import is_host, is_port
 
 SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 _PARTS = re.compile(r"(?P<scheme>[a-z+]+)://(?P<place>[^/?#]*)(?P<path>[^?#]*)(?P<options>\?[^#]*)?", re.DOTALL)

@@ -18,7 +18,7 @@ log = logging.getLogger("trainmedic")
 _OWNER_ONLY = 0o600
 
 
-class KeptFile:
+class RotatingFile:
     """A file of `most` bytes about: when half of that is written it is kept as ``….1``, and begun anew.
 
     It is renamed and never truncated, so that whoever follows it reads on in the older half. What is there already
