@@ -1,7 +1,4 @@
-"""The optional Prometheus endpoint of a job. Its values are computed when Prometheus reads them.
-
-Not here: what was reported and what follows from it (``progress``), the figures of the ranks (``rank_stats``).
-"""
+"""Optional Prometheus endpoint of a job. Values are computed per scrape."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ except ImportError:  # the extra "metrics" is not installed
     Collector = object  # type: ignore[assignment,misc]
 
 Ranks = Callable[[], Mapping[int, Mapping[str, Any]]]
-"""The figures of every rank that is known, by its number: see `trainmedic.Medic.stats`."""
+"""Returns the figures of each known rank (see `trainmedic.Medic.stats`)."""
 
 HELP = {
     "training_loss": "Loss of the last reported step.",
@@ -77,8 +74,9 @@ HELP = {
 
 
 class JobCollector(Collector):
-    """Collector for `MetricsEndpoint`. ``now`` is the clock, in seconds. ``evaluated`` returns the metrics of
-    evaluations, by default those of ``progress``."""
+    """Collector for `MetricsEndpoint`. ``now`` is the clock in seconds. ``evaluated`` returns the metrics of
+    evaluations, by default those of ``progress``.
+    """
 
     def __init__(
         self,
@@ -120,7 +118,7 @@ class JobCollector(Collector):
             yield Sample("training_layer_gradient_norm", {"layer": layer}, norm)
         for name, value in self._loss_trend.values(progress.record).items():
             yield Sample(name, {}, value)
-        # Of one moment, also while a step is under way: what was done again is found by their difference.
+        # A consistent pair: rules find repeated steps by the difference.
         steps, step = progress.reached
         yield Sample("training_steps_total", {}, steps)
         if step is not None:
@@ -144,7 +142,7 @@ class JobCollector(Collector):
 
 
 class MetricsEndpoint:
-    """``http://host:port/metrics``. Raises ConfigurationError where it cannot be opened."""
+    """``http://host:port/metrics``. Raises ConfigurationError if it cannot be opened."""
 
     def __init__(
         self,
@@ -159,7 +157,7 @@ class MetricsEndpoint:
             raise ConfigurationError("metrics_port needs prometheus_client: pip install 'trainmedic[metrics]'")
         registry = CollectorRegistry(auto_describe=False)
         registry.register(JobCollector(job, progress, ranks, time.perf_counter, evaluated))
-        # The start time of the process shows rules that a job was restarted.
+        # Rules detect restarts by the start time of the process.
         prometheus_client.ProcessCollector(registry=registry)
         try:
             self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
@@ -174,7 +172,7 @@ class MetricsEndpoint:
 
 
 def largest_norms(norms: Mapping[str, Any], most: int) -> dict[str, float]:
-    """The norms of at most so many layers: those that are no number, in the order given, then the largest."""
+    """Return at most `most` norms by layer: non-finite ones in the given order, then the largest."""
     read = {layer: norm for layer, value in norms.items() if (norm := number(value)) is not None}
     broken = [layer for layer, norm in read.items() if math.isnan(norm)]
     fine = sorted((layer for layer, norm in read.items() if not math.isnan(norm)), key=lambda layer: -read[layer])

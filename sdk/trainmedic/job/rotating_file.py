@@ -1,7 +1,4 @@
-"""A file to which lines are added for as long as a job runs, and which stays bounded.
-
-Who calls it: the records of a rank (``record_log``), and ``trainmedic.launch`` for what a job prints.
-"""
+"""Bounded file to which lines are appended while a job runs."""
 
 from __future__ import annotations
 
@@ -19,11 +16,10 @@ _OWNER_ONLY = 0o600
 
 
 class RotatingFile:
-    """A file of `most` bytes about: when half of that is written it is kept as ``….1``, and begun anew.
+    """A file of about `most` bytes. At half of that it is renamed to ``….1`` and a new one started.
 
-    It is renamed and never truncated, so that whoever follows it reads on in the older half. What is there already
-    stays. While it cannot be written what comes is lost, with a line in the log at first and one when it is kept
-    again; ``kept`` says what that is. Any thread may call it.
+    It is never truncated, so that readers can finish the older half. Existing content stays. Write errors lose data;
+    the first error and the recovery are logged, with ``kept`` as the name. Thread-safe.
     """
 
     def __init__(self, path: Path | None, most: int, kept: str = "what the job prints") -> None:
@@ -42,7 +38,7 @@ class RotatingFile:
                 self._failed(error)
 
     def add(self, chunk: bytes) -> bool:
-        """Whether all of it is written now."""
+        """Return whether all was written."""
         with self._lock:
             if self._path is None:
                 return False

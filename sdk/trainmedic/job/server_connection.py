@@ -1,7 +1,4 @@
-"""Rank 0's connection to the server: the receiver, the queue and the writer of a job's commands, put together.
-
-Who calls it: ``trainmedic.client``. A rank other than 0 has none.
-"""
+"""Rank 0's connection to the server: receiver, queue and writer of a job's commands."""
 
 from __future__ import annotations
 
@@ -28,19 +25,17 @@ from trainmedic.wire.writer import OutgoingReplies, PresenceKey, ReplyWriter
 log = logging.getLogger("trainmedic")
 
 TOLD_BY_LAUNCHER = "TRAINMEDIC_TOLD_BY_LAUNCHER"
-"""The variable with the name of the job whose launcher (``trainmedic.launch``) tells how each attempt ends: it knows
-more than the process, which says nothing then."""
+"""Variable with the name of the job whose launcher reports the end of each attempt. The process then does not."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""File with the namespace. Kubernetes mounts it into every pod that has a service account's token."""
+"""Mounted by Kubernetes into each pod that has a service account's token."""
 _LONGEST_NAMESPACE = 63
 
 
 class ServerConnection:
-    """Builds the three, and starts none of them.
+    """Receiver, queue and writer, created but not started.
 
-    ``describe`` gives the content of the job's presence, except which process it is; ``on_outcome`` is what a command
-    calls with its outcome.
+    ``describe`` returns the presence's content except the process. Commands call ``on_outcome`` with their outcome.
     """
 
     def __init__(
@@ -55,7 +50,7 @@ class ServerConnection:
         self._host = socket.gethostname()
         self._instance = envelope.new_id()
         self._describe_job = describe
-        self._conflicting: Any = None  # the instance of the process of the same name that was logged last
+        self._conflicting: Any = None  # instance of the same name that was logged last
         outage = OutageLog(job)
         writing = RedisConnection(settings.find_url, outage)
         receiving = writing.shared()
@@ -69,7 +64,7 @@ class ServerConnection:
         self.receiver = CommandReceiver(receiving, addressee, signer, self.queue)
 
     def close(self, timeout: float, error: BaseException | None) -> None:
-        """Answer what is unanswered, tell the server that the job ends, by this error if any, and stop writing."""
+        """Answer pending commands, report the end of the job and its error if any, and stop writing."""
         self.queue.fail_all("the job ended before it came to the command")
         if os.environ.get(TOLD_BY_LAUNCHER) != self._job:
             self._tell_end(error)
@@ -86,7 +81,7 @@ class ServerConnection:
         return {"job": self._job, "rank": 0, "says_end": True, **process, **self._describe_job()}
 
     def _log_conflict(self, presence: Mapping[str, Any]) -> None:
-        """Another process lives under the same name, so that each command goes to one of the two."""
+        """Log another process of the same name: each command goes to only one of the two."""
         if presence.get("instance") != self._conflicting:
             self._conflicting = presence.get("instance")
             where = f"host {presence.get('host')}, pid {presence.get('pid')}"
@@ -94,7 +89,7 @@ class ServerConnection:
 
 
 def pod_namespace(file: Path = SERVICE_ACCOUNT) -> str | None:
-    """Return the namespace; None outside of a pod, or where the pod has no token."""
+    """Return the Kubernetes namespace of this process, because job names are unique per namespace; None if unknown."""
     try:
         name = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

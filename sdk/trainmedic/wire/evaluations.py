@@ -1,7 +1,6 @@
-"""The metrics of a job's evaluations in its presence: the newest value of each name.
+"""Metrics of a job's evaluations in its presence: the newest value of each name.
 
-Rank 0 of a job writes them (``client``). The server imports the reading from here. It needs only the standard library,
-and treats its input as untrusted.
+Rank 0 writes them (``client``); the server reads them. The input of `read` is untrusted. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from trainmedic.wire import envelope
 FIELD = "evaluations"
 """The member of the presence."""
 MOST = 32
-"""Metrics of a job, at most. The first reported ones are kept."""
+"""Maximum number of metrics per job. The first reported ones are kept."""
 NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_./@:+-]{0,99}\Z")
 """Form of a metric's name."""
 NOT_FINITE = "NaN"

@@ -1,7 +1,6 @@
 """Explanations of Redis's refusals: wrong passwords, missing permissions, TLS failures, and unreachable hosts.
 
-Callers: ``connection``, the server's ``redis_connection`` and ``agent check``. No explanation shows any part of a URL,
-which may hold a password, nor what Redis repeats of a command.
+Explanations contain no part of a URL, which may hold a password, and nothing that Redis repeats of a command.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MOST_CAUSES = 8
 
 
 def explained(error: BaseException, url: str | None = None) -> str:
-    """Return what Redis refuses, or why TLS failed, and what to do, as half a sentence. Empty for other errors.
+    """Return the refusal or TLS failure with its remedy, as half a sentence. Empty for other errors.
 
     `url` is that of the connection, because some explanations differ with TLS.
     """

@@ -1,7 +1,6 @@
-"""Whether a Redis URL says what it seems to say: redis-py passes over what it cannot read of one.
+"""Syntax check of Redis URLs, because redis-py silently ignores parts that it cannot read.
 
-Who calls it: who opens clients, ``connection`` and the server's ``redis_connection``. Not here: whether redis-py knows
-the options behind ``?``.
+It does not check the options after ``?``.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from trainmedic.wire.host_port import is_host, is_port
 SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 _PARTS = re.compile(r"(?P<scheme>[a-z+]+)://(?P<place>[^/?#]*)(?P<path>[^?#]*)(?P<options>\?[^#]*)?", re.DOTALL)
 _PLACE = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?P<port>:.*)?", re.DOTALL)
-_MASTER = re.compile(r"[A-Za-z0-9._-]+")  # as Sentinel has it
+_MASTER = re.compile(r"[A-Za-z0-9._-]+")  # Sentinel's own rule
 _ESCAPES = "; what is special in a user or password is written %XX"
 
 
 def check_redis_url(url: str) -> None:
-    """Raise ValueError, which says which part of `url` is wrong, and shows nothing of it: it may hold a password."""
+    """Raise ValueError that names the wrong part of `url` and shows none of it: it may hold a password."""
     if not url.startswith(SCHEMES):
         raise ValueError(f"must be a URL that begins with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
     if re.search(r"[\x00-\x1f\x7f]", url):
