@@ -115,5 +115,7 @@ class Interrupter:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Return whether the thread runs this package's code, except `fetch`. It ends soon and must not be left half done."""
+    """Return whether the thread runs this package's code, except `fetch`. It ends soon and must not be left half done;
+    the handler then does nothing.
+    """
     return frame.f_code is not fetch.__code__ and frame.f_code.co_filename.startswith(_PACKAGE)

@@ -154,7 +154,7 @@ class CommandQueue:
         self.enter(command, received.entry)
 
     def _was_never_applied(self, client: redis.Redis, action: str, command_id: str) -> bool:
-        """Return whether the command was certainly not applied and never will be. `take_due` decides the other cases."""
+        """Return whether the command was certainly not applied and never will be."""
         if self._handlers.is_in_force(action, command_id):
             return False  # regardless of the memory: its records in Redis can be deleted
         record = self._memory.look_up(client, command_id)

@@ -137,7 +137,7 @@ def _copied(value: Any) -> Any:
 
 
 def deviation(rate: float | None, expected: float | None) -> float | None:
-    """Return the difference of two rates as a fraction of the larger one, 0 to 1. It is 1 if one of them is no number."""
+    """Return the difference of two rates as a fraction of the larger one, 0 to 1. 1 if one is no number."""
     if rate is None or expected is None:
         return None
     larger = max(abs(rate), abs(expected))

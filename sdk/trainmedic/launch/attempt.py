@@ -1,4 +1,4 @@
-"""One attempt of a job: its processes under the guard, what they print, and how they end."""
+"""One attempt of a job under the guard."""
 
 from __future__ import annotations
 
@@ -24,41 +24,38 @@ log = logging.getLogger("trainmedic")
 
 _LOOK_SECONDS = 0.2
 _FOR_A_ROLLBACK = 10.0
-"""Seconds beyond the job's own limit after which a hang is ended for a rollback that waits. A job of one rank has
-interrupted itself by then, where that is possible."""
+"""Seconds beyond the job's own limit after which a hang is ended for a waiting rollback. A job of one rank has
+interrupted itself by then, if possible.
+"""
 _BOUND_EVERY = 5.0
 _OUTPUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class AttemptPlan:
-    """What is started, and how it is watched."""
-
     number: int
     argv: Sequence[str]
     logs: AttemptLogs | None
-    """Where its output is kept; None where that is nowhere."""
+    """None if output is not stored."""
     node: str
     environment: Mapping[str, str]
     grace: float
-    """Seconds from the signal that ends it to SIGKILL."""
+    """Seconds from the ending signal to SIGKILL."""
     hang_after: float | None
     """Seconds beyond the job's own limit after which a hang is ended; None for never."""
     most_output: int
-    """Bytes that are kept of each output."""
+    """Bytes stored of each output."""
     prints_to_terminal: bool = False
-    """Whether the job's standard output and standard error are terminals."""
+    """True if the job's standard output and standard error are terminals."""
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt has ended."""
-
     exit_code: int
-    """Of the command; 128 and the signal's number where a signal has ended it."""
+    """Exit code of the command, or 128 plus the number of the signal that ended it."""
     record: AttemptRecord
     waiting: tuple[str, ...] = ()
-    """The ids of the rollbacks that waited for its loop."""
+    """IDs of the rollbacks that waited for its loop."""
 
     @property
     def is_success(self) -> bool:
@@ -66,11 +63,8 @@ class AttemptEnd:
 
 
 class JobAttempt:
-    """A running attempt."""
-
     def __init__(self, plan: AttemptPlan, begin: Callable[[Mapping[str, str]], Guarded | None] | None = None) -> None:
-        """`begin` starts it in a process that is on standby, given its environment. It returns None if there is none;
-        then the command is started here."""
+        """`begin` starts the attempt in a standby process. If it returns None, the command is started here."""
         self._plan = plan
         self._begin = begin
         self._lifeline = -1
@@ -85,16 +79,16 @@ class JobAttempt:
         self._report = b""
 
     def stop(self, number: int) -> None:
-        """Give the job this signal, and SIGKILL after the grace."""
+        """Send the job this signal, and SIGKILL after the grace period."""
         self._is_stopping = True
         self._order(f"end {number}")
 
     def pass_on(self, number: int) -> None:
-        """Give this signal to the processes of the job that handle it. The job continues."""
+        """Send this signal to the job's processes that handle it."""
         self._order(f"pass {number}")
 
     def resize(self) -> None:
-        """Give the job's terminals the size of that of this program."""
+        """Resize the job's terminals to that of this program."""
         for descriptor in self._terminals:
             terminal.resize(descriptor)
 
@@ -104,8 +98,9 @@ class JobAttempt:
                 os.write(self._lifeline, f"{order}\n".encode())
 
     def run(self, while_running: Callable[[], None]) -> AttemptEnd:
-        """Run the command to its end; `while_running` is called several times a second. Raises OSError where it cannot
-        be started."""
+        """Run the command to its end. `while_running` is called several times a second. Raises OSError if it cannot
+        start.
+        """
         environment = dict(self._plan.environment)
         if self._directory is not None:
             environment[status_file.VARIABLE] = str(self._directory)
@@ -115,7 +110,7 @@ class JobAttempt:
             started = self._begin(environment) if self._begin is not None else None
             if started is not None:
                 printed = self._follow(started, kept, while_running)
-                if started.has_begun() or self._is_stopping:  # asked in any case, as it closes the order socket
+                if started.has_begun() or self._is_stopping:  # always called, as it closes the order socket
                     return self._end(printed)
                 log.warning("the process on standby ended before the attempt; the attempt begins without it")
                 self._report = b""
@@ -125,7 +120,7 @@ class JobAttempt:
             kept.close()
 
     def _follow(self, started: Guarded, kept: RotatingFile, while_running: Callable[[], None]) -> str:
-        """Follow the guard and its command to their end. Return the end of its standard error."""
+        """Follow the guard and its command to their end. Return the end of the output."""
         self._lifeline, report = started.lifeline, started.report
         copies = OutputCopies([(started.out, 1), (started.err, 2)], kept)
         if started.prints_to_terminal:
@@ -143,7 +138,7 @@ class JobAttempt:
         return copies.tail(1)
 
     def _watch(self, report: int, while_running: Callable[[], None]) -> None:
-        """Until the guard has said how the command ended, or is gone."""
+        """Wait until the guard has reported the command's end, or is gone."""
         while True:
             readable, _, _ = select.select([report], [], [], _LOOK_SECONDS)
             if readable:
@@ -156,7 +151,7 @@ class JobAttempt:
             while_running()
 
     def _log_unhandled(self) -> None:
-        """Log each signal that no process of the job handles. The guard reports it by a line of its own."""
+        """Log signals that no process of the job handles, as reported by the guard."""
         *lines, rest = self._report.split(b"\n")
         kept = [line for line in lines if not line.startswith(b"passed ")]
         for line in lines:
@@ -188,7 +183,7 @@ class JobAttempt:
         fields = dict(line.split(" ", 1) for line in self._report.decode(errors="replace").splitlines())
         if "failed" in fields:
             raise OSError(f"{self._plan.argv[0]} cannot be started: {fields['failed']}")
-        # Without a status the guard was killed, and everything with it.
+        # Without a status, the guard and its processes were killed.
         status = os.waitstatus_to_exitcode(int(fields["status"])) if "status" in fields else -9
         ranks = causes.rank_ends(printed)
         own = {end.rank: text for end in ranks if (text := self._printed_by(end, printed)) is not None}
@@ -198,7 +193,7 @@ class JobAttempt:
         return AttemptEnd(status if status >= 0 else 128 - status, record, self._waiting)
 
     def _end_orphans(self) -> None:
-        """Where the guard was killed, what it guarded is below this process now."""
+        """End processes of a killed guard, which are children of this process now."""
         if b"status" in self._report or b"failed" in self._report:
             return
         deadline = time.monotonic() + _OUTPUT_SECONDS
@@ -210,8 +205,7 @@ class JobAttempt:
             time.sleep(_LOOK_SECONDS)
 
     def _printed_by(self, end: RankEnd, printed: str) -> str | None:
-        """Return the end of a rank's output on this node, from torchrun's file or from the prefixes of lines. None if
-        neither identifies it."""
+        """Return the end of a rank's output on this node, from torchrun's file or by line prefixes; None if unknown."""
         files = sorted(self._rank_files(f"{end.local_rank}/stderr.log"))
         try:
             return output.end_of(files[-1]) if files else causes.lines_of(end, printed)
@@ -219,7 +213,6 @@ class JobAttempt:
             return None
 
     def _rank_logs(self) -> list[Path]:
-        """The files that torchrun has the ranks write."""
         return self._rank_files("std*.log")
 
     def _rank_files(self, pattern: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The program ``trainmedic-run``: its options, and what is made of them. Who calls it: ``__main__``."""
+"""The program ``trainmedic-run`` and its options."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _count(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; a test holds them to the documentation."""
+    """Return the option parser; a test compares it with the documentation."""
     made = argparse.ArgumentParser(
         prog="trainmedic-run",
         usage="trainmedic-run [options] -- command [arguments]",
@@ -131,7 +131,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     place = arguments.index("--") if "--" in arguments else len(arguments)
     own, command = arguments[:place], arguments[place + 1 :]
@@ -164,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if options.job:
         os.environ["TRAINMEDIC_JOB"] = options.job
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")  # what a process that is killed has printed is not lost with it
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")  # keep the output of processes that are killed
     try:
         return Supervisor(launch, membership, link).run()
     finally:
@@ -173,7 +172,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bounds(options: argparse.Namespace, line: LaunchLine) -> tuple[int, int] | None:
-    """The least and the most nodes, where the job is elastic."""
     least, most = options.min_nodes, options.max_nodes
     if least is None and most is None:
         return None

@@ -1,8 +1,7 @@
-"""What Megatron-LM and torchtitan have in common: they write checkpoints by themselves, between two steps.
+"""Common part of Megatron-LM and torchtitan, which write checkpoints themselves between two steps.
 
-Such a framework may return from saving before the checkpoint is whole, and has no other way to end between two steps
-than an exception. Its data are at a place that counts up, so what rollbacks leave out is kept as ranges of that number.
-Who derives from it: ``megatron.training`` and ``torchtitan.training``, with what differs between them.
+Saving may return before the checkpoint is complete, and only an exception ends the loop between steps. Data positions
+count up, so skipped data are ranges of them.
 """
 
 from __future__ import annotations
@@ -29,19 +28,18 @@ _NOT_OURS = ("job.accumulate", "job.scale_batch", "job.dataloader_workers")
 
 
 class SelfSavingFramework(Framework, abc.ABC):
-    """One training, from its first step to the last, rollbacks included.
+    """One training, rollbacks included.
 
-    Each rank keeps what ``carried`` has beside the framework's checkpoints. A crash is left to the launcher, also in a
-    job of a single rank.
+    Each rank stores ``carried`` next to the framework's checkpoints. Crashes are left to the launcher.
     """
 
     restarter: ClassVar[str]
-    """The function that attaches Trainmedic, by its full name."""
+    """Full name of the function that attaches Trainmedic."""
     fixed_by: ClassVar[str]
     """The framework's settings of batches and workers."""
     layout: ClassVar[StepDirectories]
     no_checkpoint_because: str = ""
-    """Why no checkpoint can be written for a ``job.stop``; empty where one can."""
+    """Reason why ``job.stop`` cannot write a checkpoint; else empty."""
 
     def __init__(self, medic: Medic, rollbacks: int | None, carried: CarriedFiles) -> None:
         self.medic = medic
@@ -56,26 +54,22 @@ class SelfSavingFramework(Framework, abc.ABC):
         for action in _NOT_OURS:
             medic.cannot(action, f"the batches and the workers of the loaders are set by {self.fixed_by}")
 
-    # --- what each framework implements -----------------------------------------------------------------
-
     @abc.abstractmethod
     def checkpoint(self, command: JobCommand | None = None) -> Mapping[str, Any]:
-        """Write a checkpoint now, and return the answer, when it is whole. Raises Rejected."""
+        """Write a checkpoint, and return the answer once it is complete. Raises Rejected."""
 
     @abc.abstractmethod
     def has_saved(self, step: int) -> bool:
-        """Whether the checkpoint of that step is whole, as seen from here."""
-
-    # --- when the loop begins ---------------------------------------------------------------------------
+        """Return whether the checkpoint of that step is complete, as seen by this rank."""
 
     def starts_fresh(self) -> None:
-        """The training begins without a checkpoint: nothing in the directory is its own."""
+        """Begin without a checkpoint: existing ones are foreign."""
         self.loop.start_fresh()
         if self.writes:
             left_out.forget(self.directory)
 
     def begins(self, optimizers: Any, schedulers: Any, step: int) -> None:
-        """The training begins in this process, after so many steps. Every rank calls it once."""
+        """Begin after that many steps. Every rank calls it once."""
         start = self.path_of(step) if step else None
         self.attachment.training_begins(optimizers, schedulers, self.directory, start, self.writes)
         ranks = self.medic.group("left-out")
@@ -83,40 +77,35 @@ class SelfSavingFramework(Framework, abc.ABC):
         self.left_out = [(start, stop) for start, stop in read]
 
     def put_back_carried(self, checkpoint: Path, with_random: bool = True) -> None:
-        """Put back what this rank keeps in the checkpoint from which the loop begins."""
+        """Restore this rank's data in the loop's initial checkpoint."""
         self.loop.proof.carried = self.carried.restore(checkpoint, with_random)
 
     def leave_out(self, start: int, count: int) -> None:
-        """Leave out so many from that number on, also after the job is started again. Raises OSError."""
+        """Skip `count` from `start` on, also after restarts of the job. Raises OSError."""
         if count:
             self.left_out = [*self.left_out, (start, start + count)]
             if self.writes:
                 left_out.write(self.directory, self.left_out)
 
-    # --- between two steps ------------------------------------------------------------------------------
-
     @log_errors
     def end_step(self, step: int) -> None:
-        """A step is complete: carry out the commands that are due now."""
+        """Carry out due commands after a complete step."""
         self.note_saved()
         self.attachment.carry_out(step)
 
     def ends_here(self, has_to_move: bool = False) -> bool:
-        """Whether the training is to end for good between these two steps.
-
-        Raises LoopEnds where it begins again, or ``has_to_move`` in its data.
-        """
+        """Return whether to end for good between these steps. Raises LoopEnds for a restart or a move in the data."""
         if not self.stops and (self.attachment.restart_is_due or has_to_move):
             raise LoopEnds
         return self.stops
 
     def begins_saving(self, step: int, health: CheckpointHealth) -> None:
-        """The framework writes the checkpoint of that step; `note_saved` tells of it once it is whole."""
+        """Record that the framework writes a checkpoint; `note_saved` reports it once complete."""
         self._being_saved = step, health
 
     @log_errors
     def note_saved(self) -> None:
-        """Tell of a checkpoint once it is whole, which may be some steps after it was begun."""
+        """Report a checkpoint once it is complete, perhaps some steps later."""
         if self._being_saved is None or not self.has_saved(self._being_saved[0]):
             return
         step, health = self._being_saved
@@ -126,7 +115,7 @@ class SelfSavingFramework(Framework, abc.ABC):
         self._being_saved = None
 
     def in_window(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The function `call`, whose time belongs to no step: see `Medic.window`."""
+        """Return `call` wrapped in a `Medic.window`."""
 
         def called(*arguments: Any, **options: Any) -> Any:
             with self.medic.window(kind):
@@ -145,21 +134,18 @@ class SelfSavingFramework(Framework, abc.ABC):
         return output
 
     def _leave_course(self) -> None:
-        self.attachment.live.finish("a rollback was ordered")  # it loads other rates into the same optimizer
-
-    # --- what `Framework` asks --------------------------------------------------------------------------
+        self.attachment.live.finish("a rollback was ordered")  # a rollback loads other rates into the same optimizer
 
     @property
     @abc.abstractmethod
     def directory(self) -> Path:
-        """The directory of the checkpoints."""
+        """Directory of the checkpoints."""
 
     @property
     def directories(self) -> list[Path]:
         return [self.directory]
 
     def path_of(self, step: int) -> Path:
-        """The checkpoint of that step."""
         return self.layout.path_of(self.directory, step)
 
     def all_checkpoints(self) -> list[SavedCheckpoint]:

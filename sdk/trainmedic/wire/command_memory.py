@@ -140,7 +140,7 @@ class CommandMemory:
         self._enter(client, command_id, REVOKED)
 
     def _enter(self, client: redis.Redis, command_id: str, record: CommandRecord, replace: bool = False) -> bool:
-        """Store a record in Redis and in this process. Returns False if Redis already has one and `replace` is not set."""
+        """Return False if Redis already has a record and `replace` is not set."""
         entry = self.entry(command_id, record)
         is_entered = bool(client.set(self.key(command_id), entry, nx=not replace, ex=SECONDS))
         if is_entered:
@@ -188,7 +188,6 @@ class CommandMemory:
         return CommandRecord.decode(raw, self.owner)
 
     def _since_in(self, value: Any, run: str) -> datetime | None:
-        """Return the start of the complete memory in this run of Redis; None if it is not stored or is of another run."""
         if value is None:
             return None
         try:

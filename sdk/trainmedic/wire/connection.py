@@ -111,7 +111,7 @@ class _Line:
         self.client: redis.Redis | None = None
 
     def take(self, holder: RedisConnection) -> None:
-        """Wait for a turn. A lock is not fair: the thread that released it could take it again before one that waits."""
+        """Wait for a turn, in fair order, which a lock does not guarantee."""
         with self._changed:
             ticket = self._given
             self._given += 1

@@ -122,7 +122,7 @@ class Signer:
         return self.verify(_for_key(sealed.raw, key), sealed.signatures, identity)
 
     def verify(self, raw: bytes, signatures: Iterable[str], identity: str | None = None) -> Proof:
-        """Return the kind of key that proves `raw`. With `identity`, its identity keys count too. Raises BadSignature."""
+        """Return the kind of key that proves `raw`, which may be an identity key of `identity`. Raises BadSignature."""
         sent = [signature.encode("ascii", "replace") for signature in signatures][:_MOST_SIGNATURES]
         if not sent:
             raise BadSignature("is not signed, and a signing key is in use here")
