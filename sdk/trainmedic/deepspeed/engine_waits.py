@@ -1,9 +1,8 @@
-"""Waiting time of a rank for others in a DeepSpeed engine, whose collectives all go through one object.
+"""Waiting time of a rank for others in a DeepSpeed engine, whose collectives all use one object.
 
-On a CPU the engine waits within these calls, or within the wait for a call that was started before. On a CUDA device
-only the waiting of the stream in which the model computes counts. If the engine communicates in another stream
-(``overlap_comm``, and ZeRO stage 3 by default), the stall of the model cannot be seen there, and nothing is reported
-for these steps. Called by ``run``.
+On a CPU, the time in these calls counts. On CUDA only the computing stream's waiting counts. If the engine communicates
+in another stream (``overlap_comm``, and ZeRO stage 3 by default), the stall is invisible, and nothing is reported for
+these steps.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _CALLS = (
 
 
 class EngineWaits:
-    """The waiting time of one engine. After `close` its wrappers only forward calls."""
+    """Waiting time of one engine. After `close` its wrappers only forward calls."""
 
     def __init__(self, stopwatch: Stopwatch, backend: Any) -> None:
         self.stopwatch = stopwatch
@@ -47,7 +46,7 @@ class EngineWaits:
 
     @classmethod
     def of(cls, engine: Any) -> EngineWaits | None:
-        """Return the measurement for an engine with only ZeRO or data parallelism. None for any other."""
+        """Return the measurement for engines with only ZeRO or data parallelism; else None."""
         backend = getattr(comm, "cdb", None)
         if backend is None or getattr(engine, "mpu", None) is not None:
             return None  # model parallelism has its own groups and calls
@@ -99,8 +98,6 @@ class EngineWaits:
 
 
 class _Handle:
-    """The handle of a started collective, with its waiting measured."""
-
     def __init__(self, handle: Any, waits: EngineWaits) -> None:
         self._handle = handle
         self._waits = waits
@@ -113,5 +110,5 @@ class _Handle:
 
 
 def _queue() -> Any:
-    """Return the current stream of the CUDA device. None without one."""
+    """Return the current CUDA stream, if any."""
     return torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]

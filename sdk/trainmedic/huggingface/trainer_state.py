@@ -71,7 +71,7 @@ class TrainerState:
             return None
 
     def _restore_callbacks(self, checkpoint: Path) -> None:
-        """Restore callbacks' counters, such as of early stopping, which the Trainer restores only if a setting says so."""
+        """Restore callbacks' counters, such as of early stopping. The Trainer does so only with a setting."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             kept = json.loads((checkpoint / "trainer_state.json").read_bytes()).get("stateful_callbacks") or {}
             for name, states in kept.items():
